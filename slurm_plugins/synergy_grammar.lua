@@ -34,7 +34,9 @@ local keys = {
    takes = "seconds since 1970 or a date from 2000 to 2099, for example deadline=2026-12-01T12:00"},
   {name = "walltime", kind = "walltime", low = 1, high = 1000, max_bytes = 0, default = "stop",
    takes = "stop, continue or continue:N with N from 1 to 1000, for example walltime=continue:5"},
-  {name = "notify", kind = "words", low = 0, high = 0, max_bytes = 0, default = "", words = {resize = true, hold = true, ban = true, deadline = true},
+  {name = "comm", kind = "words", low = 0, high = 0, max_bytes = 0, default = "exact", words = {["exact"] = true, ["local"] = true, ["delayed"] = true, ["compressed"] = true},
+   takes = "some of exact, local, delayed, compressed, with commas between, for example comm=local,compressed"},
+  {name = "notify", kind = "words", low = 0, high = 0, max_bytes = 0, default = "", words = {["resize"] = true, ["hold"] = true, ["ban"] = true, ["deadline"] = true},
    takes = "some of resize, hold, ban, deadline, with commas between, for example notify=hold,deadline"},
 }
 local messages = {

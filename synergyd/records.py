@@ -58,6 +58,7 @@ class Directive:
     continues: int = 0  # times that it goes on with a new time limit where one ends
     notify: tuple[str, ...] = ()  # what its owner wants mail of (synergyd.notice.EVENTS)
     adapt: bool = False  # Synergy chooses the range of its batch, within the bound that the admin sets
+    comm: tuple[str, ...] = ()  # kinds of less communication that it allows (synergyd.exchange)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class Plan:
     ep: int = 1
     #: bf16, fp16, fp32 or fp8
     precision: str = "bf16"
+    #: what data-parallel replicas exchange, in the words of synergyd.exchange: exact, local:8, delayed, compressed:bf16, ...
+    exchange: str = "exact"
 
     @property
     def gpus(self) -> int:
@@ -177,6 +180,8 @@ class Accepts:
     overlap: bool = False
     #: it has no pipeline: pp stays 1
     single_stage: bool = False
+    #: its replicas exchange every gradient in every step, whatever its directive allows
+    exact_only: bool = False
 
 
 NOTHING_MORE = Accepts()
@@ -208,7 +213,7 @@ class Cell:
     plan: Plan
     #: sequences a second
     throughput: float
-    #: statistical efficiency at the plan's global batch, 0 to 1
+    #: statistical efficiency at the plan's global batch, times what an example brings with its exchange: 0 to 1
     efficiency: float
     #: throughput x efficiency x the probability that the memory suffices
     goodput: float
@@ -339,6 +344,9 @@ class Job:
     idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
     batches: tuple[int, int] | None = None  # range of its batch, where that is not its directive's
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
+    exact: str = (
+        ""  # why its replicas exchange every gradient, whatever its directive allows; "": nothing keeps them from less
+    )
 
     @property
     def batch_range(self) -> tuple[int, int] | None:
@@ -348,12 +356,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The step time that a plan had on a shape, smoothed over its `samples` reports."""
+    """The step time that a plan had on a shape, smoothed over its `samples` reports. `comm_efficiency`: what an example brought, of
+    what it does with every gradient exchanged, likewise; None: not measured."""
 
     plan: Plan
     shape: Shape
     step_s: float
     samples: int = 1
+    comm_efficiency: float | None = None
 
 
 @dataclass(frozen=True)

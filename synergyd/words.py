@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from synergyd.records import Plan, Shape
+from synergyd.records import Cell, Plan, Shape
 
 _NAMED = 3  # of several jobs or nodes
 
@@ -17,11 +17,22 @@ def shape_words(shape: Shape, nodes: Sequence[str] = ()) -> str:
 
 
 def plan_words(plan: Plan) -> str:
-    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`, and vpp, cp, ep and the ZeRO stage where they are not as usual."""
+    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`, and vpp, cp, ep the ZeRO stage and the exchange where they are not as usual."""
     words = [f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}"]
     words += [f"{name} {degree}" for name in ("vpp", "cp", "ep") if (degree := getattr(plan, name)) > 1]
     words += [f"zero {plan.zero_stage}"] * (plan.zero_stage != 1)
+    words += [f"exchange {plan.exchange}"] * (plan.exchange != "exact")
     return ", ".join([*words, f"micro-batch {plan.micro_batch}, global batch {plan.global_batch}"])
+
+
+def exchange_words(cell: Cell, exact: Cell) -> str:
+    """`exchange local:8: step 1.9 s in place of 3.2 s, an example worth 0.97`, beside a plan that exchanges every gradient."""
+    # both have the same batch, or an example's worth by the batch is in it too
+    worth = cell.efficiency / exact.efficiency if exact.efficiency > 0 else 1.0
+    step = f"step {cell.step_s:.2g} s in place of {exact.step_s:.2g} s"
+    if cell.plan.global_batch != exact.plan.global_batch:
+        step = f"{cell.throughput:.3g} sequences/s in place of {exact.throughput:.3g}"
+    return f"exchange {cell.plan.exchange}: {step}, an example worth {worth:.2f}"
 
 
 def size_words(shape: Shape, plan: Plan | None = None, nodes: Sequence[str] = ()) -> str:

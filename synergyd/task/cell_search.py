@@ -10,11 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
+from synergyd.exchange import EXACT, Exchange
 from synergyd.records import Cell, ModelSpec, Shape
 from synergyd.task.memory_belief import CERTAIN, MemoryBelief
 from synergyd.task.model.arrays import Floats, Ints, PlanArrays
 from synergyd.task.model.efficiency import best_batch, goodput
 from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.step_time import StepTime, step_time
 from synergyd.task.plan_limits import PlanLimits
 from synergyd.task.plan_space import CandidatePlans, enumerate_plans, unit
@@ -100,14 +102,18 @@ def rank(
     memory: MemoryBelief = CERTAIN,
     samples: int = 0,
     cells_only: bool = False,
+    option: Exchange = EXACT,
 ) -> RankedPlans:
     """Every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the batch of the
     range that suits it best.
 
     `speed` is a Profile's correction, `memory` what it says of peaks. `cells_only`: plans that are not the best of their shape and pp
-    may be left out, which saves time where the batch has a range.
+    may be left out, which saves time where the batch has a range. `option`: what their replicas exchange; what that makes an example
+    worth is not counted.
     """
     candidates = enumerate_plans(model, gpu, shapes, limits, memory)
+    if option != EXACT:
+        candidates = _exchanging(model, gpu, candidates, option, memory)
     least = smallest_batch or limits.low
     times = step_time(model, gpu, candidates.plans)
     if limits.low < limits.high and noise_scale is not None and len(candidates.plans):
@@ -130,6 +136,16 @@ def rank(
         goodput=good * (1 - candidates.risk),
         uncertainty=sigma,
     )
+
+
+def _exchanging(
+    model: ModelSpec, gpu: GpuFigures, candidates: CandidatePlans, option: Exchange, memory: MemoryBelief
+) -> CandidatePlans:
+    """The plans with `option`, of which those that need too much memory with it are left out."""
+    candidates = replace(candidates, plans=candidates.plans.exchanging(option))
+    peak = peak_memory(model, gpu, candidates.plans).total
+    candidates = replace(candidates, memory=peak * memory.factor, risk=memory.risk(gpu, peak))
+    return candidates.take(np.flatnonzero(peak <= memory.limit(gpu)))
 
 
 def _best_batches(

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from synergyd.errors import UsageError, one_line
+from synergyd.exchange import EXACT, Exchange, exchange
 from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Profile, Shape
 from synergyd.task import plan_distance, unknown_model
 from synergyd.task.asked_size import at_least_linear
 from synergyd.task.cell_search import rank, uncertainty
+from synergyd.task.exchange_choice import ExchangeChoice, best_cells, may_exchange_less, replicas_alone
 from synergyd.task.learning import level, refined
 from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.task.model import throughput
@@ -87,7 +89,7 @@ class JobPlanner:
         gpu = self._figures(shape.gpu_type)
         model = self._model
         if model is None:
-            return ThroughputModel().step_s(gpu, shape, plan.dp, plan.micro_batch, plan.micro_batches), 0
+            return ThroughputModel().step_s(gpu, shape, *_work(plan)), 0
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
@@ -105,7 +107,7 @@ class JobPlanner:
         if not measured:
             return bare[0] / self._believed(shape.gpu_type)[0]
         learnt = throughput.fit(*self._to_fit()).model
-        return learnt.step_s(self._figures(shape.gpu_type), shape, plan.dp, plan.micro_batch, plan.micro_batches)
+        return learnt.step_s(self._figures(shape.gpu_type), shape, *_work(plan))
 
     def why_no_cell(self, cluster: Cluster) -> str:
         """One line for the user why `cells` is empty; "" if it is not."""
@@ -252,11 +254,20 @@ class JobPlanner:
         return self.job.batch_range[0] if self.job.batch_range else self._batch()
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
+        found, choice = self._exchanging(gpu_type, shapes, EXACT), self.exchange
+        if not choice.looked_at:
+            return found
+        return found + choice.beside(found, lambda option: self._exchanging(gpu_type, shapes, option))
+
+    def _exchanging(self, gpu_type: str, shapes: Sequence[Shape], option: Exchange) -> list[Cell]:
+        """The best Cells where replicas exchange by `option`; what that makes an example worth is not counted."""
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
         speed, samples = self._believed(gpu_type)
         # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
+            if option != EXACT:
+                shapes = [s for s in shapes if may_exchange_less(gpu, s)] if replicas_alone(limits) else []
             return unknown_model.cells(
                 gpu,
                 shapes,
@@ -268,14 +279,29 @@ class JobPlanner:
                 fit=throughput.fit(*self._to_fit()),
                 # the fit to the measurements has the level in it
                 speed=1.0 if profile.measured else speed,
+                option=option,
             )
-        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
+        asked = (model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
+        best = _best_cells(*asked) if option == EXACT else best_cells(*asked, option)
         on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
         if samples and not on_type:  # reports of which no plan is known
             sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
         else:
             sigmas = plan_distance.sigmas(model, self._figures(gpu_type), profile.measured, best)
         return [_at_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
+
+    @property
+    def exchange(self) -> ExchangeChoice:
+        """What less communication the job may be given."""
+        return ExchangeChoice.of(self.job, self.profile, self.present)
+
+    def exchange_remark(self) -> str:
+        """Why a running job that allows less communication has none, with a blank before it; "" where it has, or allows none."""
+        shape = self.job.shape
+        if not self.exchange.options:
+            return self.exchange.remark((), lambda option: ())
+        exact = self._exchanging(shape.gpu_type, [shape], EXACT)
+        return self.exchange.remark(exact, lambda option: self._exchanging(shape.gpu_type, [shape], option))
 
     def _nothing_fits(self, shapes: Mapping[str, Sequence[Shape]]) -> str:
         """Why no plan on any of `shapes` is valid."""
@@ -334,6 +360,11 @@ def _best_cells(
         )
         result += ranked.best_cells()
     return tuple(result)
+
+
+def _work(plan: Plan) -> tuple[int, int, int, Exchange]:
+    """What a plan of replicas alone is to ThroughputModel."""
+    return plan.dp, plan.micro_batch, plan.micro_batches, exchange(plan.exchange, "plan")
 
 
 def _at_speed(cell: Cell, speed: float, sigma: float) -> Cell:

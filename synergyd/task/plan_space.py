@@ -113,7 +113,8 @@ def enumerate_plans(
 
 def joined(parts: Sequence[PlanArrays]) -> PlanArrays:
     """The plans of all `parts`, in their order."""
-    return PlanArrays(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in vars(parts[0])})
+    names = [name for name, value in vars(parts[0]).items() if value is not None]
+    return PlanArrays(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
 
 def _search(

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from synergyd.exchange import EXACT, Exchange
 from synergyd.records import Cell, Plan, Shape
 from synergyd.task.model.efficiency import batch_points, goodput
 from synergyd.task.model.hardware import GpuFigures
@@ -32,8 +33,10 @@ def cells(
     present_batch: int,
     fit: ThroughputFit,
     speed: float,
+    option: Exchange = EXACT,
 ) -> list[Cell]:
-    """The best plan of each shape that dp divides; tp and pp as fixed, else 1.
+    """The best plan of each shape that dp divides; tp and pp as fixed, else 1. `option`: what its replicas exchange; what that makes
+    an example worth is not counted.
 
     Memory is not predicted (memory_bytes 0), so no GPU is ever given more samples at once than the directive allows, or
     than at the size asked for if it has no limit: a larger share is worked off in several passes.
@@ -50,8 +53,8 @@ def cells(
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T
-    step_s = fit.model.steps_s(gpu, counts[1:]) / speed
-    sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:]) / speed, step_s)
+    step_s = fit.model.steps_s(gpu, counts[1:], option) / speed
+    sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:], option) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s
     good, share = goodput(rate, batch, noise_scale, smallest_batch)
@@ -60,7 +63,7 @@ def cells(
         if index not in best or good[row] > good[best[index]]:
             best[index] = row
     chosen = list(best.values())
-    sigmas = dict(zip(chosen, fit.sigmas(gpu, counts[1:, chosen]).tolist(), strict=True))
+    sigmas = dict(zip(chosen, fit.sigmas(gpu, counts[1:, chosen], option).tolist(), strict=True))
     return [
         Cell(
             shapes[index],

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from synergyd.errors import UsageError, shown
+from synergyd.exchange import exchange
 from synergyd.records import Plan
 from synergyd.wire.codec import Checks, decode
 
@@ -16,8 +17,9 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
+    "ex": "exchange",
 }  # fmt: skip
-_RARE = frozenset(("vp", "cp", "ep", "pr"))  # said only where they are not the default
+_RARE = frozenset(("vp", "cp", "ep", "pr", "ex"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
@@ -31,6 +33,10 @@ def plan_problem(plan: Plan) -> str:
     for name, right in (("recompute", RECOMPUTES), ("precision", PRECISIONS)):
         if getattr(plan, name) not in right:
             return f"{name} is {shown(getattr(plan, name))}; expected {', '.join(right)}"
+    try:
+        exchange(plan.exchange, "exchange")
+    except UsageError as error:
+        return str(error)
     if plan.global_batch % (plan.dp * plan.micro_batch):
         return f"global_batch {plan.global_batch} is no multiple of dp {plan.dp} x micro_batch {plan.micro_batch}"
     return ""
@@ -60,5 +66,5 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
         if key == "sp":
             data[name] = _FLAGS.get(value, value)
         else:
-            data[name] = int(value) if key not in ("rc", "pr") and _WHOLE.match(value) else value
+            data[name] = int(value) if key not in ("rc", "pr", "ex") and _WHOLE.match(value) else value
     return decode(Plan, data, where, PLAN_CHECKS)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
+from synergyd.exchange import EXACT, exchange
 from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
-from synergyd.wire.exchange import EXACT, exchange
 from synergyd.wire.job_key import SignedReport
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
@@ -105,7 +105,10 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
     return {
         "accepts": {
-            **{name: accepts.get(name) is True for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage")},
+            **{
+                name: accepts.get(name) is True
+                for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage", "exact_only")
+            },
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
         },
         "resharding": data.get("resharding") is True,
@@ -132,7 +135,10 @@ def _is_ratio(value: object) -> bool:
 
 
 def _harmless(report: Report) -> Report:
-    """With the model's name safe for a terminal and a log line."""
+    """With the model's name safe for a terminal and a log line, and the plan with the exchange that was reported: the training process
+    is told its plan without."""
+    if report.plan is not None and report.plan.exchange != (report.comm or str(EXACT)):
+        report = replace(report, plan=replace(report.plan, exchange=report.comm or str(EXACT)))
     if report.model is None:
         return report
     return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))

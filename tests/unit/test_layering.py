@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.shared_links "
+    "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.shared_links "
     "synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking "
     "synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.loss_trend synergyd.setting synergyd.settings_allocation "
     "synergyd.settings"
@@ -32,6 +32,7 @@ PORTS = "synergyd.daemon.ports synergyd.daemon.notices synergyd.daemon.links"
 ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd", ""),
     ("synergyd.errors", ""),
+    ("synergyd.exchange", "synergyd.errors"),
     ("synergyd.ordinary_file", ""),
     ("synergyd.constraint", ""),
     ("synergyd.node_needs", ""),
@@ -58,7 +59,7 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergyd.setting_types synergyd.setting synergyd.settings_service synergyd.settings_allocation synergyd.settings_resizing",
     ),
     ("synergyd.settings_text", "synergyd.setting synergyd.settings"),
-    ("synergyd.wire", "synergyd.errors synergyd.ordinary_file synergyd.records synergyd.job_report"),
+    ("synergyd.wire", "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.records synergyd.job_report"),
     ("synergyd.links", BASE),
     ("synergyd.task.model", BASE),
     ("synergyd.task.fit", f"{BASE} synergyd.task.model"),

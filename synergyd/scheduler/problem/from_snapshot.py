@@ -174,8 +174,8 @@ def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = 
     )
 
 
-def _work(plan: Plan) -> tuple[int, ...]:
-    return plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch
+def _work(plan: Plan) -> tuple[int | str, ...]:
+    return plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.global_batch, plan.exchange
 
 
 def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:

@@ -329,6 +329,7 @@ def _directive(found: Mapping[str, str]) -> Directive:
         continues=int(found.get("walltime", "").partition(":")[2] or 0),
         notify=tuple(found["notify"].split(",")) if "notify" in found else (),
         adapt=found.get("adapt", "no") == "yes",
+        comm=tuple(found["comm"].split(",")) if found.get("comm", "exact") != "exact" else (),
     )
 
 
@@ -352,6 +353,7 @@ def _values(directive: Directive) -> dict[str, str]:
         "reshard": None if directive.reshard is None else "yes" if directive.reshard else "no",
         "deadline": None if directive.deadline_s is None else int(directive.deadline_s),
         "walltime": f"continue:{directive.continues}" if directive.continues else None,
+        "comm": ",".join(directive.comm) or None,
         "notify": ",".join(directive.notify) or None,
     }
     return {name: as_bytes(str(value)) for name, value in values.items() if value is not None}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergyd.exchange import KINDS
 from synergyd.notice import EVENTS
 from synergyd.wire.admin_comment import MARK
 
@@ -95,6 +96,7 @@ KEYS: tuple[Key, ...] = (
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
     Key("walltime", "walltime", 1, 1000, default="stop", example="continue:5"),
+    Key("comm", "words", default="exact", example="local,compressed", words=KINDS),
     Key("notify", "words", example="hold,deadline", words=EVENTS),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
@@ -173,7 +175,8 @@ def _lua_text(text: str) -> str:
 
 
 def _lua_words(words: tuple[str, ...]) -> str:
-    return f" words = {{{', '.join(f'{_lua_text(word)[1:-1]} = true' for word in words)}}}," if words else ""
+    # in brackets: `local` is a word of Lua's own
+    return f" words = {{{', '.join(f'[{_lua_text(word)}] = true' for word in words)}}}," if words else ""
 
 
 def lua() -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from synergyd.exchange import EXACT, Exchange, exchange
 from synergyd.records import Plan
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Exchanges = npt.NDArray[np.object_]  # of Exchange
 
 # index is the code in PlanArrays.recompute; "operators" is of measured rows alone: PyTorch's selective activation checkpointing, by which
 # FSDP's programs keep the attention's output and that of every other GEMM (TorchTitan's activation_checkpoint.py)
@@ -39,6 +41,7 @@ class PlanArrays:
     ep: Ints
     precision: Ints  # an index into PRECISION
     shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
+    exchange: Exchanges | None = None  # None: every replica's gradients in every step, in all of them
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -55,7 +58,11 @@ class PlanArrays:
 
     def take(self, index: Ints | Bools) -> PlanArrays:
         """The plans at `index` (positions or a mask)."""
-        return PlanArrays(**{name: value[index] for name, value in vars(self).items()})
+        return PlanArrays(**{name: value[index] for name, value in vars(self).items() if value is not None})
+
+    def exchanging(self, option: Exchange) -> PlanArrays:
+        """The same plans, all with `option`."""
+        return replace(self, exchange=None if option == EXACT else np.full(len(self), option, dtype=np.object_))
 
     def plan(self, i: int) -> Plan:
         """Plan number `i` as a record."""
@@ -72,6 +79,7 @@ class PlanArrays:
             cp=int(self.cp[i]),
             ep=int(self.ep[i]),
             precision=PRECISION[int(self.precision[i])],
+            exchange=str(EXACT if self.exchange is None else self.exchange[i]),
         )
 
 
@@ -97,4 +105,11 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         ep=ints([p.ep for p in plans]),
         precision=ints([PRECISION.index(p.precision) for p in plans]),
         shard=ints([p.dp * p.cp for p in plans]),
+        exchange=_exchanges(plans),
     )
+
+
+def _exchanges(plans: Sequence[Plan]) -> Exchanges | None:
+    if all(p.exchange == "exact" for p in plans):
+        return None
+    return np.array([exchange(p.exchange, "plan") for p in plans], dtype=np.object_)

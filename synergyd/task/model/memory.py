@@ -11,6 +11,7 @@ from synergyd.records import ModelSpec
 from synergyd.task.model.alignment import not_fused
 from synergyd.task.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
+from synergyd.task.model.exchange_cost import memory_bytes
 from synergyd.task.model.hardware import GIB, GpuFigures
 from synergyd.task.model.stages import layers_at_ends
 
@@ -102,6 +103,9 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     weight = _WEIGHTS[plans.precision]
     held = weight / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
     optimizer = _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
+    if plans.exchange is not None:
+        more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
+        optimizer = optimizer + more * gpu.state_scale
     # ZeRO-3: this layer and the next are whole, this one's gradient too
     gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
 

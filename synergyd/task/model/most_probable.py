@@ -21,7 +21,7 @@ _AT_ONCE = 128  # jobs whose arrays (8 sets of constants, 48 measurements) stay 
 
 
 class ToFit(NamedTuple):
-    """One job's: `terms` (6, N) and the logarithm of the measured seconds (N,); its prior's mean and sigma, (7,) each."""
+    """One job's: `terms` (7, N) and the logarithm of the measured seconds (N,); its prior's mean and sigma, (7,) each."""
 
     terms: Floats
     wanted: Floats
@@ -33,7 +33,7 @@ Steps = Callable[[Floats, Floats], Floats]  # seconds of constants and terms
 
 
 def log_slopes(steps: Steps, theta: Floats, terms: Floats) -> Floats:
-    """(..., 7, N): change of the logarithm of each step with each constant's; `theta` (..., 7), `terms` (6, ..., N)."""
+    """(..., 7, N): change of the logarithm of each step with each constant's; `theta` (..., 7), `terms` (7, ..., N)."""
     axes, constants = theta.ndim, theta.shape[-1]
     sets = theta + _further(constants).reshape(-1, *[1] * (axes - 1), constants)  # (8, ..., 7)
     at = np.log(steps(sets.transpose(axes, *range(axes))[..., None], terms))

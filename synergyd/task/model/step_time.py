@@ -14,6 +14,7 @@ import numpy as np
 from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import Floats, PlanArrays
 from synergyd.task.model.dims import Dims, dims
+from synergyd.task.model.exchange_time import exchange_s
 from synergyd.task.model.group_links import GroupLink, group_links, ring, ring_hops_s
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.layer_time import WEIGHT_BYTES, Kernels, LayerTime, kernels, layer_time
@@ -72,7 +73,7 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
       up to gpu.zero3_overlap of it. Where the optimizer is shared out, dp_rank_s for each further rank of the group.
       Shared out over fewer ranks than all: reduce-scattered and gathered among these, and all-reduced with the other groups'
-      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP).
+      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP). Less communication: exchange_time.py.
     - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
       slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
@@ -103,7 +104,7 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     # gradients are added to those of earlier micro-batches: read and written
     accumulate = 2 * gradient_bytes * shard / at.memory_rate
     work = per_stage * layer.work + accumulate + gpu.micro_s
-    once, each = _data_parallel(gpu, plans, links, shard, per_stage, layer)
+    once, each = _data_parallel(model, at, plans, links, shard, per_stage, layer)
     # both copies of a tied embedding add their gradients
     tied = (p > 1) & (model.head_parameters == 0) & (d > 0)
     embedding_bytes = gradient_bytes * model.embedding_parameters / t
@@ -142,7 +143,8 @@ def _last_stage(
 
 
 def _data_parallel(
-    gpu: GpuFigures,
+    model: Dims,
+    at: Kernels,
     plans: PlanArrays,
     links: dict[str, GroupLink],
     shard: Floats,
@@ -150,7 +152,7 @@ def _data_parallel(
     layer: LayerTime,
 ) -> tuple[Floats, Floats]:
     """(once a step below ZeRO-3, each micro-batch with ZeRO-3): traffic of `shard` parameters that compute does not hide."""
-    inner, ranks = plans.tp * plans.cp, plans.dp * plans.cp
+    gpu, inner, ranks = at.gpu, plans.tp * plans.cp, plans.dp * plans.cp
     gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
     leaves, members = inner * plans.dp > plans.local, plans.local // inner
     partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
@@ -164,7 +166,19 @@ def _data_parallel(
         reduce, gather = np.where(smaller, reduce_in, reduce), np.where(smaller, gather_in, gather)
     hidden = gpu.overlap * per_stage * layer.backward
     shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0)
-    once = np.maximum(0.0, reduce + gather - hidden) + shared_out
+    once = exchange_s(
+        model,
+        at,
+        plans,
+        exact=np.maximum(0.0, reduce + gather - hidden),
+        gradient_bytes=gradient_bytes,
+        shard=shard,
+        link=reached,
+        ranks=ranks,
+        hidden=hidden,
+        work=plans.micro_batches * per_stage * layer.work,
+    )
+    once = once + shared_out
     if not np.any(plans.zero_stage >= 3):
         return once, np.zeros_like(once)
     reached = GroupLink(links["zero3"].rate * gpu.dp_efficiency * beyond, links["zero3"].latency)

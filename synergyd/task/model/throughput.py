@@ -2,6 +2,8 @@
 
     T_iter = (passes - 1) T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)
     T_grad = a + F * micro_batch / rate            T_sync = V / link + L (K - 2), nothing where K = 1
+    With less communication (synergyd.exchange): local:H   passes T_grad + T_sync / H
+    delayed   (passes - 1) T_grad + max(T_grad, T_sync - (passes - 1) T_grad)      compressed   a part of V
 
 K replicas; `rate` and `link` are the hardware's figures, so that what is learnt on one GPU type carries over to others.
 F (FLOPs a sample), a (seconds), V (bytes), L (seconds) each within a node and between nodes, and gamma are the job's own:
@@ -18,6 +20,7 @@ from itertools import islice
 
 import numpy as np
 
+from synergyd.exchange import EXACT, Exchange, exchange
 from synergyd.records import Measurement, Plan, Shape
 from synergyd.task.model.arrays import Floats, Ints
 from synergyd.task.model.hardware import GpuFigures
@@ -30,6 +33,9 @@ NOISE = 0.03  # one sigma of a measured step, relative
 _MISFIT, _MISFIT_STEPS = 0.12, 3.0
 _ODD = 3.0  # sigmas beyond which a step's error counts as this
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
+_EXPOSED, _DELAYED = 1.0, 2.0  # how the sync meets computation, where it is not Pollux's sum of powers
+# Of the gradients' bytes for each rank: PowerSGD's own networks sent less at rank 1 (Vogels et al. 2019)
+_POWERSGD_SHARE = 1 / 100
 
 
 @dataclass(frozen=True)
@@ -45,19 +51,26 @@ class ThroughputModel:
     network_hop_s: float = 2e-3
     gamma: float = 3.0
 
-    def step_s(self, gpu: GpuFigures, shape: Shape, replicas: int, micro_batch: int, passes: int) -> float:
+    def step_s(
+        self,
+        gpu: GpuFigures,
+        shape: Shape,
+        replicas: int,
+        micro_batch: int,
+        passes: int,
+        option: Exchange = EXACT,
+    ) -> float:
         """Seconds of one step of `passes` micro-batches a replica, on `shape`."""
-        return float(_steps(np.array([self._theta()]).T, _terms([(gpu, shape, replicas, micro_batch, passes)]))[0])
+        point = (gpu, shape, replicas, micro_batch, passes, option)
+        return float(_steps(np.array([self._theta()]).T, _terms([point]))[0])
 
-    def steps_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+    def steps_s(self, gpu: GpuFigures, counts: Ints, option: Exchange = EXACT) -> Floats:
         """`step_s` of many at once. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
-        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        return _steps(self._theta(), _columns(np.array(gpu_figures, dtype=np.float64), counts))
+        return _steps(self._theta(), _columns(_figures(gpu), counts, _sending(option)))
 
-    def sync_s(self, gpu: GpuFigures, counts: Ints) -> Floats:
+    def sync_s(self, gpu: GpuFigures, counts: Ints, option: Exchange = EXACT) -> Floats:
         """T_sync between nodes, seconds a step, of many at once (see `steps_s`); 0 within a node."""
-        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        _, _, far, _, far_hops, _ = _columns(np.array(gpu_figures, dtype=np.float64), counts)
+        _, _, far, _, far_hops, *_ = _columns(_figures(gpu), counts, _sending(option))
         return np.asarray(self.network_bytes * far + self.network_hop_s * far_hops)
 
     def _theta(self) -> Floats:
@@ -70,30 +83,57 @@ class ThroughputModel:
 _PRIOR = ThroughputModel()
 # one sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs
 _SIGMA = np.array([2.0, 1.5, 2.0, 2.0, 1.5, 1.5, 1.0])
-_Configuration = tuple[GpuFigures, Shape, int, int, int]
+_Configuration = tuple[GpuFigures, Shape, int, int, int, Exchange]
+
+
+def _figures(gpu: GpuFigures) -> Floats:
+    """(5, 1) for `_columns`."""
+    inter_gbs = min(gpu.intra_gbs, gpu.inter_gbs)
+    found = [gpu.peak_tflops, gpu.intra_gbs, inter_gbs, gpu.link_efficiency, gpu.bandwidth_gbs]
+    return np.array(found, dtype=np.float64)[:, None]
+
+
+def _sends(option: Exchange) -> tuple[float, float, float, float]:
+    """(share of V, share of the hops, times that V is read or written in a GPU's memory, how it meets computation)."""
+    if option.kind == "local":
+        return 1.0 / option.period, 1.0 / option.period, 0.0, _EXPOSED
+    if option.kind == "delayed":
+        return 1.0, 1.0, 0.0, _DELAYED
+    if option.kind == "compressed":
+        return (_POWERSGD_SHARE * option.rank, 2.0, 7.0, 0.0) if option.rank else (0.5, 1.0, 0.0, 0.0)
+    return 1.0, 1.0, 0.0, 0.0
+
+
+def _sending(option: Exchange) -> Floats:
+    """(4, 1) for `_columns`."""
+    return np.array(_sends(option), dtype=np.float64)[:, None]
 
 
 def _terms(points: Sequence[_Configuration]) -> Floats:
-    """What the constants are multiplied with, (6, N), see `_columns`."""
-    figures = [
-        (gpu.peak_tflops, gpu.intra_gbs, min(gpu.intra_gbs, gpu.inter_gbs), gpu.link_efficiency)
-        for gpu, _, _, _, _ in points
-    ]
-    counts = [(shape.gpus, shape.nodes, *rest) for _, shape, *rest in points]
-    return _columns(np.array(figures, dtype=np.float64).T, np.array(counts, dtype=np.int64).T)
+    """What the constants are multiplied with, (7, N), see `_columns`."""
+    figures = np.concatenate([_figures(gpu) for gpu, *_ in points], axis=1)
+    counts = [(shape.gpus, shape.nodes, dp, micro, passes) for _, shape, dp, micro, passes, _ in points]
+    sends = np.array([_sends(option) for *_, option in points], dtype=np.float64)
+    return _columns(figures, np.array(counts, dtype=np.int64).T, sends.T)
 
 
-def _columns(figures: Floats, counts: Ints) -> Floats:
-    """Samples/rate, node and network bytes' and hops' factors, passes: (6, N). `figures`: (4, N or 1) TFLOP/s, GB/s
-    within a node and between nodes, link efficiency. `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes."""
-    tflops, intra, inter, link = figures
+def _columns(figures: Floats, counts: Ints, sends: Floats) -> Floats:
+    """Samples/rate, node and network bytes' and hops' factors, passes, how the sync meets computation: (7, N). `figures`: (5, N or 1)
+    TFLOP/s, GB/s within a node and between nodes, link efficiency, GB/s of memory. `counts`: (5, N) GPUs, nodes, replicas, micro-batch,
+    passes. `sends`: (4, N or 1), see `_sends`."""
+    tflops, intra, inter, link, memory = figures
     gpus, nodes, replicas, micro_batch, passes = counts
+    volume, share, again, meets = sends
     rate = tflops * 1e12 * _EFFICIENCY * np.maximum(1, gpus // replicas)
     across = ((nodes > 1) & (replicas > 1)).astype(np.float64)
     inside = ((nodes == 1) & (replicas > 1)).astype(np.float64)
-    hops = np.maximum(0, replicas - 2)
-    near, far = inside / (intra * 1e9 * link), across / (inter * 1e9 * link)
-    return np.array([micro_batch / rate, near, far, inside * hops, across * hops, passes], dtype=np.float64)
+    hops = share * np.maximum(0, replicas - 2)
+    # what a GPU sends over the network is its share of the gradients that it holds
+    in_memory = again / (memory * 1e9) * (gpus // nodes)
+    near, far = inside * volume / (intra * 1e9 * link), across * (volume / (inter * 1e9 * link) + in_memory)
+    near = near + inside * again / (memory * 1e9)
+    meets = np.broadcast_to(meets, near.shape)
+    return np.array([micro_batch / rate, near, far, inside * hops, across * hops, passes, meets], dtype=np.float64)
 
 
 def _steps(theta: Floats, terms: Floats) -> Floats:
@@ -101,11 +141,14 @@ def _steps(theta: Floats, terms: Floats) -> Floats:
     flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-theta[6]))
-    work, inside, across, near_hops, far_hops, passes = terms
+    work, inside, across, near_hops, far_hops, passes, meets = terms
     grad = overhead + flops * work
     sync = near * inside + far * across + near_hop * near_hops + far_hop * far_hops
     larger = np.maximum(grad, sync)
     both = larger * ((grad / larger) ** gamma + (sync / larger) ** gamma) ** (1 / gamma)
+    if np.any(meets):
+        hidden = np.maximum(grad, sync - (passes - 1) * grad)
+        both = np.where(meets == _EXPOSED, grad + sync, np.where(meets == _DELAYED, hidden, both))
     return np.asarray((passes - 1) * grad + both)
 
 
@@ -133,18 +176,17 @@ class ThroughputFit:
     covariance: Floats = field(compare=False)
     information: Floats = field(compare=False)
     misfit: float = 0.0
-    #: (GPU type, GPUs, nodes, replicas, micro-batch, passes) that were measured -> log(predicted / measured)
-    known: Mapping[tuple[str, int, int, int, int, int], float] = field(default_factory=dict)
+    #: (GPU type, GPUs, nodes, replicas, micro-batch, passes, exchange) that were measured -> log(predicted / measured)
+    known: Mapping[tuple[str, int, int, int, int, int, Exchange], float] = field(default_factory=dict)
 
-    def sigmas(self, gpu: GpuFigures, counts: Ints) -> Floats:
+    def sigmas(self, gpu: GpuFigures, counts: Ints, option: Exchange = EXACT) -> Floats:
         """One sigma of log(measured / predicted) of the steps that `ThroughputModel.steps_s` predicts, (N,): the further a step is
         from what was measured, the more the open constants matter. What was measured varies by its noise: what the formula misses
         there is no reason to measure it once more."""
-        gpu_figures = [[gpu.peak_tflops], [gpu.intra_gbs], [min(gpu.intra_gbs, gpu.inter_gbs)], [gpu.link_efficiency]]
-        spread = _spread(self.theta, self.covariance, _columns(np.array(gpu_figures, dtype=np.float64), counts))
+        spread = _spread(self.theta, self.covariance, _columns(_figures(gpu), counts, _sending(option)))
         sigma = np.sqrt(spread**2 + self.misfit**2)
         for i, configuration in enumerate(counts.T.tolist() if self.known else ()):
-            if (gpu.gpu_type, *configuration) in self.known:
+            if (gpu.gpu_type, *configuration, option) in self.known:
                 sigma[i] = NOISE
         return np.asarray(sigma)
 
@@ -240,14 +282,17 @@ def _around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> Thro
         free = len(off) - float(np.trace(covariance @ information))
         missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
         misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + missed) / (_MISFIT_STEPS + max(free, 0.0)))
-    keys = [(gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes) for gpu, shape, dp, micro, passes in points]
+    keys = [
+        (gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes, option)
+        for gpu, shape, dp, micro, passes, option in points
+    ]
     known = dict(zip(keys, off.tolist(), strict=True))
     return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
 
 
 def _points(measured: Sequence[Measurement], gpus: Sequence[GpuFigures]) -> list[_Configuration]:
     return [
-        (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches)
+        (gpu, m.shape, m.plan.dp, m.plan.micro_batch, m.plan.micro_batches, exchange(m.plan.exchange, "plan"))
         for m, gpu in zip(measured, gpus, strict=True)
         if m.step_s > 0 and m.plan.micro_batches > 0
     ]

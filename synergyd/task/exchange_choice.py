@@ -1,0 +1,147 @@
+"""Less communication as a degree of a plan: which options a job may be given, and which of its Cells are worth an entry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from synergyd.exchange import EXACT, Exchange, exchange
+from synergyd.records import Cell, Job, ModelSpec, Plan, Profile, Shape
+from synergyd.task.cell_search import rank
+from synergyd.task.memory_belief import MemoryBelief
+from synergyd.task.model import exchange_cost
+from synergyd.task.model.exchange_cost import TAKEN_BACK, UNMEASURED_GAIN
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.plan_limits import PlanLimits
+from synergyd.words import exchange_words
+
+_Key = tuple[str, int, int]
+#: predicted step seconds and the like of the best plan of a shape with one option
+CellsWith = Callable[[Exchange], Iterable[Cell]]
+
+
+@dataclass(frozen=True)
+class ExchangeChoice:
+    """What one job may be given besides the exact exchange. `present`: what it runs with."""
+
+    job: Job
+    profile: Profile
+    present: Exchange = EXACT
+
+    @classmethod
+    def of(cls, job: Job, profile: Profile, plan: Plan | None) -> ExchangeChoice:
+        return cls(job, profile, exchange(plan.exchange, "present plan") if plan else EXACT)
+
+    @property
+    def options(self) -> tuple[Exchange, ...]:
+        """Those that may be taken."""
+        directive = self.job.directive
+        if directive is None or not directive.comm or self.job.exact or self.profile.accepts.exact_only:
+            return ()
+        return exchange_cost.options(directive.comm)
+
+    @property
+    def looked_at(self) -> tuple[Exchange, ...]:
+        """`options`, and what the job runs with: what goes on has its price too."""
+        options = self.options
+        return options if self.present == EXACT or self.present in options else (*options, self.present)
+
+    def worth(self, option: Exchange, replicas: int) -> float:
+        """What an example brings, of what it does with every gradient exchanged."""
+        worth = exchange_cost.worth(option, replicas, self.profile.measured)
+        return worth if option == EXACT or option in self.options else min(worth, TAKEN_BACK)
+
+    def beside(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
+        """The Cells to add to the `exact` ones: for each shape the best option, where it predicts clearly more than the best exact plan,
+        and on the job's own shape what it runs with. `cells(option)`: the best plan of each shape, an example's worth not counted."""
+        least: dict[_Key, float] = {}
+        for cell in exact:
+            least[_key(cell.shape)] = max(least.get(_key(cell.shape), 0.0), cell.goodput)
+        best: dict[_Key, Cell] = {}
+        present: list[Cell] = []
+        for option in self.looked_at:
+            known = option == self.present or exchange_cost.is_measured(option, self.profile.measured)
+            gain = 1.0 if known else UNMEASURED_GAIN
+            for found in cells(option):
+                cell, key = self._priced(found, option), _key(found.shape)
+                if option == self.present and cell.shape == self.job.shape:
+                    present.append(cell)
+                elif option in self.options and cell.goodput > gain * least.get(key, 0.0):
+                    if key not in best or cell.goodput > best[key].goodput:
+                        best[key] = cell
+        return [*best.values(), *present]
+
+    def _priced(self, cell: Cell, option: Exchange) -> Cell:
+        worth = self.worth(option, cell.plan.dp)
+        return replace(
+            cell,
+            plan=replace(cell.plan, exchange=str(option)),
+            efficiency=cell.efficiency * worth,
+            goodput=cell.goodput * worth,
+        )
+
+    def remark(self, exact: Sequence[Cell], cells: CellsWith) -> str:
+        """A sentence on why no option was taken for a running job that allows some, with a blank before it; "" where one is, or none
+        is allowed."""
+        directive = self.job.directive
+        if directive is None or not set(directive.comm) - {"exact"} or self.present != EXACT:
+            return ""
+        said = f" comm={','.join(directive.comm)} changes nothing:"
+        if self.job.exact:
+            return f"{said} {self.job.exact}."
+        if self.profile.accepts.exact_only:
+            return f"{said} its program exchanges every gradient in every step."
+        here = [c for c in exact if c.shape == self.job.shape]
+        offered = [self._priced(c, o) for o in self.options for c in cells(o) if c.shape == self.job.shape]
+        if not here or not offered:
+            return f"{said} its replicas have no slow link between them."
+        best, base = max(offered, key=lambda c: c.goodput), max(here, key=lambda c: c.goodput)
+        if best.goodput > UNMEASURED_GAIN * base.goodput:
+            return ""
+        return f"{said} {exchange_words(best, base)} gain too little."
+
+
+def _key(shape: Shape) -> _Key:
+    return shape.gpu_type, shape.nodes, shape.gpus_per_node
+
+
+def may_exchange_less(gpu: GpuFigures, shape: Shape) -> bool:
+    """Whether replicas on `shape` meet over a link that may be slow."""
+    return shape.gpus > 1 and exchange_cost.slow_links(shape.nodes, gpu.intra_gbs)
+
+
+def replicas_alone(limits: PlanLimits) -> PlanLimits | None:
+    """`limits` for plans of whole replicas, whose parameters nothing shares out: DDP's; None where they rule these out."""
+    if any((getattr(limits, name) or 1) > 1 for name in ("tp", "pp", "vpp", "cp", "ep")):
+        return None
+    return replace(limits, tp=1, pp=1, vpp=1, cp=1, ep=1, zero_stages=(0,), uneven=False)
+
+
+@lru_cache(maxsize=4096)
+def best_cells(
+    model: ModelSpec,
+    gpu: GpuFigures,
+    shapes: tuple[Shape, ...],
+    limits: PlanLimits,
+    noise_scale: float | None,
+    smallest_batch: int,
+    memory: MemoryBelief,
+    option: Exchange,
+) -> tuple[Cell, ...]:
+    """The best Cell of each of `shapes` with slow links, all replicas exchanging by `option`, an example's worth not counted; at speed 1."""
+    alone, some = replicas_alone(limits), [shape for shape in shapes if may_exchange_less(gpu, shape)]
+    if alone is None or not some:
+        return ()
+    ranked = rank(
+        model,
+        gpu,
+        some,
+        alone,
+        noise_scale=noise_scale,
+        smallest_batch=smallest_batch,
+        memory=memory,
+        cells_only=True,
+        option=option,
+    )
+    return tuple(cell for cell in ranked.best_cells() if cell.plan.dp > 1)
