@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from synergyd.exchange import KINDS
 from synergyd.setting import about
-from synergyd.setting_types import COUNT, DAY_TIMES, FLAG, duration, number
+from synergyd.setting_types import COUNT, DAY_TIMES, FLAG, duration, number, some_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,15 @@ class ResizingSettings:
             number(1, 1024, "0 (never), or a factor of 1 to 1024, such as 4", or_zero=True),
             "The largest batch that Synergy chooses for a job with adapt=yes and no range of its own, in times the batch that its "
             "script names. Jobs without adapt=yes keep theirs. 0: adapt=yes changes nothing.",
+        ),
+    )
+    comm_options: tuple[str, ...] = field(
+        default=KINDS,
+        metadata=about(
+            "CommOptions",
+            some_of(KINDS),
+            "Kinds of less communication between replicas that Synergy may take for jobs whose directive allows them (comm=). Jobs "
+            "that allow none exchange every gradient in every step, whatever this says. exact: none for any job.",
         ),
     )
     hang_timeout_s: float = field(

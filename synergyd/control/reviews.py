@@ -24,7 +24,7 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
     job = tracked.job if tracked else None
     if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
         return []
-    if taken := take_back(tracked):
+    if taken := [*take_back(tracked), *take_back_exchange(tracked)]:
         return taken
     report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
     noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
@@ -60,6 +60,20 @@ def take_back(tracked: Tracked) -> list[Output]:
         f"trend let expect {worse.expected:.4g} at the most"
     )
     return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
+
+
+def take_back_exchange(tracked: Tracked) -> list[Output]:
+    """A job whose loss does worse since its replicas exchange less exchanges every gradient again: the next epoch has no other plan."""
+    life, worse = tracked.lifecycle, tracked.exchanged.worse
+    if worse is None or life.exact_only:
+        return []
+    tracked.lifecycle = replace(life, exact_only=True)
+    how = tracked.plan.exchange if tracked.plan is not None else "less"
+    text = (
+        f"exchange {how} is taken back, and every gradient is exchanged from its next start on: the loss is {worse.loss:.4g}, where its "
+        f"trend let expect {worse.expected:.4g} at the most"
+    )
+    return [Remember(tracked.lifecycle, life.state, "Exchange", (text,))]
 
 
 def review_health(tracked: Tracked, now_s: float) -> list[Output]:

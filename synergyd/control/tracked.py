@@ -93,6 +93,8 @@ class Tracked:
     profile: Profile | None = None
     #: its loss, before and after its latest change to a larger batch
     losses: LossTrend = NO_LOSSES
+    #: its loss, before and after its replicas began to exchange less
+    exchanged: LossTrend = NO_LOSSES
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
     #: since this controller looks

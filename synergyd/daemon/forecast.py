@@ -58,6 +58,7 @@ class _Asked(NamedTuple):
     prior: ThroughputPrior
     batches: tuple[int, int] | None
     batch_cap: int
+    exact: str
 
 
 class Forecast:
@@ -122,6 +123,7 @@ class Forecast:
             prior,
             job.batches,
             job.batch_cap,
+            job.exact,
         )
         kept = self._kept.get(job.job_id)
         if kept is not None and kept[0] == key and not self._may_advise(kept[1]):
@@ -152,6 +154,8 @@ class Forecast:
         if found and not cells:
             return CellsOrWhy((), "all plans that fit have failed for this program", all_failed=True)
         advice, hint = self._advice(task)
+        if advice is not None and job.state is JobState.RUNNING:
+            advice += task.exchange_remark()
         return CellsOrWhy(cells, "" if cells else task.why_no_cell(cluster), advice=advice, hint=hint)
 
     def _may_advise(self, answer: CellsOrWhy) -> bool:

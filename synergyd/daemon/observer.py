@@ -49,6 +49,7 @@ from synergyd.slurm.parsed.snapshot import (
 from synergyd.slurm.parsed.switches import Leaves
 from synergyd.steering import Steering, as_steered
 from synergyd.task.batch_range import with_range
+from synergyd.task.exchange_choice import with_exchange
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
@@ -183,6 +184,7 @@ class Observer:
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap, self.settings.adapt_batch)
+                job = with_exchange(job, tracked.lifecycle.exact_only, self.settings.comm_options)
                 if job.directive is not None and job.directive.adapt and job.batches != known.batches:
                     self.registry.known[job_id] = replace(known, batches=job.batches)
                 restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s

@@ -65,11 +65,13 @@ class ExchangeChoice:
             gain = 1.0 if known else UNMEASURED_GAIN
             for found in cells(option):
                 cell, key = self._priced(found, option), _key(found.shape)
+                before = best.get(key)
                 if option == self.present and cell.shape == self.job.shape:
                     present.append(cell)
-                elif option in self.options and cell.goodput > gain * least.get(key, 0.0):
-                    if key not in best or cell.goodput > best[key].goodput:
-                        best[key] = cell
+                elif option not in self.options or cell.goodput <= gain * least.get(key, 0.0):
+                    continue
+                elif before is None or cell.goodput > before.goodput:
+                    best[key] = cell
         return [*best.values(), *present]
 
     def _priced(self, cell: Cell, option: Exchange) -> Cell:
@@ -106,6 +108,19 @@ def _key(shape: Shape) -> _Key:
     return shape.gpu_type, shape.nodes, shape.gpus_per_node
 
 
+def with_exchange(job: Job, exact_only: bool, allowed: Sequence[str]) -> Job:
+    """`job` as what it may exchange stands now. `exact_only`: JobLifecycle's; `allowed`: the setting CommOptions."""
+    directive = job.directive
+    if directive is None or not set(directive.comm) - {"exact"}:
+        return job
+    if exact_only:
+        return replace(job, exact="its loss did worse with less communication")
+    kinds = tuple(kind for kind in directive.comm if kind in allowed)
+    if not set(kinds) - {"exact"}:
+        return replace(job, exact="CommOptions here allows none of it")
+    return job if kinds == directive.comm else replace(job, directive=replace(directive, comm=kinds))
+
+
 def may_exchange_less(gpu: GpuFigures, shape: Shape) -> bool:
     """Whether replicas on `shape` meet over a link that may be slow."""
     return shape.gpus > 1 and exchange_cost.slow_links(shape.nodes, gpu.intra_gbs)
@@ -129,7 +144,7 @@ def best_cells(
     memory: MemoryBelief,
     option: Exchange,
 ) -> tuple[Cell, ...]:
-    """The best Cell of each of `shapes` with slow links, all replicas exchanging by `option`, an example's worth not counted; at speed 1."""
+    """The best Cell of each of `shapes` with slow links, all replicas exchanging by `option`, an example's worth not counted; speed 1."""
     alone, some = replicas_alone(limits), [shape for shape in shapes if may_exchange_less(gpu, shape)]
     if alone is None or not some:
         return ()

@@ -75,7 +75,8 @@ def update_profile(
         samples=samples,
         noise_scale=noise,
         resharding=report.resharding,
-        accepts=report.accepts,
+        # once it was asked for less communication and did not take it, it is not asked again
+        accepts=replace(report.accepts, exact_only=report.accepts.exact_only or profile.accepts.exact_only),
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
         measured=_remembered(profile.measured, report, shape, predicted_step_s),
@@ -98,8 +99,11 @@ def coarse(profile: Profile) -> Profile:
 
 
 def _coarse(m: Measurement) -> Measurement:
-    step_s, samples = _rounded(math.log(m.step_s)), _power_of_two(m.samples)
-    return m if (step_s, samples) == (m.step_s, m.samples) else replace(m, step_s=step_s, samples=samples)
+    step_s, samples, worth = _rounded(math.log(m.step_s)), _power_of_two(m.samples), m.comm_efficiency
+    if worth is not None and _positive(worth):
+        worth = min(1.0, _rounded(math.log(worth)))
+    fresh = Measurement(m.plan, m.shape, step_s, samples, worth)
+    return m if fresh == m else fresh
 
 
 @dataclass
@@ -209,12 +213,21 @@ def _remembered(
     if plan.gpus != shape.gpus or plan.micro_batches < 1:
         return known
     before = next((m for m in known if (m.plan, m.shape) == (plan, shape)), None)
-    samples = 1
+    samples, worth = 1, report.comm_efficiency
     if before is not None:
         samples = before.samples + 1
         step_s = before.step_s * _smoothed(1.0, step_s / before.step_s, before.samples)
+        if before.comm_efficiency is not None:
+            worth = _smoothed_worth(before.comm_efficiency, worth, before.samples)
     others = tuple(m for m in known if m is not before)
-    return (*others, Measurement(plan, shape, step_s, samples))[-_KEPT:]
+    return (*others, Measurement(plan, shape, step_s, samples, worth))[-_KEPT:]
+
+
+def _smoothed_worth(before: float, reported: float | None, samples: int) -> float:
+    """What an example brings, where `reported` is what one more report says of it."""
+    if reported is None or not 0.0 < reported <= 1.0:
+        return before
+    return min(1.0, before * _smoothed(1.0, reported / before, samples))
 
 
 @lru_cache(maxsize=4096)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from urllib.parse import unquote_to_bytes
 
 from synergyd.errors import UsageError, shown
+from synergyd.exchange import EXACT, exchange
 from synergyd.records import Plan, Shape
 from synergyd.wire.plan import plan_from_text, plan_text
 
@@ -85,7 +86,9 @@ def encode(stamp: AdminCommentStamp) -> str:
     if stamp.nodelist:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
-        own.append(f"plan={plan_text(stamp.plan)}")
+        # what its replicas exchange stands by itself: a launcher that knows nothing of it reads the plan too
+        own.append(f"plan={plan_text(replace(stamp.plan, exchange=str(EXACT)))}")
+        own += [f"comm={stamp.plan.exchange}"] * (stamp.plan.exchange != str(EXACT))
     if stamp.own_batch:
         own.append("batch=own")
     if stamp.note:
@@ -132,6 +135,11 @@ def decode(text: str) -> AdminCommentStamp | None:
             plan = plan_from_text(fields["plan"])
         except UsageError as error:
             mistakes["plan"] = str(error)
+    if plan is not None and fields.get("comm"):
+        try:
+            plan = replace(plan, exchange=str(exchange(fields["comm"], "comm")))
+        except UsageError as error:
+            mistakes["comm"] = str(error)
     by, begin = matching("by", _UID, "a uid"), matching("begin", _UID, "seconds since 1970")
     return AdminCommentStamp(
         tuple(_word(word) for word in directive.split()),

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 BASE = (
-    "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts synergyd.shared_links "
-    "synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage synergyd.notice synergyd.masking "
-    "synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.loss_trend synergyd.setting synergyd.settings_allocation "
-    "synergyd.settings"
+    "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts "
+    "synergyd.shared_links synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage "
+    "synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.loss_trend "
+    "synergyd.setting synergyd.settings_allocation synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -53,7 +53,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.setting", "synergyd.setting_types"),
     ("synergyd.settings_service", "synergyd.setting_types synergyd.setting synergyd.notice"),
     ("synergyd.settings_allocation", "synergyd.setting_types synergyd.setting"),
-    ("synergyd.settings_resizing", "synergyd.setting_types synergyd.setting"),
+    ("synergyd.settings_resizing", "synergyd.exchange synergyd.setting_types synergyd.setting"),
     (
         "synergyd.settings",
         "synergyd.setting_types synergyd.setting synergyd.settings_service synergyd.settings_allocation synergyd.settings_resizing",

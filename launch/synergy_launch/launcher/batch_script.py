@@ -6,17 +6,18 @@ time that is linear in the text.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from synergy_launch.agent.settings import OWN_BATCH
+from synergy_launch.agent.settings import COMM, OWN_BATCH
+from synergy_launch.launcher.start import plan_json
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.errors import UsageError, one_line
 from synergyd.records import Plan, Shape
+from synergyd.wire.exchange import EXACT
 
 LAUNCHER = "synergy-launch"
 MAX_INPUT_BYTES = 64 * 1024  # of a user's batch script
@@ -68,7 +69,9 @@ def render(request: ScriptRequest) -> str:
         arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint, own_batch=request.own_batch)
     environment = dict(request.environment)
     if plan:
-        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        environment["SYNERGY_PLAN_JSON"] = plan_json(plan)
+        if plan.exchange != str(EXACT) and not megatron:
+            environment[COMM] = plan.exchange
         if request.own_batch and not megatron:
             environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):
@@ -88,8 +91,9 @@ def render(request: ScriptRequest) -> str:
     if plan:
         batch = "of the script" if request.own_batch and not megatron else plan.global_batch
         more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
+        less = f", exchange {plan.exchange}" if COMM in environment else ""
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
-                   f"global batch {batch}, recompute {plan.recompute}")  # fmt: skip
+                   f"global batch {batch}, recompute {plan.recompute}{less}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]

@@ -38,4 +38,5 @@ def check(script: str, plan: Plan | None, batch_limits: str) -> str:
         raise UsageError("--global-batch", what, "leave it out, or use SynergyTask")
     said = f"{script} imports {framework}, which has no adapter: the job keeps its size and its batch"
     degrees = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if plan and getattr(plan, name) > 1]
+    degrees += [f"exchange {plan.exchange}"] if plan and plan.exchange != "exact" else []
     return f"{said}; {' '.join(degrees)} of its plan is not applied" if degrees else said

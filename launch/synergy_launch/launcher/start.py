@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from synergy_launch.agent.settings import DAEMON_CHOOSES, OWN_BATCH
+from synergy_launch.agent.settings import COMM, DAEMON_CHOOSES, OWN_BATCH
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
@@ -16,6 +16,7 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.records import NOTHING_MORE, Plan
+from synergyd.wire.exchange import EXACT
 from synergyd.wire.plan_file import PlanFile
 
 TORCHRUN = "synergy_launch.launcher.torchrun"
@@ -110,8 +111,13 @@ def node_command(
         environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(capabilities))
     # a daemon that gets reports of the run chooses its batch
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
+    remarks = [remark]
     if plan:
-        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        environment["SYNERGY_PLAN_JSON"] = plan_json(plan)
+        if plan.exchange != str(EXACT) and plan.dp > 1:
+            exact_only = is_megatron(style, arguments)
+            remarks.append(no_exchange(plan.exchange) if exact_only else "")
+            environment |= {} if exact_only else {COMM: plan.exchange}
         if own_batch and not is_megatron(style, script[1:]):
             environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):
@@ -128,7 +134,17 @@ def node_command(
         target = ["-m", HOOKED_SCRIPT, *target]
         environment["SYNERGY_MEGATRON_RUN"] = json.dumps(batch_arguments.run_length(script[1:]))
     before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
-    return NodeCommand((*before, *target, *arguments), environment, (remark,) if remark else ())
+    return NodeCommand((*before, *target, *arguments), environment, tuple(filter(None, remarks)))
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan for training processes. What they exchange is said beside it: an adapter that knows nothing of that reads it too."""
+    return json.dumps({name: value for name, value in asdict(plan).items() if name != "exchange"})
+
+
+def no_exchange(asked: str) -> str:
+    """A remark for the log of a script that can't exchange as it was `asked` to."""
+    return f"comm=: its replicas can't exchange by {asked}: every gradient is exchanged in every step"
 
 
 def _torchrun(allocation: JobAllocation, master: str, run: int) -> list[str]:

@@ -55,4 +55,5 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         and version >= _UNEVEN_FROM
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
         overlap=may_overlap and overlaps(argv, version),
+        exact_only=True,
     )

@@ -133,6 +133,7 @@ class JobLifecycle:
     late_deadline: float | None = None  # that was told to be out of reach: its user's time, seconds since 1970
     missed: int = 0  # starts that Slurm gave others the nodes of
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
+    exact_only: bool = False  # no less communication again: its loss did worse with it
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def test_every_key(folder: Path) -> None:
         idle_reclaim_s=3600,
         drain_slow=True,
         adapt_batch=8,
+        comm_options=("exact", "local"),
         max_resizes=3,
         max_checkpoint_gibps=20,
         max_resizes_per_day=6,
