@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from synergyd.control.resize.events import Reported
-from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Tracked
-from synergyd.job_report import Report
 from synergyd.records import Profile
 from synergyd.task.batch_range import after_loss, may_move
 from synergyd.task.exchange_trend import after_exchange
@@ -15,22 +11,11 @@ from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 
 
-def declines(tracked: Tracked, report: Report) -> bool:
-    """Does it exchange every gradient in every step under a plan that asks for less, once it has made steps?"""
-    life, ran = tracked.lifecycle, report.plan
-    asked = life.plan if life.state is ResizeState.RUNNING and life.restarts == report.restarts else None
-    if asked is None or ran is None or report.step_s is None or asked.exchange == ran.exchange:
-        return False
-    return ran.exchange == "exact" and ran.dp == asked.dp > 1
-
-
 def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str, Profile]:
     """The profiles that changed, by key of the store; `tracked` and `shared` know them from now on."""
     profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
     for report in event.reports:
         profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
-        if declines(tracked, report):
-            profile = replace(profile, accepts=replace(profile.accepts, exact_only=True))
         if tracked.job is not None and may_move(tracked.job.directive):
             tracked.losses = after_loss(tracked.losses, report, profile.noise_scale)
         if tracked.job is not None and tracked.job.directive is not None and tracked.job.directive.comm:

@@ -183,11 +183,16 @@ class Tracked:
 
     @property
     def plan(self) -> Plan | None:
-        """That it runs with: the one that it reports, else the one that Synergy gave it."""
-        report, job = self.report, self.job
-        if report is not None and report.plan is not None and job is not None and report.restarts == job.restarts:
-            return report.plan
-        return self.lifecycle.plan
+        """That it runs with: the one that it reports, else the one that Synergy gave it.
+
+        Its exchange is the one that it was given, unless it can't: a run warms up with the exact one, and a script may have its own.
+        """
+        report, job, given = self.report, self.job, self.lifecycle.plan
+        if report is None or report.plan is None or job is None or report.restarts != job.restarts:
+            return given
+        exact = given is None or (self.profile is not None and self.profile.accepts.exact_only)
+        exchange = "exact" if exact or given is None else given.exchange
+        return report.plan if report.plan.exchange == exchange else replace(report.plan, exchange=exchange)
 
     def tick(self, cluster: Cluster) -> Tick:
         """Time has passed: with what a released job's start is judged by."""

@@ -14,7 +14,7 @@ from synergyd.scheduler.problem.guarantee import below_guarantee
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem, capacity_of
 from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
-from synergyd.words import plan_words, shape_words, size_words
+from synergyd.words import exchange_words, plan_words, shape_words, size_words
 
 _ALTERNATIVES = 5
 _WEIGHED = 1e-3  # a certified gap below which every alternative counts as weighed
@@ -136,11 +136,12 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[st
     if better is not None and chosen.goodput > 0:
         gain = _percent(chosen.goodput, better.cell.goodput)
         tail += f" {shape_words(better.cell.shape)} would give {gain}: {better.why_not}."
+    less = _exchange(job, choice)
     if action is Action.START:
-        return _starts(job, choice) + tail, others
+        return _starts(job, choice) + less + tail, others
     if action is Action.KEEP:
-        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{tail}{_restart(job, tail)}", others
-    why = _changes(context, job, choice) + first
+        return f"Keeps {_what(chosen)}: {_goodput(job, choice)}.{less}{tail}{_restart(job, tail)}", others
+    why = _changes(context, job, choice) + less + first
     return why + _restart(job, why), others
 
 
@@ -197,6 +198,18 @@ def _restart(job: JobRequest, said: str) -> str:
     """What its own restarts have cost, unless it is `said` already."""
     words = f"a restart of this job costs {job.restart.cost.words()}"
     return f" {words[0].upper()}{words[1:]}." if job.restart.cost.own and words not in said else ""
+
+
+def _exchange(job: JobRequest, choice: int) -> str:
+    """What less communication saves and costs, beside the best plan of the shape that exchanges every gradient."""
+    chosen, cells = job.cells[choice], CellIndex.of(job.cells)
+    if chosen.plan.exchange == "exact":
+        return ""
+    shape = chosen.shape
+    same = (cells[i] for i in cells.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node])
+    exact = next((cell for cell in same if cell.plan.exchange == "exact"), None)
+    words = exchange_words(chosen, exact) if exact is not None else ""
+    return f" {words[0].upper()}{words[1:]}." if words else ""
 
 
 def _needed(job: JobRequest, choice: int, action: Action) -> bool:

@@ -75,8 +75,7 @@ def update_profile(
         samples=samples,
         noise_scale=noise,
         resharding=report.resharding,
-        # once it was asked for less communication and did not take it, it is not asked again
-        accepts=replace(report.accepts, exact_only=report.accepts.exact_only or profile.accepts.exact_only),
+        accepts=report.accepts,
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
         measured=_remembered(profile.measured, report, shape, predicted_step_s),

@@ -97,7 +97,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.huggingface",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergy_launch.batch synergy_launch.agent "
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.wire synergy_launch.batch synergy_launch.agent "
         "synergy_launch.pytorch",
     ),
     ("synergy_launch", "synergy_launch.pytorch"),

@@ -178,8 +178,6 @@ class Agent:
             f"step {step}: tp={plan.tp} pp={plan.pp} dp={plan.dp} micro_batch={plan.micro_batch} "
             f"global_batch={plan.global_batch} restarts={self.settings.restarts}"
         )
-        if comm == EXACT != self.settings.exchange:
-            self.note(f"it can't exchange by {self.settings.exchange}: every gradient is exchanged in every step")
         self.status.enter("training")
         self._mark = self._began = self._monotonic()
         self.checkpointer.start(save, stage, checkpoint_interval, self._mark)

@@ -13,7 +13,6 @@ from synergy_launch.agent.run_folder import STATUS
 from synergy_launch.agent.settings import AgentSettings
 from synergyd.errors import one_line
 from synergyd.records import Plan
-from synergyd.wire.exchange import EXACT
 
 _STATUS_EVERY_S = 0.5
 
@@ -50,7 +49,7 @@ class StatusFile:
             "resharding": False,
             "rebatching": False,
             "base_batch": None,
-            "comm": "" if settings.exchange == EXACT else str(settings.exchange),
+            "comm": "",
             "comm_efficiency": None,
             "slow_nodes": [],
             "slow_times": [],

@@ -32,6 +32,7 @@ from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergyd.errors import UsageError
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan
+from synergyd.wire.exchange import EXACT
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 
@@ -68,10 +69,13 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
+            settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
             chosen, ranks = settings.plan, _ranks("train")
             unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
+            if settings.exchange != EXACT:
+                agent.note(f"gradients are exchanged exactly, not as {settings.exchange}: Trainer averages them itself")
             self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
             newest = agent.find_in(self._store).checkpoint
         self.agent, self._unit, self._due = agent, unit, None

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
@@ -110,6 +111,8 @@ class SynergyTask:
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             if mesh is not None:  # its tp moves, and it has no pipeline
                 settings = replace(settings, accepts={**(settings.accepts or {}), "single_stage": True})
+            if not isinstance(model, DistributedDataParallel):  # nobody else can exchange less
+                settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
             dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
             self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
