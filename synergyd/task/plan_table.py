@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
+from synergyd.exchange import Exchange
 from synergyd.records import Cell, ModelSpec, Shape
-from synergyd.task.cell_search import rank
+from synergyd.task.cell_search import RankedPlans, rank
+from synergyd.task.exchange_choice import may_exchange_less, replicas_alone
 from synergyd.task.job_planner import memory_reason, needs
 from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.counts import flops_per_step
+from synergyd.task.model.exchange_cost import options, prior_worth
 from synergyd.task.model.hardware import GpuFigures, canonical, figures, overlapped
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_distance import sigmas
@@ -92,11 +95,13 @@ def plan_table(
     micro_batch: int | None = None,
     top: int = 10,
     gpu: GpuFigures | None = None,
+    comm: Sequence[str] = (),
 ) -> PlanTable:
     """The `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
     Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
-    that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. Raises
+    that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. `comm`: kinds of
+    less communication to try beside the exact one, for replicas that no other degree splits. Raises
     UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
@@ -127,7 +132,8 @@ def plan_table(
     if noise_scale is None:
         limits = replace(limits, high=low)
         check_fixed(model, limits, "", max(gpus))
-    counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top) for n in sorted(set(gpus))]
+    less = options(comm)
+    counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top, less) for n in sorted(set(gpus))]
     if not any(count.rows for count in counts):
         more = _enough(model, gpu, gpu_type, counts[-1].gpus, gpus_per_node, limits)
         if more is not None:
@@ -157,6 +163,36 @@ def _enough(
     return None
 
 
+def _rows(model: ModelSpec, gpu: GpuFigures, ranked: RankedPlans, top: int) -> list[PlanRow]:
+    """The best `top` plans; `rank` is to be set."""
+    best = ranked.order[:top]
+    cells = tuple(ranked.cell(int(i)) for i in best)
+    unsure = sigmas(model, gpu, (), cells)
+    peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
+    rows: list[PlanRow] = []
+    for position, i in enumerate(best):
+        cell = replace(cells[position], uncertainty=unsure[position])
+        achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
+        rows.append(
+            PlanRow(
+                rank=0,
+                cell=cell,
+                time=ranked.times.parts(int(i)),
+                memory=peaks.parts(position),
+                risk=float(ranked.candidates.risk[i]),
+                tokens_per_s=cell.throughput * model.seq,
+                mfu=achieved / (cell.shape.gpus * gpu.peak_tflops * 1e12),
+            )
+        )
+    return rows
+
+
+def _worth(row: PlanRow, option: Exchange) -> PlanRow:
+    """With what an example brings under `option`, before any was measured."""
+    cell, worth = row.cell, prior_worth(option, row.cell.plan.dp)
+    return replace(row, cell=replace(cell, efficiency=cell.efficiency * worth, goodput=cell.goodput * worth))
+
+
 def _count(
     model: ModelSpec,
     gpu: GpuFigures,
@@ -166,36 +202,23 @@ def _count(
     limits: PlanLimits,
     noise_scale: float | None,
     top: int,
+    exchanges: Sequence[Exchange] = (),
 ) -> GpuCount:
     if gpus > gpus_per_node and gpus % gpus_per_node:
         return GpuCount(
             gpus=gpus, rows=(), fitting=0, ruled_out={}, why_none=f"{gpus} GPUs are not whole nodes of {gpus_per_node}"
         )
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
-    ranked = rank(
-        model, gpu, [shape], limits, noise_scale=noise_scale, memory=MemoryBelief(sigma=gpu.memory_uncertainty)
-    )
-    best = ranked.order[:top]
-    cells = tuple(ranked.cell(int(i)) for i in best)
-    unsure = sigmas(model, gpu, (), cells)
-    peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
-    rows: list[PlanRow] = []
-    for position, i in enumerate(best):
-        cell = replace(cells[position], uncertainty=unsure[position])
-        achieved = flops_per_step(model, cell.plan.global_batch) / cell.step_s
-        mfu = achieved / (gpus * gpu.peak_tflops * 1e12)
-        tokens = cell.throughput * model.seq
-        rows.append(
-            PlanRow(
-                rank=position + 1,
-                cell=cell,
-                time=ranked.times.parts(int(i)),
-                memory=peaks.parts(position),
-                risk=float(ranked.candidates.risk[i]),
-                tokens_per_s=tokens,
-                mfu=mfu,
-            )
-        )
+    memory = MemoryBelief(sigma=gpu.memory_uncertainty)
+    ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale, memory=memory)
+    found = _rows(model, gpu, ranked, top)
+    alone = replicas_alone(limits) if exchanges and may_exchange_less(gpu, shape) else None
+    for option in exchanges if alone is not None else ():
+        assert alone is not None
+        less = rank(model, gpu, [shape], alone, noise_scale=noise_scale, memory=memory, option=option)
+        found += [_worth(row, option) for row in _rows(model, gpu, less, top)]
+    found.sort(key=lambda row: -row.cell.goodput)
+    rows = [replace(row, rank=i) for i, row in enumerate(found[:top], 1)]
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
     why, closest = "", ranked.candidates.closest
     if not rows:

@@ -14,6 +14,7 @@ from rich.table import Table
 from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
 from synergyd.errors import UsageError
+from synergyd.exchange import KINDS
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.model.arrays import PRECISION
@@ -24,7 +25,7 @@ from synergyd.task.model.spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
 
 # Columns that are shown only where a row differs from what is usual.
-_RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none"}
+_RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none", "exchange": "exact"}
 _SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
 _ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
@@ -39,6 +40,16 @@ def numbers(text: str, option: str) -> tuple[int, int]:
     if not 1 <= first <= last:
         raise UsageError(option, f"{text} is not a range", "it must be LO:HI with 1 <= LO <= HI")
     return first, last
+
+
+def comm_kinds(text: str) -> tuple[str, ...]:
+    """Of `local,compressed`. Raises UsageError."""
+    kinds = tuple(text.split(","))
+    if not set(kinds) <= set(KINDS) or len(set(kinds)) != len(kinds):
+        raise UsageError(
+            "--comm", f"{text!r:.60} is not right", f"it takes some of {', '.join(KINDS)}, with commas between"
+        )
+    return kinds
 
 
 def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
@@ -93,6 +104,13 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
 @click.option("--precision", type=click.Choice(PRECISION), help="Default: bf16, on GPUs before Ampere fp16.")
 @click.option("--micro-batch", type=click.IntRange(1), metavar="B", help="Fix the micro-batch.")
 @click.option(
+    "--comm",
+    default="exact",
+    show_default=True,
+    metavar="KIND,...",
+    help="Less communication that plans of whole replicas (DDP) may take over slow links: local, delayed, compressed.",
+)
+@click.option(
     "--figures",
     "figures_file",
     type=click.Path(path_type=Path),
@@ -146,6 +164,7 @@ def plan(
     zero: int | None,
     precision: str | None,
     micro_batch: int | None,
+    comm: str,
     figures_file: Path | None,
     profile_file: Path | None,
     intra: str | None,
@@ -161,7 +180,8 @@ def plan(
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
     statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
-    Without a noise scale the batch stays at the low end of --global-batch. +- % is one sigma of the step's time. The
+    Without a noise scale the batch stays at the low end of --global-batch. With --comm plans that exchange less are among
+    them, their goodput times what the papers let expect of an example. +- % is one sigma of the step's time. The
     time columns say where a step goes, in percent; the second table where the memory goes, and how likely the plan is
     to need too much.
 
@@ -192,6 +212,7 @@ def plan(
             precision=precision,
             micro_batch=micro_batch,
             top=_ALL if plot else top,
+            comm=comm_kinds(comm),
             gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, intra, inter)),
         )
         _put_out(table, top, as_json, render, plot)
@@ -255,8 +276,9 @@ def show(table: PlanTable, console: Console) -> None:
 
 def degrees(plan: Plan) -> dict[str, str]:
     """What tells a plan from others, by column."""
-    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "micro_batch", "global_batch", "recompute")
-    return {name: str(getattr(plan, name)) for name in names}
+    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "micro_batch", "global_batch", "recompute", "exchange")
+    words = {name: str(getattr(plan, name)) for name in names}
+    return words | {"exchange": plan.exchange.removeprefix("compressed:")}
 
 
 def _times(table: PlanTable, count: GpuCount) -> Table:

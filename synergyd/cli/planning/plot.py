@@ -15,7 +15,8 @@ def split(plan: Plan) -> str:
     """The way a plan splits the model, without what grows with the GPUs: `tp 8 pp 4 vpp 2`."""
     named = {"tp": plan.tp, "pp": plan.pp, "vpp": plan.vpp, "cp": plan.cp, "ep": plan.ep}
     words = [f"{name} {n}" for name, n in named.items() if n > 1 or name in ("tp", "pp")]
-    return " ".join(words + [f"ZeRO-{plan.zero_stage}"] * (plan.zero_stage > 1))
+    words += [f"ZeRO-{plan.zero_stage}"] * (plan.zero_stage > 1)
+    return " ".join(words + [plan.exchange] * (plan.exchange != "exact"))
 
 
 def curves(table: PlanTable) -> dict[str, list[tuple[int, float]]]:

@@ -23,6 +23,9 @@ def script(table: PlanTable) -> str:
         raise UsageError("--render", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")
     row = count.rows[0]
     cell = row.cell
+    if cell.plan.exchange != "exact":
+        what = f"the best plan exchanges by {cell.plan.exchange}, and Megatron-LM's pretrain_gpt.py every gradient in every step"
+        raise UsageError("--render", what, "leave --comm out; a SynergyTask job says comm= in its #SYNERGY line")
     why = (
         f"predicted: {cell.step_s:.3g} s a step, +- {100 * cell.uncertainty:.0f} %, {100 * row.mfu:.1f} % MFU, "
         f"{cell.memory_bytes / GIB:.1f} of {table.usable_bytes / GIB:.1f} GiB a GPU, too much with a probability of "
