@@ -38,12 +38,12 @@ from synergyd.wire.plan_file import PlanFile
 PLAN = Plan(2, 2, 4, 2, 64, "full", True, 0, 2, 2, 4, "fp8")
 PLAN_JSON = (
     '{"tp": 2, "pp": 2, "dp": 4, "micro_batch": 2, "global_batch": 64, "recompute": "full", "sequence_parallel": true, '
-    '"zero_stage": 0, "vpp": 2, "cp": 2, "ep": 4, "precision": "fp8"}'
+    '"zero_stage": 0, "vpp": 2, "cp": 2, "ep": 4, "precision": "fp8", "exchange": "exact"}'
 )
 SMALL = Plan(tp=2, dp=2, global_batch=8)
 SMALL_JSON = (
     '{"tp": 2, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, '
-    '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
+    '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16", "exchange": "exact"}'
 )
 MODEL = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
 MODEL_JSON = (
@@ -78,6 +78,10 @@ def compact(text: str) -> str:
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 batch=own",
         ),
         (
+            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4, exchange="local:8:outer")},
+            " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 comm=local:8:outer",
+        ),
+        (
             {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
              "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322", "throttle": 3},
             " | asked=a100,2,8 cpus=16 tasks=32 throttle=3 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
@@ -97,7 +101,7 @@ def test_plan_file(tmp_path: Path) -> None:
     text = (
         '{"asked": {"gpu_type": "a100", "gpus_per_node": 8, "nodes": 2}, "by": 64030, '
         '"checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "own_batch": true, "plan": {"cp": 2, '
-        '"dp": 4, "ep": 4, "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
+        '"dp": 4, "ep": 4, "exchange": "exact", "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
         '"sequence_parallel": true, "tp": 2, "vpp": 2, "zero_stage": 0}, "report": "ctl:7321"}\n'
     )
     told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322", Shape("a100", 2, 8), own_batch=True)
@@ -114,16 +118,19 @@ def test_plan_file(tmp_path: Path) -> None:
 
 def test_report() -> None:
     sent = Report(
-        7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN, True, MODEL, "note", Accepts(True, False, True, "fp8"),
+        7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, replace(PLAN, exchange="local:8"),
+        True, MODEL, "note", Accepts(True, False, True, "fp8"),
         ("n1",), None, 320.0, 6400.0, True, EarlyFailure(kind="memory", code=1, number=1, plan=PLAN, goes_on=True),
         640.5, 9.0, 4.5, 10**6,
         (1.25,), 600.0, False, InPlace(number=3, order=1, crashes=1, code=7, step=1150), 64, "local:8", 0.9,
     )  # fmt: skip
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
-        '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,"plan":' + compact(PLAN_JSON)
+        '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,'
+        '"plan":' + compact(PLAN_JSON).replace("exact", "local:8")
         + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
-        '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false},"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
+        '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false,"exact_only":false},'
+        '"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
         '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64,"comm":"local:8","comm_efficiency":0.9}'
@@ -144,6 +151,7 @@ def test_report() -> None:
         del before[name]
     older = replace(
         sent,
+        plan=PLAN,
         trained_s=None,
         first_step_s=None,
         checkpoint_s=None,
@@ -201,8 +209,9 @@ LIFE = JobLifecycle(
                     Accepts(True, False, True, "fp8")),
             f'{{"speed": 0.9, "memory": 1.1, "samples": 17, "noise_scale": "inf", "resharding": true, "model": {MODEL_JSON}, '
             f'"global_batch": 64, "measured": [{{"plan": {PLAN_JSON}, "shape": {{"gpu_type": "a100", "nodes": 1, '
-            '"gpus_per_node": 8}, "step_s": 1.25, "samples": 1}], "accepts": {"vpp": true, "cp": false, "ep": true, '
-            '"precision": "fp8", "uneven": false, "overlap": false, "single_stage": false}}',
+            '"gpus_per_node": 8}, "step_s": 1.25, "samples": 1, "comm_efficiency": null}], "accepts": {"vpp": true, "cp": false, '
+            '"ep": true, '
+            '"precision": "fp8", "uneven": false, "overlap": false, "single_stage": false, "exact_only": false}}',
         ),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import math
 import socket
 import threading
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.job_report import EarlyFailure, Report
-from synergyd.records import NOTHING_MORE, Accepts, ModelSpec
+from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan
 from synergyd.wire import munge, report
 from synergyd.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
 from tests.unit.wire.test_admin_comment import plans
@@ -72,7 +72,7 @@ reports = st.builds(
     note=st.text(alphabet="abc ü'\"$()", max_size=60),
     comm=st.sampled_from(["", "local:8", "local:64:outer", "delayed", "compressed:bf16", "compressed:powersgd-4"]),
     comm_efficiency=st.none() | st.floats(1e-6, 1),
-)
+).map(lambda r: r if r.plan is None else replace(r, plan=replace(r.plan, exchange=r.comm or "exact")))
 
 
 @pytest.mark.slow
@@ -211,6 +211,15 @@ def test_the_exchange_is_one_that_is_known() -> None:
     for efficiency in (0, 1.01, math.nan):
         with pytest.raises(UsageError, match="comm_efficiency"):
             load(comm="local:8", comm_efficiency=efficiency)
+
+
+def test_a_plan_has_the_exchange_that_was_reported() -> None:
+    told = asdict(Plan(dp=2, global_batch=4))
+    del told["exchange"]  # as training processes are told it
+    assert load(plan=told, comm="local:8").plan == Plan(dp=2, global_batch=4, exchange="local:8")
+    assert load(plan={**told, "exchange": "local:8"}).plan == Plan(dp=2, global_batch=4)
+    found = status_to_report({"plan": told, "comm": "delayed", "step": 1}, 7, 0)
+    assert found.plan is not None and found.plan.exchange == "delayed"
 
 
 def test_unknown_fields_are_ignored() -> None:

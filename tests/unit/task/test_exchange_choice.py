@@ -1,0 +1,166 @@
+"""Which less communication a job gets: by its directive, its links, what it has measured, and what was taken back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from synergyd.exchange import KINDS
+from synergyd.job_report import Report
+from synergyd.loss_trend import NO_LOSSES
+from synergyd.records import (
+    Accepts,
+    Cell,
+    Cluster,
+    Directive,
+    Job,
+    JobState,
+    Measurement,
+    ModelSpec,
+    Node,
+    Plan,
+    Profile,
+    Shape,
+)
+from synergyd.scheduler.problem.from_snapshot import current_cell
+from synergyd.task.exchange_choice import with_exchange
+from synergyd.task.exchange_trend import after_exchange
+from synergyd.task.job_planner import JobPlanner
+from synergyd.task.learning import coarse, update_profile
+from synergyd.task.model.hardware import figures
+from synergyd.task.model.spec import load_model
+
+SLOW = replace(figures("a100"), gpu_type="a100", inter_gbs=0.05)
+TWO, ONE = Shape("a100", 2, 4), Shape("a100", 1, 4)
+CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 4, partitions=("gpu",)) for i in range(2)))
+GPT = load_model("gpt3-350m")
+
+
+def job(comm: tuple[str, ...] = ("local",), shape: Shape = TWO, **directive: Any) -> Job:
+    chosen = Directive(min_gpus=shape.gpus, max_gpus=shape.gpus, global_batch=(64, 64), comm=comm, **directive)
+    return Job(
+        7, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, None, None, 0, shape=shape, asked=shape, directive=chosen
+    )
+
+
+def cells(
+    one: Job,
+    profile: Profile = Profile(),  # noqa: B008
+    present: Plan | None = None,
+    model: ModelSpec | None = None,
+) -> tuple[Cell, ...]:
+    return JobPlanner(one, profile, model, {"a100": SLOW}, present).cells(CLUSTER)
+
+
+def best(found: tuple[Cell, ...]) -> str:
+    return max(found, key=lambda c: c.goodput).plan.exchange
+
+
+@pytest.mark.parametrize("model", [None, GPT], ids=["plain", "known"])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "exact"])
+def test_a_job_over_slow_links_takes_what_it_allows(kind: str, model: ModelSpec | None) -> None:
+    gbs, more = 0.05, dict[str, Any]()
+    if kind == "delayed":  # it only helps where computation takes about as long
+        gbs, more = (4.0, more) if model else (2.3, {"max_micro_batch": 1})
+    known = {"a100": replace(SLOW, inter_gbs=gbs)}
+    found = JobPlanner(job((kind,), **more), Profile(), model, known).cells(CLUSTER)
+    assert best(found).startswith(kind)
+    # the exact plan stays among the Cells: what is gained can be told, and given back
+    exact = max((c for c in found if c.plan.exchange == "exact"), key=lambda c: c.goodput)
+    taken = max(found, key=lambda c: c.goodput)
+    assert taken.goodput > 1.1 * exact.goodput and taken.efficiency < exact.efficiency
+    plan = taken.plan
+    assert (plan.tp, plan.pp, plan.cp, plan.zero_stage) == (1, 1, 1, 0) and plan.dp == 8
+
+
+@pytest.mark.parametrize("model", [None, GPT], ids=["plain", "known"])
+def test_a_job_on_nvlink_and_one_that_allows_nothing_exchange_exactly(model: ModelSpec | None) -> None:
+    every = tuple(k for k in KINDS if k != "exact")
+    assert {c.plan.exchange for c in cells(job(every, ONE), model=model)} == {"exact"}
+    assert {c.plan.exchange for c in cells(job(()), model=model)} == {"exact"}
+    assert {c.plan.exchange for c in cells(job(("exact",)), model=model)} == {"exact"}
+
+
+def test_a_script_that_can_t_and_a_plan_that_it_can_t_have() -> None:
+    can_t = Profile(accepts=Accepts(exact_only=True))
+    assert {c.plan.exchange for c in cells(job(), can_t)} == {"exact"}
+    assert {c.plan.exchange for c in cells(job(tp=2))} == {"exact"}
+    said = JobPlanner(job(), can_t, None, {"a100": SLOW}).exchange_remark()
+    assert said == " comm=local changes nothing: its program exchanges every gradient in every step."
+    assert JobPlanner(job(()), can_t, None, {"a100": SLOW}).exchange_remark() == ""
+    assert "no slow link" in JobPlanner(job(shape=ONE), Profile(), None, {"a100": SLOW}).exchange_remark()
+    fast = {"a100": replace(SLOW, inter_gbs=1000.0, intra_gbs=1000.0)}
+    said = JobPlanner(job(), Profile(), None, fast).exchange_remark()
+    assert "changes nothing: exchange local:" in said and said.endswith("gain too little.")
+
+
+def test_what_it_runs_with_is_among_its_cells() -> None:
+    present = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0, exchange="local:4")
+    found = cells(job(), present=present)
+    assert best(found) != "local:4"
+    here = current_cell(found, TWO, present)
+    assert here is not None and here.plan == present
+    # taken back: it goes on only until a restart to the exact exchange pays, which is soon
+    taken = cells(with_exchange(job(), True, KINDS), present=present)
+    back, exact = (next(c for c in taken if c.plan.exchange == e) for e in ("local:4", "exact"))
+    assert back.goodput < 0.5 * exact.goodput and best(taken) == "exact"
+
+
+def test_a_bad_example_costs_an_option_its_place() -> None:
+    plan, known = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0), {"a100": replace(SLOW, inter_gbs=4.0)}
+
+    def found(profile: Profile) -> tuple[Cell, ...]:
+        return JobPlanner(job(), profile, None, known).cells(CLUSTER)
+
+    step_s, option = {c.plan.exchange: c.step_s for c in found(Profile())}, best(found(Profile()))
+    assert option.startswith("local:")
+    seen = tuple(
+        Measurement(replace(plan, exchange=e), TWO, step_s[e], 500, worth)
+        for e, worth in (("exact", None), (option, 0.06))
+    )
+    assert best(found(Profile(measured=seen, samples=1000))) == "exact"
+    good = (seen[0], replace(seen[1], comm_efficiency=0.99))
+    assert best(found(Profile(measured=good, samples=1000))).startswith("local:")
+
+
+def test_the_admin_s_setting_and_a_loss_that_did_worse() -> None:
+    both = job(("local", "delayed"))
+    assert with_exchange(both, False, KINDS) is both
+    narrowed = with_exchange(both, False, ("exact", "delayed"))
+    assert narrowed.directive is not None and narrowed.directive.comm == ("delayed",)
+    assert with_exchange(both, False, ("exact",)).exact == "CommOptions here allows none of it"
+    assert "its loss did worse" in with_exchange(both, True, KINDS).exact
+    assert with_exchange(job(()), True, ("exact",)).exact == ""
+
+
+def test_a_report_s_efficiency_is_kept_with_its_plan() -> None:
+    plan = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0, exchange="local:8")
+    profile = Profile()
+    for value in (0.9, None, 0.8):
+        report = Report(7, 0, 5, step_s=1.0, plan=plan, comm="local:8", comm_efficiency=value)
+        profile = update_profile(profile, report, 1.0, None, TWO)
+    exact = replace(plan, exchange="exact")
+    profile = update_profile(profile, Report(7, 0, 5, step_s=4.0, plan=exact), 4.0, None, TWO)
+    local, other = profile.measured
+    assert (local.plan, local.step_s, other.plan, other.step_s) == (plan, 1.0, exact, 4.0)
+    assert local.comm_efficiency is not None and 0.8 < local.comm_efficiency < 0.9 and other.comm_efficiency is None
+    moved = replace(local, comm_efficiency=local.comm_efficiency * 1.0001)
+    assert coarse(profile).measured == coarse(replace(profile, measured=(moved, other))).measured
+
+
+def losses(values: list[float], exchange: str, first: int) -> list[Report]:
+    plan = Plan(dp=8, micro_batch=8, global_batch=64, exchange=exchange)
+    return [Report(7, 0, first + i, loss=value, plan=plan) for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(("rise", "worse"), [(0.0, False), (0.5, True)])
+def test_a_loss_that_does_worse_with_less_communication_is_seen(rise: float, worse: bool) -> None:
+    before = [2 + 1 / (1 + i / 20) + 0.01 * (i % 3) for i in range(60)]
+    after = [2 + 1 / (4 + i / 20) + rise + 0.01 * (i % 3) for i in range(60)]
+    trend = NO_LOSSES
+    for report in losses(before, "exact", 1) + losses(after, "local:8", 61):
+        trend = after_exchange(trend, report, None)
+    assert (trend.worse is not None) is worse
+    # with every gradient exchanged again it begins anew
+    (again,) = losses([2.5], "exact", 121)
+    assert after_exchange(trend, again, None).worse is None
