@@ -89,6 +89,7 @@ def test_the_leanest_plan_that_did_not_fit_is_told() -> None:
         (["--vpp", "5"], "vpp may be 1, 2, 3"),
         (["--cp", "3"], "cp may be 1, 2, 4"),
         (["--ep", "2"], "gpt2's experts: it has none"),
+        (["--comm", "locally"], "some of exact, local, delayed, compressed"),
         (["--zero", "3", "--pp", "2"], "zero stage 3 with pp=2"),
         (["--precision", "fp8"], "a100 has no fp8"),
         (["--gpus", "9:15"], "no whole nodes of 8"),
@@ -104,6 +105,28 @@ def test_bad_input_is_one_line_and_exit_two(change: list[str], says: str) -> Non
     result = run(*GOOD, *change)
     assert result.exit_code == 2, result.output
     assert says in result.output and result.output.count("\n") == 1 and "Traceback" not in result.output
+
+
+DDP = ("--model", "gpt3-1.3b", "--gpu-type", "a100", "--global-batch", "64", "--tp", "1", "--pp", "1", "--zero", "0")
+
+
+def test_less_communication_is_shown_where_links_are_slow() -> None:
+    slow = run(*DDP, "--gpus", "16", "--inter", "10gbe", "--comm", "local,compressed", "--json")
+    rows = json.loads(slow.output)["counts"][0]["rows"]
+    best = rows[0]["cell"]
+    assert best["plan"]["exchange"].startswith(("local:", "compressed:")) and best["efficiency"] < 1
+    assert [row["cell"]["goodput"] for row in rows] == sorted((row["cell"]["goodput"] for row in rows), reverse=True)
+    assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
+    exact = run(*DDP, "--gpus", "16", "--inter", "10gbe", "--json")
+    (first, *_) = json.loads(exact.output)["counts"][0]["rows"]
+    assert first["cell"]["plan"]["exchange"] == "exact" and first["cell"]["step_s"] > best["step_s"]
+    fast = run(*DDP, "--gpus", "8", "--comm", "local,compressed,delayed", "--json")
+    assert {r["cell"]["plan"]["exchange"] for r in json.loads(fast.output)["counts"][0]["rows"]} == {"exact"}
+
+
+def test_megatron_lm_s_script_is_not_rendered_with_it() -> None:
+    result = run(*DDP, "--gpus", "16", "--inter", "10gbe", "--comm", "local", "--render")
+    assert result.exit_code == 2 and "leave --comm out" in result.output
 
 
 def test_gpu_ranges_double() -> None:

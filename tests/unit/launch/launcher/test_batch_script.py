@@ -98,6 +98,18 @@ STUBS = {
 }
 
 
+def test_a_script_says_what_its_replicas_exchange() -> None:
+    text = render(
+        ScriptRequest(
+            job_name="gpt",
+            command=("train.py",),
+            shape=Shape("a100", 2, 4),
+            plan=Plan(dp=8, global_batch=8, exchange="local:8"),
+        )
+    )
+    assert "export SYNERGY_COMM=local:8\n" in text and ", exchange local:8\n" in text and '"exchange"' not in text
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_golden(name: str) -> None:
     assert render(REQUESTS[name]) == (GOLDEN / f"{name}.sh").read_text()

@@ -95,6 +95,7 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
         "uneven": True,
         "overlap": True,
         "single_stage": False,
+        "exact_only": True,
     }
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
     assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment
@@ -193,3 +194,27 @@ def test_another_script_is_told_that_the_batch_is_its_own() -> None:
     assert "SYNERGY_OWN_BATCH" not in plain
     assert not AgentSettings.from_environment({**plain, "WORLD_SIZE": "8", "SYNERGY_RUN_DIR": ""}).own_batch
     assert not AgentSettings.from_environment({"SYNERGY_OWN_BATCH": "1"}).own_batch, "there is no plan"
+
+
+REPLICAS = Plan(dp=8, micro_batch=1, global_batch=16, exchange="local:8")
+
+
+def test_what_replicas_exchange_is_told_beside_the_plan() -> None:
+    made = start(["train.py"], given=PlanFile(9, REPLICAS))
+    assert made.environment["SYNERGY_COMM"] == "local:8" and not made.remarks
+    # an adapter of before this word reads the plan too
+    assert "exchange" not in json.loads(made.environment["SYNERGY_PLAN_JSON"])
+    assert "SYNERGY_COMM" not in start(["train.py"], given=PlanFile(9, replace(REPLICAS, exchange="exact"))).environment
+
+
+def test_one_replica_has_nobody_to_exchange_with() -> None:
+    alone = JobAllocation(job_id=9, restarts=1, nodes=("n1",), node_rank=0, gpus=1, in_step=True, leader=False)
+    assert "SYNERGY_COMM" not in start(["train.py"], alone, PlanFile(9, REPLICAS)).environment
+
+
+def test_megatron_lm_is_not_asked_for_it_and_that_is_said() -> None:
+    given = PlanFile(9, replace(REPLICAS, zero_stage=0))
+    script = ["pretrain_gpt.py", "--num-layers", "4", "--num-attention-heads", "4", "--tensor-model-parallel-size", "1"]
+    made = start(script, given=given, style="megatron")
+    assert "SYNERGY_COMM" not in made.environment
+    assert any("can't exchange by local:8" in remark for remark in made.remarks)

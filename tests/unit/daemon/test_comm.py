@@ -1,0 +1,116 @@
+"""Less communication in the daemon: given where it pays, kept through a run's warm-up, and taken back where the loss does worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.exchange import KINDS
+from synergyd.records import Accepts, Plan
+from synergyd.wire import plan_file
+from tests.unit.daemon.daemon_world import Site
+
+SCRIPT = "#!/bin/bash\n#SYNERGY min_gpus=8 max_gpus=8 global_batch=64 comm=local checkpoint=/ckpt\nsrun synergy-launch train.py\n"
+FIGURES = {"peak_tflops": 312.0, "memory_gib": 80.0, "bandwidth_gbs": 2039.0, "intra_gbs": 300.0, "inter_gbs": 0.05}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return made(tmp_path)
+
+
+def made(folder: Path, comm_options: tuple[str, ...] = KINDS) -> Site:
+    """One job on two nodes of four GPUs behind a slow network."""
+    site = Site(folder, gpu_figures={"a100": FIGURES}, comm_options=comm_options)
+    site.slurm.gpus = {"n1": 4, "n2": 4}
+    site.slurm.submit(1, SCRIPT, tres_per_node="gres:gpu:4", num_nodes=2)
+    return site
+
+
+def started(site: Site) -> Plan:
+    """It runs with the plan that it was given."""
+    decided = site.epoch()[1]
+    assert decided.cell is not None
+    for _ in range(10):
+        site.tick(5)
+        if site.slurm.jobs_now()[0].state == "RUNNING":
+            break
+    site.slurm.runs(1, "n1", "n2")
+    site.epoch(5)
+    assert site.life(1).state is ResizeState.RUNNING
+    plan = site.life(1).plan
+    assert plan is not None
+    return plan
+
+
+def reported(site: Site, plan: Plan, first: int, losses: list[float], comm: str = "", step_s: float = 4.0) -> None:
+    for number, loss in enumerate(losses):
+        ran = replace(plan, exchange=comm or "exact")
+        site.report(1, step=first + number, loss=loss, plan=ran, comm=comm, step_s=step_s)
+        if number % 6 == 5:
+            site.epoch(60)
+
+
+def asked(site: Site) -> bool:
+    return any(call[0] in ("signal", "requeue") for call in site.slurm.calls)
+
+
+def test_it_is_given_told_and_kept_while_it_warms_up(site: Site) -> None:
+    why = site.epoch()[1].why
+    plan = started(site)
+    assert plan.exchange.startswith("local:")
+    assert f"Exchange {plan.exchange}: step " in why and "an example worth 0." in why
+    assert plan_file.read(plan_file.plan_path(site.folder, 1), 1).plan == plan
+    reported(site, plan, 1, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(30)])  # as the exact exchange
+    assert not asked(site) and site.life(1).plan == plan
+
+
+def test_a_loss_that_does_worse_takes_it_back_for_good(site: Site) -> None:
+    plan = started(site)
+    reported(site, plan, 1, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(36)])
+    reported(site, plan, 40, [2.7 + 0.1 * n + 0.02 * (n % 3) for n in range(24)], plan.exchange, 0.2)
+    assert site.life(1).exact_only
+    assert site.story(1).count(f"exchange {plan.exchange} is taken back") == 1
+    decided = site.epoch(60)[1]
+    assert asked(site) or decided.action.value == "resize", decided.why
+    target = site.life(1).target
+    assert target is not None and target.plan is not None and target.plan.exchange == "exact"
+
+
+def test_a_loss_that_goes_on_keeps_it(site: Site) -> None:
+    plan = started(site)
+    reported(site, plan, 1, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(36)])
+    reported(site, plan, 40, [2.6 - 0.005 * n + 0.02 * (n % 3) for n in range(24)], plan.exchange, 0.2)
+    assert not site.life(1).exact_only and not asked(site)
+
+
+def test_a_script_that_can_t_is_told_and_never_asked_again(site: Site) -> None:
+    plan = started(site)
+    for number in range(3):
+        site.report(
+            1, step=10 + number, plan=replace(plan, exchange="exact"), step_s=4.0, accepts=Accepts(exact_only=True)
+        )
+        decided = site.epoch(60)[1]
+    assert not asked(site)
+    assert "comm=local changes nothing: its program exchanges every gradient in every step." in decided.why
+
+
+def test_the_admin_allows_none(tmp_path: Path) -> None:
+    site = made(tmp_path, comm_options=("exact", "delayed"))
+    plan = started(site)
+    assert plan.exchange == "exact"
+    site.report(1, step=10, plan=plan, step_s=4.0)
+    assert "comm=local changes nothing: CommOptions here allows none of it." in site.epoch(60)[1].why
+
+
+def test_what_a_script_exchanges_by_itself_is_no_reason_for_a_restart(tmp_path: Path) -> None:
+    site = Site(tmp_path, gpu_figures={"a100": FIGURES})
+    site.slurm.gpus = {"n1": 4, "n2": 4}
+    site.slurm.submit(1, SCRIPT.replace("comm=local ", ""), tres_per_node="gres:gpu:4", num_nodes=2)
+    plan = started(site)
+    assert plan.exchange == "exact"
+    reported(site, plan, 1, [3.0] * 12, "local:8", 0.3)
+    assert not asked(site)
