@@ -54,23 +54,25 @@ class ExchangeChoice:
 
     def beside(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
         """The Cells to add to the `exact` ones: for each shape the best option, where it predicts clearly more than the best exact plan,
-        and on the job's own shape what it runs with. `cells(option)`: the best plan of each shape, an example's worth not counted."""
+        and than what the job runs with, which is added on its own shape. `cells(option)`: the best plan of each shape, an example's
+        worth not counted."""
         least: dict[_Key, float] = {}
         for cell in exact:
             least[_key(cell.shape)] = max(least.get(_key(cell.shape), 0.0), cell.goodput)
+        priced = {option: [self._priced(cell, option) for cell in cells(option)] for option in self.looked_at}
+        present = [cell for cell in priced.get(self.present, ()) if cell.shape == self.job.shape]
+        known = {o for o in self.options if exchange_cost.is_measured(o, self.profile.measured)}
         best: dict[_Key, Cell] = {}
-        present: list[Cell] = []
-        for option in self.looked_at:
-            known = option == self.present or exchange_cost.is_measured(option, self.profile.measured)
-            gain = 1.0 if known else UNMEASURED_GAIN
-            for found in cells(option):
-                cell, key = self._priced(found, option), _key(found.shape)
-                before = best.get(key)
-                if option == self.present and cell.shape == self.job.shape:
-                    present.append(cell)
-                elif option not in self.options or cell.goodput <= gain * least.get(key, 0.0):
-                    continue
-                elif before is None or cell.goodput > before.goodput:
+        for option in self.options:
+            for cell in priced[option]:
+                key = _key(cell.shape)
+                need = least.get(key, 0.0)
+                if option == self.present:
+                    if cell.shape == self.job.shape:
+                        continue
+                elif option not in known:
+                    need = UNMEASURED_GAIN * max(need, *(c.goodput for c in present if c.shape == cell.shape), 0.0)
+                if cell.goodput > max(need, best[key].goodput if key in best else 0.0):
                     best[key] = cell
         return [*best.values(), *present]
 

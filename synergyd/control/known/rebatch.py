@@ -40,4 +40,7 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
     if beyond:
         return best.plan if limits[0] <= best.plan.global_batch <= limits[1] else None
     now = worth(limits[0], plan.global_batch, noise_scale) / report.step_s if report.step_s else 0.0
+    if plan.exchange != "exact":  # what an example brings with it is the same at both batches
+        batch = best.plan.global_batch
+        now *= best.efficiency * batch / worth(limits[0], batch, noise_scale)
     return None if best.goodput < GAIN * now else best.plan

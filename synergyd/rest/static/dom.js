@@ -54,6 +54,7 @@ export function stamp(at_s) {
 export function planWords(plan) {
   if (!plan) return "–";
   const more = [["cp", plan.cp], ["ep", plan.ep], ["vpp", plan.vpp]].filter(([, n]) => n > 1).map(([k, n]) => ` ${k} ${n}`);
+  if (plan.exchange && plan.exchange !== "exact") more.push(` ${plan.exchange}`);
   return `tp ${plan.tp} pp ${plan.pp} dp ${plan.dp}${more.join("")}`;
 }
 

@@ -168,6 +168,15 @@ def test_a_loss_that_goes_on_as_before_or_is_not_told_keeps_the_larger_batch(sit
     assert not site.life(1).batch_cap and "taken back" not in site.story(1)
 
 
+def test_what_an_example_brings_with_less_communication_counts_for_both_batches() -> None:
+    """A batch that is clearly better stays so where an example is worth less, at both batches alike."""
+    local = replace(TOLD, plan=replace(PRESENT, exchange="local:8"))
+    cell = replace(CELL, plan=replace(WANTED, exchange="local:8"), efficiency=0.98 * 0.6, goodput=98.0 * 0.6)
+    assert rebatch.better_batch(JOB, local, [cell], 1e4) == cell.plan
+    assert rebatch.better_batch(JOB, replace(local, step_s=0.6), [cell], 1e4) is None
+    assert rebatch.better_batch(JOB, TOLD, [cell], 1e4) is None, "of another exchange"
+
+
 def test_what_is_better() -> None:
     cells = [CELL]
     assert rebatch.better_batch(JOB, TOLD, cells, 1e4) == WANTED
