@@ -34,7 +34,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
         "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
-        "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes AdaptBatch=8\n"
+        "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes AdaptBatch=8 CommOptions=exact,local\n"
         "#SYNERGY MaxResizes=3 MaxCheckpointGiBps=20 MaxResizesPerDay=6 QuietHours=08:00-18:00 RestPort=9103\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
