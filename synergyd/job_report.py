@@ -108,3 +108,5 @@ class Report:
     in_place: InPlace | None = None
     #: global batch that its script's own learning rate is tuned for, sequences
     base_batch: int | None = None
+    #: no larger global batch again, sequences: the loss was no number there
+    batch_bound: int | None = None

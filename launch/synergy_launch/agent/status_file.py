@@ -49,6 +49,7 @@ class StatusFile:
             "resharding": False,
             "rebatching": False,
             "base_batch": None,
+            "batch_bound": None,
             "slow_nodes": [],
             "slow_times": [],
             "model": None,
