@@ -112,3 +112,5 @@ class Report:
     comm: str = ""
     #: how far an example brings it, of what it does with every gradient exchanged; null: not measured
     comm_efficiency: float | None = None
+    #: no larger global batch again, sequences: the loss was no number there
+    batch_bound: int | None = None

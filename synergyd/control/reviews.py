@@ -51,14 +51,18 @@ def _too_soon(tracked: Tracked, job: Job, report: Report | None, plan: Plan) -> 
 
 def take_back(tracked: Tracked) -> list[Output]:
     """A job whose loss does worse at a larger batch does not have that again: the next epoch chooses below it."""
-    life, worse = tracked.lifecycle, tracked.losses.worse
-    if worse is None or (life.batch_cap and life.batch_cap <= worse.good):
+    life, worse, report = tracked.lifecycle, tracked.losses.worse, tracked.report
+    lost = report.batch_bound if report is not None and report.restarts == life.restarts else None
+    bound = min(filter(None, (worse.good if worse is not None else None, lost)), default=0)
+    if not bound or (life.batch_cap and life.batch_cap <= bound):
         return []
-    tracked.lifecycle = replace(life, batch_cap=worse.good)
-    text = (
-        f"global batch {worse.batch} is taken back, and none above {worse.good} comes again: the loss is {worse.loss:.4g}, where its "
-        f"trend let expect {worse.expected:.4g} at the most"
-    )
+    tracked.lifecycle = replace(life, batch_cap=bound)
+    text = f"no global batch above {bound} comes again: the loss was no number there"
+    if worse is not None and bound == worse.good:
+        text = (
+            f"global batch {worse.batch} is taken back, and none above {bound} comes again: the loss is {worse.loss:.4g}, where its "
+            f"trend let expect {worse.expected:.4g} at the most"
+        )
     return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
 
 

@@ -35,7 +35,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
     "job_id": (1, 2**32), "stalled_s": (0, 1e9), "idle_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
     "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
-    "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1),
+    "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1), "batch_bound": (1, 2**24),
 }  # fmt: skip
 _WHOLE = frozenset(
     {
@@ -48,6 +48,7 @@ _WHOLE = frozenset(
         "checkpoint_requests",
         "checkpoint_bytes",
         "base_batch",
+        "batch_bound",
     }
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synergy_launch.agent.lost_loss import LOST_STEPS
 
 from tests.integration.daemon_site import story, until_beat, until_steps
 from tests.throwaway import light_job
@@ -108,6 +109,23 @@ def test_a_crash_is_mended_in_place_and_one_at_the_same_step_again_ends_the_job(
     cluster.run("scancel", str(once))
     cluster.wait_for(lambda: cluster.state(always) == "FAILED", 120, "the end of the other")
     assert shown(cluster, always, "Restarts") == "0" and shown(cluster, always, "ExitCode") == "9:0"
+
+
+def test_a_loss_that_is_lost_at_a_larger_batch_is_had_again_below_it(cluster: SlurmCluster) -> None:
+    """The batch grows, ten steps later the loss is no number: the run goes on from its checkpoint, and never goes there again."""
+    before = "export SYNERGY_IN_PLACE=nodes CHECKPOINT_EVERY=5 LOSES_ABOVE=8\n"
+    size = f"min_gpus={GPUS} max_gpus={GPUS} global_batch=8:64"
+    job = light_job.submit(cluster, "loses", gpus=GPUS, directive=size, before=before)
+    cluster.wait_for(lambda: "no global batch above 8 comes again" in story(cluster, job), 240, "the bound")
+    until_steps(cluster, job, steps=int(last_step(cluster, job)["step"]) + 40, timeout_s=180)
+    log = steps(cluster, job)
+    first = next(i for i, line in enumerate(log) if line["loss"] is None)
+    again = next(i for i in range(first, len(log)) if log[i]["loss"] is not None)
+    assert log[first]["global_batch"] > 8 and again - first == LOST_STEPS
+    assert log[again]["step"] <= log[first]["step"], "from a checkpoint before that"
+    assert {line["global_batch"] for line in log[again + 2 :]} == {8} and all(line["loss"] for line in log[again:])
+    assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
+    cluster.run("scancel", str(job))
 
 
 @pytest.mark.parametrize("stays", [True, False])

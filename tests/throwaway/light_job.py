@@ -4,20 +4,24 @@ srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.p
 
 STEPS: in all, or +STEPS: more than its checkpoint has. GOES_ON_UNTIL=FILE: beyond them too, until that file is there.
 CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
-times in all. CHECKPOINT_EVERY: steps; 0: on request alone.
+times in all. CHECKPOINT_EVERY: steps; 0: on request alone. LOSES_ABOVE=BATCH: from step 20 on it is told twice that
+batch, as if by the daemon, and after ten steps there its loss is no number for good.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.run_folder import propose_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import link_gate
 
@@ -58,7 +62,14 @@ def main() -> int:
         (folder / "step").write_text(str(step))
         return {}
 
-    agent.start(step, save=save, checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")), resharding=True)
+    loses_above, above = int(environment.get("LOSES_ABOVE", "0")), 0
+    agent.start(
+        step,
+        save=save,
+        checkpoint_interval=int(environment.get("CHECKPOINT_EVERY", "0")),
+        resharding=True,
+        base_batch=BATCH if loses_above else None,
+    )
     gate = link_gate.from_environment(environment)  # on several nodes, where there is an arbiter
     while step < steps or (until and not Path(until).exists()):
         time.sleep(step_s)
@@ -67,8 +78,13 @@ def main() -> int:
             time.sleep(step_s)
             gate.end()
         step += 1
-        if not agent.after_step(step, loss=1.0 / step, tokens=step * BATCH, noise_scale=64.0):
+        above += bool(loses_above and agent.plan.global_batch > loses_above)
+        loss = math.nan if above > 10 else 1.0 / step
+        if not agent.after_step(step, loss=loss, tokens=step * BATCH, noise_scale=64.0):
             return 0
+        if loses_above and step >= 20 and agent.settings.run_dir is not None:
+            propose_batch(agent.settings.run_dir, replace(plan, global_batch=2 * loses_above))
+            agent.take_batch()
         crash(environment.get("CRASHES", "0:0"), step, Path(environment.get("SYNERGY_CHECKPOINT_DIR", ".")))
     agent.finish()
     return 0
@@ -99,8 +115,9 @@ def submit(
     folder.mkdir(exist_ok=True)
     config, checkpoint = folder / "config.json", folder / f"checkpoint-{time.monotonic_ns()}"
     config.write_text(json.dumps(MODEL))
+    batch = "" if directive is None or "global_batch=" in directive else f" global_batch={BATCH}"
     line = "" if directive is None else (
-        f"#SYNERGY model={config} global_batch={BATCH} micro_batch=1 checkpoint={checkpoint} {directive}\n"
+        f"#SYNERGY model={config}{batch} micro_batch=1 checkpoint={checkpoint} {directive}\n"
     )  # fmt: skip
     batch_script = (
         f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}{before}"

@@ -28,6 +28,7 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import time
@@ -36,16 +37,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from synergy_launch.agent import straggler
+from synergy_launch.agent import lost_loss, straggler
 from synergy_launch.agent.checkpoint import Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
+from synergy_launch.agent.lost_loss import LostLoss
 from synergy_launch.agent.run_folder import REQUEST, proposed_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
 from synergy_launch.agent.straggler import Stragglers
-from synergy_launch.batch.tuner import BatchTuner
+from synergy_launch.batch.tuner import BatchTuner, fitting
 from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire.exchange import EXACT, Exchange
@@ -78,6 +80,8 @@ class StepFigures(TypedDict, total=False):
     #: examples trained, of `total`: from these the scheduler knows when the job ends, and whether it meets its deadline
     done: float | None
     total: float | None
+    #: its gradient was finite
+    finite: bool
 
 
 class Agent:
@@ -117,6 +121,7 @@ class Agent:
         self._tuner: BatchTuner | None = None
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
         self._refused: tuple[int, int] | None = None
+        self._lost = LostLoss()
         self.status.remarks = self._remarks
         self.status.write()
 
@@ -159,16 +164,21 @@ class Agent:
         gradients.
         """
         plan = self.plan
+        store = self.checkpointer.store
+        self._lost = LostLoss(
+            base_batch, None if base_batch is None else lost_loss.read(store.directory if store else None)
+        )
         self.status.update(
             step=step,
             plan=asdict(plan),
+            batch_bound=self._lost.bound,
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,
             base_batch=base_batch,
             comm="" if comm == EXACT else str(comm),
             model=asdict(model) if model else None,
-            checkpoint_step=step if step and self.checkpointer.store else None,
+            checkpoint_step=step if step and store else None,
         )
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
             self._tuner = BatchTuner(self.settings.batch_range, base_batch, self._device_memory())
@@ -219,7 +229,13 @@ class Agent:
         if self.stragglers is not None and own_s is not None and self.stragglers.add(own_s):
             slow = sorted(self.stragglers.slow.items())
             self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
+        number = loss is None or math.isfinite(loss)
+        self._lost.saw(number and figures.get("finite", True), self.plan.global_batch)
         request, stop, due = self._agree(noise_scale)
+        if self._lost.harms(self.plan.global_batch):
+            if not stop:
+                self._go_back()
+            return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
         due = due or self.checkpointer.due_by_step(step)
         if stop:  # as `_end` will decide, which saves if there is time
             due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_s)
@@ -313,7 +329,8 @@ class Agent:
         """
         known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
         known += [self._proposal(noise_scale), int(self.checkpointer.due_by_clock), *self.checkpointer.state()]
-        request, stop, peak_bytes, batch, due, busy, failed = self.ranks.maximum(known)
+        known.append(self._lost.in_a_row)  # a rank may not know the loss
+        request, stop, peak_bytes, batch, due, busy, failed, self._lost.in_a_row = self.ranks.maximum(known)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
@@ -334,9 +351,38 @@ class Agent:
                     f"global batch {self.plan.global_batch} is taken back to {plan.global_batch}: the loss does worse"
                 )
             batch = plan.global_batch, plan.micro_batch
+        batch = self._bounded(batch)
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return 0
         return batch[0] << _BATCH_BITS | batch[1]
+
+    def _bounded(self, batch: tuple[int, int] | None) -> tuple[int, int] | None:
+        """`batch`, or what the run has, cut down to where its loss is a number."""
+        bound, (now, micro) = self._lost.bound, batch or (self.plan.global_batch, self.plan.micro_batch)
+        if bound is None or now <= bound:
+            return batch
+        below = fitting(self.plan, bound, micro)
+        return (below.global_batch, below.micro_batch) if below is not None else batch
+
+    def _go_back(self) -> None:
+        """Where the loss is lost for good the run ends for the launcher to start it again from its last checkpoint; where it has
+        none it goes on with a smaller batch."""
+        batch = self.plan.global_batch
+        bound = self._lost.bounded(batch)
+        if bound is None:
+            return
+        self.checkpointer.settle()  # of an earlier step
+        store, saved = self.checkpointer.store, self.status["checkpoint_step"]
+        if store is not None and self.ranks.rank == 0:
+            lost_loss.write(store.directory, bound)
+        self.status.update(batch_bound=bound)
+        text = f"the loss is no number for {lost_loss.LOST_STEPS} steps at global batch {batch}: at most {bound} from now on"
+        if store is None or saved is None:
+            self.note(text)
+            return
+        self.status.enter("failed")
+        self.note(f"{text}, from the checkpoint of step {saved}")
+        raise SystemExit(1)
 
     def _newest_request(self) -> int:
         """The request number this rank knows of. Where a file counts them, a signal only means: look at the file."""
@@ -381,11 +427,12 @@ class Agent:
         # Rank 0's estimate decides for all, or some would save and others leave.
         until = self._monotonic() + self.settings.grace_s
         latest = until - saves.expected_s
+        lost = self._lost.harms(self.plan.global_batch)
         saves.settle(lambda: self._monotonic() < latest)
         in_time = self.ranks.broadcast(self._monotonic() < latest)
         if saves.under_way:  # too late for this step: complete at least what is under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
-        if in_time and not saves.under_way:
+        if in_time and not saves.under_way and not lost:
             saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")

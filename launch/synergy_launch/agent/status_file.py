@@ -51,6 +51,7 @@ class StatusFile:
             "base_batch": None,
             "comm": "",
             "comm_efficiency": None,
+            "batch_bound": None,
             "slow_nodes": [],
             "slow_times": [],
             "model": None,

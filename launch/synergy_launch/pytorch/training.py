@@ -14,6 +14,7 @@ next: the order of the examples does not, the learning rate follows (synergy_lau
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import warnings
@@ -236,6 +237,7 @@ class SynergyTask:
             own_s=self._own.take(),
             done=self.following.done,
             total=self.following.total,
+            finite=self.scaler is not None or math.isfinite(big),  # a scaler leaves such a step out
         )
         changed = self.agent.take_batch()
         if changed is not None:

@@ -133,7 +133,8 @@ def test_report() -> None:
         '"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
-        '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64,"comm":"local:8","comm_efficiency":0.9}'
+        '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64,"comm":"local:8","comm_efficiency":0.9,'
+        '"batch_bound":null}'
     )  # fmt: skip
     assert report.to_json(sent).decode() == text
     assert report.from_json(text.encode()) == sent

@@ -152,6 +152,18 @@ def test_a_loss_that_does_worse_takes_the_batch_back_for_good(site: Site, script
     assert site.story(1).count("taken back") == 1
 
 
+def test_a_loss_that_was_no_number_keeps_the_batch_below_for_good(site: Site) -> None:
+    """The launcher has started the run again from its checkpoint; its agent says where the bound is."""
+    adapting(site, ADAPTS)
+    site.report(1, step=20, plan=PRESENT, rebatching=True, base_batch=64, noise_scale=1e6, batch_bound=64)
+    site.epoch(60)
+    assert site.life(1).batch_cap == 64
+    assert "no global batch above 64 comes again: the loss was no number there" in site.story(1)
+    site.report(1, step=30, plan=PRESENT, rebatching=True, base_batch=64, noise_scale=1e6, batch_bound=64)
+    site.epoch(60)
+    assert (1, 0) not in site.post.answers and site.story(1).count("comes again") == 1
+
+
 def test_adapt_waits_until_the_loss_can_be_compared(site: Site) -> None:
     adapting(site, loss=3.0)
     assert not site.post.answers
