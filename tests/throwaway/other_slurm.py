@@ -26,6 +26,8 @@ from tests.throwaway.slurm_build import build
 SUITES = {"24.11": "trixie", "26.05": "forky"}  # Debian's releases by their Slurm
 FEW = ("slurm-wlm", "munge", "python3", "procps")  # python3: its libraries are this Python's too
 PACKAGES = (*FEW, "slurmdbd", "mariadb-server", "slurm-wlm-jwt-plugin", "lua5.3", "iproute2", "postgresql")
+# forky's client library (11.8.9) fails at slurmdbd's first query ("5027 Number of columns in result"): another suite's is lent
+LENDER, LIBRARY = {"forky": "trixie"}, "usr/lib/x86_64-linux-gnu/libmariadb.so.3"
 SHARED = ("/tmp", "/dev", "/proc", "/sys")  # locks of ports lie in /tmp
 OF_THE_HOST = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/localtime")
 
@@ -71,6 +73,12 @@ def python_folders() -> list[Path]:
     return [Path(sys.prefix), of_base] if sys.prefix != sys.base_prefix else [of_base]
 
 
+def lender_of(root: DebianRoot) -> DebianRoot | None:
+    """The root that lends it a library, where it has slurmdbd and needs one."""
+    suite = LENDER.get(root.suite)
+    return DebianRoot(suite, PACKAGES) if suite and "slurmdbd" in root.packages else None
+
+
 def steps(root: DebianRoot, command: list[str]) -> list[str]:
     """Shell commands that enter the root and run `command`, in a mount namespace of their own."""
     run = CACHE / ".run"  # mounts on it are seen inside the namespace alone
@@ -89,6 +97,8 @@ def steps(root: DebianRoot, command: list[str]) -> list[str]:
     for link in python_links():
         place = shlex.quote(f"{inside}{link}")
         made.append(f"rm -f {place} && cp {shlex.quote(os.path.realpath(link))} {place}")
+    if (lender := lender_of(root)) and (library := lender.folder / LIBRARY).exists():
+        made.append(f"cp {library} {inside}/{LIBRARY}")
     for name in OF_THE_HOST:
         if Path(name).exists():
             made.append(f"rm -f {inside}{name} && cp {name} {inside}{name}")
@@ -128,6 +138,10 @@ def main() -> None:
             parser.error(f"{release!r}: expected one of {', '.join(SUITES)}, and a command")
         root = DebianRoot(SUITES[release], FEW if options.few else PACKAGES)
         reason = why_not(release, root, options.making_s) or cannot_enter(root)
+        if not reason and (lender := lender_of(root)):
+            of = next(r for r, suite in SUITES.items() if suite == lender.suite)
+            if lacks := why_not(of, lender, options.making_s):
+                print(f"== its slurmdbd will not run: {lacks}", file=sys.stderr)
         if not reason:
             os.execvp("unshare", entering(root, words))
     print(f"== no other Slurm here: {reason}", file=sys.stderr)
