@@ -3,7 +3,7 @@
     python -m tests.throwaway.other_slurm 24.11 .venv/bin/python -m pytest -m slurm tests/integration
     python -m tests.throwaway.other_slurm --source ~/slurm-25.11 COMMAND...
 
-Of a Debian release: a chroot in a mount namespace of its own, which has this checkout, this Python, /tmp, /dev, /proc and /sys of
+Of a Debian release: a root of its own in a mount namespace, which has this checkout, this Python, /tmp, /dev, /proc and /sys of
 this machine, and all else of that release. What is written elsewhere is gone with it.
 """
 
@@ -103,7 +103,9 @@ def steps(root: DebianRoot, command: list[str]) -> list[str]:
         if Path(name).exists():
             made.append(f"rm -f {inside}{name} && cp {name} {inside}{name}")
     entered = ["env", f"--chdir={ROOT}", *command]
-    return [*made, f"exec chroot {inside} {shlex.join(entered)}"]
+    # not chroot, in which a container's runtime refuses to run
+    made += [f"cd {inside}", "mkdir -p .before", "mount --make-rprivate /", "pivot_root . .before", "umount -l .before"]
+    return [*made, f"exec {shlex.join(entered)}"]
 
 
 def entering(root: DebianRoot, command: list[str]) -> list[str]:

@@ -210,6 +210,7 @@ def test_its_reads_count_in_the_limit_on_requests(put: Put) -> None:
     line, slept = Line(), list[float]()
     line.pace = Pace(4, 1, lambda: 0.0, slept.append)
     reader, _ = open_reader({}, line=line)
+    assert isinstance(reader, Fallback)
     reader.jobs()
     reader.nodes()
     assert slept == []
