@@ -66,7 +66,7 @@ def run(
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
     keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.writing)
-    reader, why = open_reader({})
+    reader, why = open_reader({}, line=writer)
     log.info("reads through %s: %s", reader.name, why)
     store = BufferedStore(
         lambda: open_store(url, create=not settings.database, cluster=cluster), time.monotonic, term=lambda: leader.term

@@ -16,6 +16,7 @@ from synergyd.slurm.pyslurm_process import PyslurmProcess
 PREFERENCES = ("auto", "pyslurm", "command line")
 log = logging.getLogger("synergyd")
 T = TypeVar("T")
+REQUESTS = 2  # that slurmctld counts for one read through pyslurm: what is read, and the partitions beside it
 
 
 class Fallback:
@@ -42,6 +43,8 @@ class Fallback:
 
     def _read(self, call: Callable[[SlurmReader], T]) -> T:
         if not self.problem:
+            if self._second.pace is not None:  # one limit on the user, whichever way it reads
+                self._second.pace.take(REQUESTS)
             try:
                 return call(self._first)
             except SlurmError as error:
@@ -54,16 +57,19 @@ class Fallback:
         return call(self._second)
 
 
-def open_reader(environment: Mapping[str, str], prefer: str = "auto") -> tuple[SlurmReader, str]:
+def open_reader(
+    environment: Mapping[str, str], prefer: str = "auto", line: CommandLine | None = None
+) -> tuple[SlurmReader, str]:
     """The reader for this cluster, and a sentence that says why it was chosen.
 
-    `environment` is added to this process's own, as for CommandLine. `prefer` is one of PREFERENCES.
+    `environment` is added to this process's own, as for CommandLine. `prefer` is one of PREFERENCES. `line`: the command line of this
+    process, if it has one: its reads and these then keep to one limit of Slurm.
     Raises UsageError when `prefer` is no such word, or is `pyslurm` and that can't be used. A Slurm that is away is no
     error here: the reads say so.
     """
     if prefer not in PREFERENCES:
         raise UsageError("backend", f"{prefer!r} is none", f"one of: {', '.join(PREFERENCES)}")
-    command_line = CommandLine(environment)
+    command_line = line or CommandLine(environment)
     if prefer == "command line":
         return command_line, "the command line was asked for"
     pyslurm = PyslurmProcess(environment)

@@ -255,8 +255,10 @@ class CommandLine(Commands):
             raise SlurmError(error.where, what, transient=True) from None
 
     def delay(self, jobs: Sequence[int | str], seconds: int) -> None:
-        for i in range(0, len(jobs), DELAY_IDS):
-            ids = ",".join(_named(n) for n in jobs[i : i + DELAY_IDS])
+        # scontrol makes a request for each: beyond Slurm's limit it would sleep before the rest
+        at_once = DELAY_IDS if self.pace is None else min(DELAY_IDS, self.pace.at_once)
+        for i in range(0, len(jobs), at_once):
+            ids = ",".join(_named(n) for n in jobs[i : i + at_once])
             # it says a line for each of those that have left, and puts off the others
             self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
 

@@ -16,7 +16,7 @@ from time import perf_counter
 from synergyd.slurm.accounting import owner_process
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.owners import NoAnswerError
-from synergyd.slurm.pace import Pace
+from synergyd.slurm.pace import Pace, requests_of
 
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
@@ -91,7 +91,7 @@ class Commands:
         the user whose it is, for Slurm alone."""
         self.calls += 1
         if self.pace is not None:
-            self.pace.take()
+            self.pace.take(requests_of(argv))
         timeout_s = min(timeout_s, self._timeout_s)
         began_s = perf_counter()
         try:

@@ -6,7 +6,7 @@ Beyond it slurmctld refuses, and Slurm's commands sleep 1, 2, 3 ... s by themsel
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from synergyd.slurm.parsed.config_values import config_values
 
@@ -16,8 +16,10 @@ OURS = 0.5  # of the limit for the daemon's main loop: its other threads, and th
 
 
 class Pace:
-    """Tokens that come back with time. `take` waits until there is one. `waited_s`: for how long in all, the wait that is under way
-    included."""
+    """Tokens that come back with time, one for each request. `take` waits until there are enough.
+
+    `waited_s`: for how long in all, the wait that is under way included.
+    """
 
     def __init__(
         self,
@@ -31,14 +33,33 @@ class Pace:
         self._left, self._at_s = self._bucket, clock()
         self.waited_s = 0.0
 
-    def take(self) -> None:
+    @property
+    def at_once(self) -> int:
+        """How many requests one command may make at the most."""
+        return int(self._bucket)
+
+    def take(self, requests: int = 1) -> None:
         now_s = self._clock()
-        self._left = min(self._bucket, self._left + (now_s - self._at_s) * self._refill_per_s) - 1.0
+        self._left = min(self._bucket, self._left + (now_s - self._at_s) * self._refill_per_s) - requests
         self._at_s = now_s
         if self._left < 0:
             wait_s = -self._left / self._refill_per_s
             self.waited_s += wait_s
             self._sleep(wait_s)
+
+
+def requests_of(argv: Sequence[str]) -> int:
+    """The requests that slurmctld counts for one command of ours, as sdiag told them on 22.05.8, 24.11.5 and 26.05.5."""
+    program, rest = argv[0], argv[1:]
+    if program == "squeue":  # the jobs, and the partitions beside them; of some ids the federation too
+        return 1 if "--json" in rest else 3 if "-j" in rest else 2
+    if program == "sinfo" or list(rest[:2]) == ["show", "config"]:  # nodes and partitions; a ping of each slurmctld
+        return 2
+    if program == "scancel":  # the federation, the jobs, the signal
+        return 3
+    if program == "scontrol" and list(rest[:1]) == ["update"]:  # one for each job
+        return 1 + next((word.count(",") for word in rest if word.startswith("JobId=")), 0)
+    return 0 if "--version" in rest else 1
 
 
 def pace_of(config: str) -> Pace | None:

@@ -17,11 +17,12 @@ from synergyd.views import explain as explain_view
 from synergyd.views import status as status_view
 from synergyd.wire.codec import encode
 from tests.throwaway import light_job
+from tests.throwaway.accounting import OTHER_UID
 from tests.throwaway.slurm import SlurmCluster
 
 # as another user to Slurm and munge, who can still read a Python that lies in root's home
-AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_override",
-             "--ambient-caps=+dac_override")  # fmt: skip
+AS_OTHER = ("setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups", "--inh-caps=+dac_override",
+            "--ambient-caps=+dac_override")  # fmt: skip
 MAINS = {"synergyd": synergyd_cli.main, "synergyctl": synergyctl_cli.main}
 ELASTIC = "min_gpus=1 max_gpus=4"
 READS = {"show", "ping", "--version", "write", "-V"}

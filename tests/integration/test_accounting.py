@@ -16,7 +16,7 @@ from synergyd.slurm.parsed.associations import parse
 from synergyd.store.store import open_store
 from tests.integration.daemon_site import status, until_beat, until_epochs, until_steps
 from tests.throwaway import accounting, light_job
-from tests.throwaway.accounting import Accounting
+from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -24,9 +24,8 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
 ]
-NOBODY = 65534
 JWT = list(Path("/usr/lib").glob("*/slurm*/auth_jwt.so"))
-AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+BY_OTHER: dict[str, Any] = {"user": OTHER_UID, "group": OTHER_UID, "extra_groups": [], "cwd": "/"}
 ACCOUNTS = (
     "add account chem GrpTRES=gres/gpu=4,node=1,cpu=8,mem=4000",
     "add account few GrpTRES=cpu=4",
@@ -36,7 +35,7 @@ ACCOUNTS = (
     "add account free",
     "add qos capped MaxTRESPerUser=gres/gpu=1",
     "add qos long Flags=PartitionTimeLimit",
-    "add user nobody account=chem,few,wide,small,free qos=normal,capped,long defaultqos=normal",
+    f"add user {OTHER} account=chem,few,wide,small,free qos=normal,capped,long defaultqos=normal",
     "add user root account=shrinks",
 )
 
@@ -66,11 +65,11 @@ def used(cluster: SlurmCluster, account: str) -> dict[str, int]:
 
 
 def submit(cluster: SlurmCluster, account: str, *options: str, held: bool = False) -> int:
-    """A job of nobody's that asks for one GPU, may have all, and only sleeps."""
+    """A job of another user's that asks for one GPU, may have all, and only sleeps."""
     directive = "" if held else "#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 micro_batch=1"
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n{directive}\nsleep 300\n"
     extra = ("--hold",) if held else ()
-    return cluster.sbatch(script, f"--account={account}", "--time=60", *extra, *options, **AS_NOBODY)
+    return cluster.sbatch(script, f"--account={account}", "--time=60", *extra, *options, **BY_OTHER)
 
 
 def end(cluster: SlurmCluster, *job_ids: int) -> None:
@@ -171,7 +170,7 @@ def test_an_update_of_the_size_leaves_limits_in_force(site: SlurmCluster) -> Non
     size = {"NumTasks": "2", "NumNodes": "2-2", "NumCPUs": "8", "TresPerNode": "gres:gpu:2", "ReqNodeList": "n1,n2"}
     lifted, kept = (submit(site, "few", "--cpus-per-task=4", held=True) for _ in range(2))
     slurm.update(lifted, size)
-    slurm.update_size(kept, NOBODY, {**size, "AdminComment": "mine"})
+    slurm.update_size(kept, OTHER_UID, {**size, "AdminComment": "mine"})
     assert slurm.admin_comments([kept]) == {kept: "mine"}
     slurm.update(kept, {"StartTime": "now", "Nice": "5"})  # what root writes besides lifts nothing
     site.run("scontrol", "release", str(kept))
@@ -188,11 +187,11 @@ def test_an_update_of_the_size_leaves_limits_in_force(site: SlurmCluster) -> Non
 def test_slurm_user_writes_a_size_by_its_owners_token(site: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here root is SlurmUser: without its right to become the owner it is like any other."""
     slurm = CommandLine(site.env)
-    monkeypatch.setattr(os, "geteuid", lambda: NOBODY - 1)
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID - 1)
     assert not slurm.acts_as_owner and slurm.accounting_rules().tokens and slurm.acts_as_owner
     size = {"NumTasks": "2", "NumNodes": "2-2", "NumCPUs": "8", "TresPerNode": "gres:gpu:2"}
     kept = submit(site, "few", "--cpus-per-task=4", held=True)
-    slurm.update_size(kept, NOBODY, {**size, "AdminComment": "mine"})
+    slurm.update_size(kept, OTHER_UID, {**size, "AdminComment": "mine"})
     assert slurm.admin_comments([kept]) == {kept: "mine"}
     site.run("scontrol", "release", str(kept))
     site.wait_for(
@@ -205,7 +204,7 @@ def test_what_slurm_shows_is_understood(site: SlurmCluster) -> None:
     slurm = CommandLine(site.env)
     rules, found = slurm.accounting_rules(), parse(slurm.associations())
     assert rules.qos["capped"].user.tres["gres/gpu"].limit == 1
-    leaf = found.of("small", "nobody", "main")
+    leaf = found.of("small", OTHER, "main")
     assert leaf is not None and leaf.job_tres["gres/gpu"].limit == 2 and leaf.fair_share is not None
     assert [a.account for a in found.chain(leaf)] == ["small", "small", "root"]
     assert found.of("small", "root", "main") is None

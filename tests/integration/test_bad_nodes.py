@@ -13,13 +13,14 @@ import pytest
 from synergyd.daemon import heartbeat
 from synergyd.store.store import open_store
 from synergyd.views import status as status_view
-from tests.integration.daemon_site import AS_NOBODY, sizes, status, story, until_beat, until_steps
+from tests.integration.daemon_site import AS_OTHER, sizes, status, story, until_beat, until_steps
 from tests.throwaway import light_job, sick_job
+from tests.throwaway.accounting import OTHER_UID
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import Synergyd, make_cluster
 
 pytestmark = pytest.mark.slurm
-NOBODY: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+BY_OTHER: dict[str, Any] = {"user": OTHER_UID, "group": OTHER_UID, "extra_groups": [], "cwd": "/"}
 # a job of two nodes, n1 among them; and one of one node, which n1 would be the first choice for
 WIDE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 WHOLE_NODE = "min_gpus=2 max_gpus=2 tp=1 pp=1"
@@ -84,13 +85,13 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     cluster.run("scancel", str(own))
     # another user's, who can't read this Python: it only sleeps, and its owner reports
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 -o /dev/null\n#SYNERGY global_batch=8 micro_batch=1 {WIDE}\nsleep 300\n"
-    other = cluster.sbatch(script, "--nodelist=n1", **NOBODY)
+    other = cluster.sbatch(script, "--nodelist=n1", **BY_OTHER)
     until(cluster, lambda: sizes(cluster, other) == [4], 120, "its start")
     code = (
         "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
         f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}', timeout_s=60)"
     )
-    cluster.run(*AS_NOBODY, sys.executable, "-c", code)
+    cluster.run(*AS_OTHER, sys.executable, "-c", code)
     until(cluster, lambda: "n1" in bad_nodes(cluster), 60, "the penalty")
     assert bad_nodes(cluster)["n1"].why == f"slow under jobs {own}, {other}"
     cluster.run("scancel", str(other))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,16 @@ def site() -> Iterator[tuple[SlurmCluster, Synergyd]]:
             daemon.stop()
 
 
-def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) -> None:
+RUNTIMES = [
+    "unshare",
+    pytest.param(
+        "apptainer", marks=pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed")
+    ),
+]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd], runtime: str) -> None:
     cluster, daemon = site
     work = cluster.folder / "work"
     work.mkdir()
@@ -51,7 +61,7 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd]) 
     script.write_text(Path(agent_job.__file__).read_text())
     # where the plugin tells the job that they lie
     mounts = {work: "/work", cluster.state_dir / "plans": f"{cluster.state_dir}/plans:ro"}
-    enter = shlex.quote(str(container.entering(cluster.folder / "enter", mounts)))
+    enter = shlex.quote(str(container.RUNTIMES[runtime](cluster.folder / "enter", mounts)))
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     output = cluster.folder / "out"
     job_id = cluster.sbatch(

@@ -19,7 +19,7 @@ import pytest
 
 from synergyd.daemon import heartbeat
 from tests.integration.daemon_site import (
-    AS_NOBODY,
+    AS_OTHER,
     ELASTIC,
     Here,
     Shim,
@@ -30,6 +30,7 @@ from tests.integration.daemon_site import (
     until_steps,
 )
 from tests.throwaway import light_job
+from tests.throwaway.accounting import OTHER
 from tests.throwaway.postgres import Postgres
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -111,8 +112,8 @@ def test_without_the_right_to_update_jobs_one_line_says_so(site: SlurmCluster) -
     site.state_dir.chmod(0o777)
     heartbeat.write(site.state_dir, time.time(), 120)
     job_id = light_job.submit(site, directive=ELASTIC)
-    line = failed(site, *AS_NOBODY, "synergyd", code=2)
-    assert line.startswith("synergyd: user nobody: it may not write to jobs: ")
+    line = failed(site, *AS_OTHER, "synergyd", code=2)
+    assert line.startswith(f"synergyd: user {OTHER}: it may not write to jobs: ")
     assert line.endswith("run synergyd as root, SlurmUser, or with AdminLevel=Admin")
     assert not (site.state_dir / heartbeat.NAME).exists()
     assert site.state(job_id) == "PENDING"
@@ -128,7 +129,7 @@ def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
             "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
             f"send(Report({job_id}, 0, 999999, loss=7.5, checkpoint_requests=9, note='forged'), {address!r}, timeout_s=60)"
         )
-        site.run(*AS_NOBODY, sys.executable, "-c", code)
+        site.run(*AS_OTHER, sys.executable, "-c", code)
         site.wait_for(lambda: "refused: not its owner's" in daemon.log.read_text(), 60, "the refusal")
         for raw in (b"nonsense\n", b"\0" * 200_000, b"MUNGE:AAAA:\n", b""):
             send_raw(site.port + 90, raw)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from synergyd.daemon import heartbeat
-from tests.integration.daemon_site import AS_NOBODY, failed, status, story, until_beat, until_steps
+from tests.integration.daemon_site import AS_OTHER, failed, status, story, until_beat, until_steps
 from tests.throwaway import accounting, light_job
-from tests.throwaway.accounting import Accounting
+from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -22,10 +22,10 @@ pytestmark = [
     pytest.mark.skipif(bool(accounting.missing_programs()), reason=f"not here: {accounting.missing_programs()}"),
     pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users"),
 ]
-NOBODY, OWNER, STRANGER = 65534, 5, 6
+OWNER, STRANGER = 5, 6
 USERS = (
     "add account chem",
-    "add user nobody account=chem",
+    f"add user {OTHER} account=chem",
     "add user games account=chem",
     "add user root account=chem",
 )
@@ -37,16 +37,16 @@ def user(uid: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[SlurmCluster]:
-    """Two partitions, and a StateDir of the user nobody, whom slurmdbd knows."""
+    """Two partitions, and a StateDir of the user backup, whom slurmdbd knows."""
     cluster = make_cluster(epoch_s=1, settings=("#SYNERGY Partitions=main,second", "PartitionName=second Nodes=ALL"))
     cluster.accounting = Accounting(USERS, enforce="associations")
     with cluster:
-        os.chown(cluster.state_dir, NOBODY, NOBODY)
+        os.chown(cluster.state_dir, OTHER_UID, OTHER_UID)
         yield cluster
 
 
 def level(site: SlurmCluster, name: str) -> None:
-    site.sacctmgr(f"modify user nobody set adminlevel={name}")
+    site.sacctmgr(f"modify user {OTHER} set adminlevel={name}")
 
 
 def submit(site: SlurmCluster) -> int:
@@ -65,19 +65,19 @@ def gpus_of(site: SlurmCluster, job_id: int) -> Any:
 def test_too_few_rights_are_told_at_start(site: SlurmCluster, has: str, options: tuple[str, ...]) -> None:
     """There is no job yet."""
     level(site, has)
-    line = failed(site, *AS_NOBODY, "synergyd", *options, code=2)
-    assert line.startswith("synergyd: user nobody: it may not write to jobs") and f"AdminLevel={has};" in line
+    line = failed(site, *AS_OTHER, "synergyd", *options, code=2)
+    assert line.startswith(f"synergyd: user {OTHER}: it may not write to jobs") and f"AdminLevel={has};" in line
     assert ("nor read their scripts" in line) == bool(options)
     assert line.endswith("run synergyd as root, SlurmUser, or with AdminLevel=Admin")
     assert not (site.state_dir / heartbeat.NAME).exists()
     told = site.run("synergyctl", "config", "check", check=False).stdout
-    assert "missing rights: nobody" in told and "sacctmgr modify user nobody set adminlevel=Admin" in told
+    assert f"missing rights: {OTHER}" in told and f"sacctmgr modify user {OTHER} set adminlevel=Admin" in told
 
 
 def test_an_admin_resizes_a_job_of_two_partitions_that_its_owner_can_read(site: SlurmCluster) -> None:
     level(site, "Admin")
-    assert "ok      rights: nobody" in site.run("synergyctl", "config", "check", check=False).stdout
-    with synergyd(site, by=AS_NOBODY) as daemon:
+    assert f"ok      rights: {OTHER}" in site.run("synergyctl", "config", "check", check=False).stdout
+    with synergyd(site, by=AS_OTHER) as daemon:
         until_beat(site)
         job_id = submit(site)
         site.wait_for(lambda: gpus_of(site, job_id) == 4, 60, "the job to have all GPUs\n" + daemon.tail())
@@ -106,13 +106,13 @@ def read(path: Path, uid: int) -> bytes:
 
 def test_slurm_user_resizes_a_job() -> None:
     cluster = make_cluster(epoch_s=1)
-    cluster.slurm_user = "nobody"
+    cluster.slurm_user = OTHER
     with cluster as site:
         assert (
-            "ok      rights: the daemon's user is nobody, SlurmUser"
+            f"ok      rights: the daemon's user is {OTHER}, SlurmUser"
             in site.run("synergyctl", "config", "check", check=False).stdout
         )
-        with synergyd(site, by=AS_NOBODY) as daemon:
+        with synergyd(site, by=AS_OTHER) as daemon:
             until_beat(site)
             script = (
                 "#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n"
@@ -129,7 +129,7 @@ def test_a_job_without_munge_reports_with_its_key(site: SlurmCluster) -> None:
     site.run("scancel", "--partition=main")  # what the tests before have left
     site.wait_for(lambda: not site.run("squeue", "-h").stdout.strip(), 120, "their end")
     away = f"export MUNGE_SOCKET=/nonexistent SYNERGY_STATE_DIR={site.state_dir}\n"
-    with synergyd(site, by=AS_NOBODY) as daemon:
+    with synergyd(site, by=AS_OTHER) as daemon:
         until_beat(site)
         options = ("--account=chem",)
         first = light_job.submit(site, directive="min_gpus=1 max_gpus=8", before=away, options=options)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.daemon_site import until_beat
 from tests.throwaway import light_job
-from tests.throwaway.accounting import Accounting
+from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import explain, make_cluster, status, synergyd
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can submit and ask as several users"),
 ]
 # name, uid: strangers to one another; www-data coordinates the account of games, man is an operator
-NOBODY, GAMES, COORDINATOR, OPERATOR = 65534, 5, 33, 6
+GAMES, COORDINATOR, OPERATOR = 5, 33, 6
 REST_PORT = 91  # behind the ports of the cluster's own in its block
 
 
@@ -78,7 +78,7 @@ def here() -> Iterator[Site]:
     )
     cluster.accounting = Accounting(
         ("add account chem", "add account bio", "add user root account=chem", "add user games account=chem",
-         "add user nobody account=bio", "add user www-data account=chem", "add user man account=bio adminlevel=operator",
+         f"add user {OTHER} account=bio", "add user www-data account=chem", "add user man account=bio adminlevel=operator",
          "add coordinator account=chem names=www-data")
     )  # fmt: skip
     with cluster:
@@ -108,12 +108,12 @@ def test_users_see_and_steer_what_slurm_lets_them(here: Site) -> None:
     job = str(here.job_id)
     seen = {
         uid: [j["job_id"] for j in json.loads(here.ctl(uid, "status", "--json").stdout)["jobs"]]
-        for uid in (NOBODY, GAMES, COORDINATOR, OPERATOR)
+        for uid in (OTHER_UID, GAMES, COORDINATOR, OPERATOR)
     }
-    assert seen == {NOBODY: [], GAMES: [here.job_id], COORDINATOR: [here.job_id], OPERATOR: [here.job_id]}
-    hidden, unknown = here.ctl(NOBODY, "explain", job), here.ctl(NOBODY, "explain", "99")
+    assert seen == {OTHER_UID: [], GAMES: [here.job_id], COORDINATOR: [here.job_id], OPERATOR: [here.job_id]}
+    hidden, unknown = here.ctl(OTHER_UID, "explain", job), here.ctl(OTHER_UID, "explain", "99")
     assert hidden.returncode == unknown.returncode == 2 and hidden.stderr == unknown.stderr.replace("99", job)
-    assert here.ctl(NOBODY, "pause", job).returncode == 2 and not status(here.cluster)[here.job_id]["paused"]
+    assert here.ctl(OTHER_UID, "pause", job).returncode == 2 and not status(here.cluster)[here.job_id]["paused"]
     for uid, verb in ((GAMES, "pause"), (COORDINATOR, "resume"), (OPERATOR, "pause"), (GAMES, "resume")):
         assert here.ctl(uid, verb, job).stdout.startswith(f"job {job}: ")
     story = [e["detail"] for e in explain(here.cluster, here.job_id)["story"] if e["event"] == "Steered"]
@@ -145,10 +145,10 @@ def test_a_login_node_asks_the_port_and_a_set_bound_holds(here: Site) -> None:
 def test_slurms_tokens_open_it_and_forged_ones_do_not(here: Site) -> None:
     target = f"/v1/jobs/{here.job_id}/explain"
     assert here.http(target, here.token("games"))[0] == 200
-    assert here.http(target, here.token("nobody"))[0] == 404
+    assert here.http(target, here.token(OTHER))[0] == 404
     jobs = here.http("/v1/status", here.token("man"))[1]["jobs"]
     assert [j["user"] for j in jobs if j["job_id"] == here.job_id] == ["games"]
-    good = here.token("nobody")
+    good = here.token(OTHER)
     header, _, signature = good.split(".")
     forged = ".".join([header, here.token("man").split(".")[1], signature])
     brief = here.token("games", 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from synergyd.slurm.command_line import CommandLine
 from tests.integration.daemon_site import explain, sizes, status, until_beat
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup
+from tests.throwaway.slurm_output import release
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -33,3 +35,19 @@ def test_a_job_gets_what_fits_under_one_leaf_switch() -> None:
             120,
             "why it is left",
         )
+
+
+@pytest.mark.skipif(release() < (23, 11), reason=f"Slurm {release()[0]}.{release()[1]:02} has no topology/block")
+def test_a_job_gets_nodes_of_one_block() -> None:
+    """By topology/block: nodes of two blocks, where one would do, Slurm refuses for good."""
+    cluster = make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=("TopologyPlugin=topology/block",))
+    (cluster.folder / "topology.conf").write_text("BlockName=a Nodes=n[1-2]\nBlockName=b Nodes=n[3-4]\nBlockSizes=2\n")
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        assert CommandLine(cluster.env).leaf_switches() == {"n1": "a", "n2": "a", "n3": "b", "n4": "b"}
+        plain = cluster.sbatch("#!/bin/sh\nsleep 600\n", "-o", "/dev/null", "--gres=gpu:1", "--nodelist=n1")
+        cluster.wait_for(lambda: cluster.state(plain) == "RUNNING", 120, "the plain job")
+        job = light_job.submit(cluster, gpus=2, directive="min_gpus=4 max_gpus=4", options=("--nodes=2",))
+        cluster.wait_for(lambda: sizes(cluster, job) == [4], 120, "the job to start")
+        nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
+        assert nodes == "n[3-4]", explain(cluster, job)["decision"]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.throwaway.slurm import SlurmCluster
 
 PROGRAMS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db")
+# a user of each Debian, without rights of its own. Not nobody: of slurmdbd's users Slurm 26.05 counts none of that name (uid.c)
+OTHER, OTHER_UID = "backup", 34
 USER, DATABASE = "synergy", "slurm_acct_db"
 # behind the ports of slurmctld, slurmd and the daemon's reports in the cluster's block
 DBD_PORT, SQL_PORT = 92, 93

@@ -3,7 +3,7 @@
     python -m tests.throwaway.other_slurm 24.11 .venv/bin/python -m pytest -m slurm tests/integration
     python -m tests.throwaway.other_slurm --source ~/slurm-25.11 COMMAND...
 
-Of a Debian release: a chroot in a mount namespace of its own, which has this checkout, this Python, /tmp, /dev, /proc and /sys of
+Of a Debian release: a root of its own in a mount namespace, which has this checkout, this Python, /tmp, /dev, /proc and /sys of
 this machine, and all else of that release. What is written elsewhere is gone with it.
 """
 
@@ -26,6 +26,8 @@ from tests.throwaway.slurm_build import build
 SUITES = {"24.11": "trixie", "26.05": "forky"}  # Debian's releases by their Slurm
 FEW = ("slurm-wlm", "munge", "python3", "procps")  # python3: its libraries are this Python's too
 PACKAGES = (*FEW, "slurmdbd", "mariadb-server", "slurm-wlm-jwt-plugin", "lua5.3", "iproute2", "postgresql")
+# forky's client library (11.8.9) fails at slurmdbd's first query ("5027 Number of columns in result"): another suite's is lent
+LENDER, LIBRARY = {"forky": "trixie"}, "usr/lib/x86_64-linux-gnu/libmariadb.so.3"
 SHARED = ("/tmp", "/dev", "/proc", "/sys")  # locks of ports lie in /tmp
 OF_THE_HOST = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/localtime")
 
@@ -71,6 +73,12 @@ def python_folders() -> list[Path]:
     return [Path(sys.prefix), of_base] if sys.prefix != sys.base_prefix else [of_base]
 
 
+def lender_of(root: DebianRoot) -> DebianRoot | None:
+    """The root that lends it a library, where it has slurmdbd and needs one."""
+    suite = LENDER.get(root.suite)
+    return DebianRoot(suite, PACKAGES) if suite and "slurmdbd" in root.packages else None
+
+
 def steps(root: DebianRoot, command: list[str]) -> list[str]:
     """Shell commands that enter the root and run `command`, in a mount namespace of their own."""
     run = CACHE / ".run"  # mounts on it are seen inside the namespace alone
@@ -89,11 +97,15 @@ def steps(root: DebianRoot, command: list[str]) -> list[str]:
     for link in python_links():
         place = shlex.quote(f"{inside}{link}")
         made.append(f"rm -f {place} && cp {shlex.quote(os.path.realpath(link))} {place}")
+    if (lender := lender_of(root)) and (library := lender.folder / LIBRARY).exists():
+        made.append(f"cp {library} {inside}/{LIBRARY}")
     for name in OF_THE_HOST:
         if Path(name).exists():
             made.append(f"rm -f {inside}{name} && cp {name} {inside}{name}")
     entered = ["env", f"--chdir={ROOT}", *command]
-    return [*made, f"exec chroot {inside} {shlex.join(entered)}"]
+    # not chroot, in which a container's runtime refuses to run
+    made += [f"cd {inside}", "mkdir -p .before", "mount --make-rprivate /", "pivot_root . .before", "umount -l .before"]
+    return [*made, f"exec {shlex.join(entered)}"]
 
 
 def entering(root: DebianRoot, command: list[str]) -> list[str]:
@@ -128,6 +140,10 @@ def main() -> None:
             parser.error(f"{release!r}: expected one of {', '.join(SUITES)}, and a command")
         root = DebianRoot(SUITES[release], FEW if options.few else PACKAGES)
         reason = why_not(release, root, options.making_s) or cannot_enter(root)
+        if not reason and (lender := lender_of(root)):
+            of = next(r for r, suite in SUITES.items() if suite == lender.suite)
+            if lacks := why_not(of, lender, options.making_s):
+                print(f"== its slurmdbd will not run: {lacks}", file=sys.stderr)
         if not reason:
             os.execvp("unshare", entering(root, words))
     print(f"== no other Slurm here: {reason}", file=sys.stderr)

@@ -13,6 +13,8 @@ from tests.paths import ROOT
 
 BUILT = ROOT / "build" / "slurm"
 NEEDS = "gcc make libmunge-dev liblua5.3-dev libjson-c-dev libjwt-dev libmariadb-dev"  # Debian's names
+# several slurmd on one machine, as Debian builds it: without, slurmctld finds no address of n2
+OPTIONS = ("--disable-debug", "--without-rpath", "--enable-multiple-slurmd")
 PLUGINS = ("auth_munge", "job_submit_lua", "serializer_json", "auth_jwt", "accounting_storage_mysql")
 BUILDING_S = 3600
 
@@ -34,7 +36,7 @@ def build(source: Path) -> tuple[str, Path]:
         # unoptimized: a third of the time
         environment = {**os.environ, "CFLAGS": "-O0"}
         for argv in (
-            [str(source / "configure"), f"--prefix={prefix}", "--disable-debug", "--without-rpath"],
+            [str(source / "configure"), f"--prefix={prefix}", *OPTIONS],
             ["make", "-s", f"-j{os.cpu_count()}"],
             ["make", "-s", "install"],
         ):

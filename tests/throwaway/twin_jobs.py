@@ -16,6 +16,7 @@ from random import Random
 
 from synergyd.constraint import has_features
 from tests.throwaway import agent_job, light_job
+from tests.throwaway.accounting import OTHER
 from tests.throwaway.slurm import NodeGroup
 
 GROUPS = (
@@ -102,7 +103,7 @@ ACCOUNTS = {
 }
 QOS = {"capped": AccountFacts(tres={"gres/gpu": 3}), "normal": FREE}  # of each user
 QUICK_S = 2 * MINUTE_S  # MaxWall of QOS quick
-OWNERS = {"root": ("lab",), "nobody": ("chem", "wide", "few", "free")}
+OWNERS = {"root": ("lab",), OTHER: ("chem", "wide", "few", "free")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class TwinJob:
     number: int
     submit_s: float  # since the run's begin
     seconds: int
-    user: str = "nobody"
+    user: str = OTHER
     directive: str | None = None
     trains: bool = False  # it reports, and can be asked for checkpoints
     nodes: int = 1
@@ -239,7 +240,7 @@ def generate(count: int, seed: int, span_s: float) -> list[TwinJob]:
 
 def _draw(rng: Random, number: int, submit_s: float, before: Sequence[TwinJob]) -> TwinJob:
     trains = rng.random() < 0.2
-    user = "root" if trains else "nobody"
+    user = "root" if trains else OTHER
     managed = trains or rng.random() < 0.6
     words: dict[str, object] = {
         "number": number, "submit_s": submit_s, "seconds": rng.randint(8, 30), "user": user, "trains": trains,

@@ -16,7 +16,7 @@ from typing import Any
 from synergyd.errors import UsageError
 from synergyd.store.store import open_store
 from synergyd.wire.hostlist import expand
-from tests.throwaway.accounting import Accounting
+from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import Synergyd, hook
 from tests.throwaway.twin_checks import Key, Run
@@ -35,8 +35,7 @@ from tests.throwaway.twin_jobs import (
     TwinJob,
 )  # fmt: skip
 
-NOBODY = 65534
-AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
+BY_OTHER: dict[str, Any] = {"user": OTHER_UID, "group": OTHER_UID, "extra_groups": [], "cwd": "/"}
 CHECKPOINT_S = 15
 #: columns of squeue and their widths
 _LOOK = {"JobArrayID": 40, "State": 20, "Reason": 120, "ReqNodes": 80, "tres-alloc": 160}
@@ -69,7 +68,7 @@ class Side:
         path.write_text(job.script(folder, directive=self.managed))
         path.chmod(0o755)
         argv = ["sbatch", "--parsable", *job.options(folder, self.ids), str(path)]
-        who = AS_NOBODY if job.user == "nobody" else {}
+        who = BY_OTHER if job.user == OTHER else {}
         done = self.cluster.run(*argv, check=False, timeout_s=120, **who)
         self.jobs[job.number] = job
         if done.returncode:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.throwaway import other_slurm
+from tests.throwaway import debian_root, other_slurm
 from tests.throwaway.slurm_build import build
 
 STATUS = """Package: slurm-wlm-doc
@@ -66,3 +67,26 @@ def test_a_python_of_the_system_is_named_whole(monkeypatch: pytest.MonkeyPatch, 
     assert tmp_path in other_slurm.python_folders()
     links = list(other_slurm.python_links())
     assert links[0] == Path("/usr/bin/python3")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a root of another Debian needs root")
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [("echo 'E: Failed getting release file'; exit 1", "Failed getting release file"), ("sleep 60", "within 0.5 s")],
+    ids=["away", "hangs"],
+)
+def test_a_mirror_that_can_not_be_reached_is_told_and_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, does: str, says: str
+) -> None:
+    (tmp_path / "debootstrap").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "debootstrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(debian_root, "CACHE", tmp_path / "debian")
+    monkeypatch.setattr(other_slurm, "ROOT", tmp_path)
+    if reason := debian_root.DebianRoot("trixie", other_slurm.FEW).why_not():
+        pytest.skip(reason)
+    for options, code in (([], 1), (["--or-pass"], 0)):
+        ended, lines = ends(monkeypatch, capfd, *options, "--few", "--making-s", "0.5", "24.11", "false")
+        assert ended == code and len(lines) == 1, lines
+        assert lines[0].startswith("== no other Slurm here: no Debian trixie") and says in lines[0]
+    assert not any((tmp_path / "debian").iterdir()), "a half of a root is left"

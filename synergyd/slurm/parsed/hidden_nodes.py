@@ -1,4 +1,4 @@
-"""Cloud nodes that Slurm does not show while they are powered down (it does with PrivateData=cloud). Pure.
+"""Cloud nodes that Slurm 22.05 does not show while they are powered down (it does with PrivateData=cloud; from 23.02 on always). Pure.
 
 A partition names all of its nodes. One that was shown once is known from then on, and sleeps while it is not shown. Of one that was
 never shown nobody knows what it has: a job that may need such nodes is left to Slurm, which wakes them as for a plain job.

@@ -305,7 +305,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path / "state")
     reader = made.daemon.tools.reader
     monkeypatch.setattr(service, "CommandLine", lambda **_: made.slurm)
-    monkeypatch.setattr(service, "open_reader", lambda _: (reader, "in memory"))
+    monkeypatch.setattr(service, "open_reader", lambda _, line: (reader, "in memory"))
     return made
 
 

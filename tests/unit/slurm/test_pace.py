@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.pace import Pace, pace_of
+from synergyd.slurm.pace import Pace, pace_of, requests_of
 from tests.unit.slurm.shell_world import Shell
 
 
@@ -44,6 +44,47 @@ def test_calls_wait_for_their_turn() -> None:
 def test_the_limit_as_slurm_says_it(words: str, bucket: float, per_s: float) -> None:
     found = pace_of(f"SlurmctldPort           = 6817\nSlurmctldParameters     = {words}\n")
     assert found is not None and (found._bucket, found._refill_per_s) == (bucket, per_s)
+
+
+@pytest.mark.parametrize(
+    ("words", "requests"),
+    [
+        ("squeue -h -a -O JobID:12", 2),
+        ("squeue -h -a -j 7 -O JobID:12", 3),
+        ("squeue -a --json", 1),
+        ("sinfo -h -a -N -O NodeList:20", 2),
+        ("scontrol show config", 2),
+        ("scontrol show topology", 1),
+        ("scontrol release 7", 1),
+        ("scontrol update JobId=7 StartTime=now", 1),
+        ("scontrol update JobId=7,8,9_1 StartTime=now+60", 3),
+        ("scancel --signal=USR2 7", 3),
+        ("scontrol --version", 0),
+    ],
+)
+def test_the_requests_of_a_command_are_what_slurm_counts(words: str, requests: int) -> None:
+    assert requests_of(words.split()) == requests
+
+
+def test_a_command_waits_for_all_of_its_requests(shell: Shell) -> None:
+    slept: list[float] = []
+    shell.answers("scontrol")
+    shell.answers("sinfo")
+    shell.backend.pace = Pace(2, 2, lambda: 0.0, slept.append)
+    shell.backend.reservations()
+    shell.backend.run("sinfo", "-h")
+    assert slept == [0.5]
+
+
+def test_many_jobs_are_put_off_a_bucket_at_a_time(shell: Shell) -> None:
+    """One scontrol makes a request for each: beyond the bucket Slurm would make it sleep past its time."""
+    slept: list[float] = []
+    shell.answers("scontrol")
+    shell.backend.pace = Pace(3, 1, lambda: 0.0, slept.append)
+    shell.backend.delay(range(1, 8), 60)
+    named = [word for call in shell.calls for word in call if word.startswith("JobId=")]
+    assert named == ["JobId=1,2,3", "JobId=4,5,6", "JobId=7"]
+    assert slept == [3.0, 4.0]
 
 
 def test_without_a_limit_nothing_waits() -> None:

@@ -17,6 +17,7 @@ from synergyd.slurm import backends
 from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.pace import Pace
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
@@ -202,6 +203,20 @@ def test_one_that_fits_is_read_through(put: Put, line: None) -> None:
     assert len(reader.jobs()) == 8 and len(reader.nodes()) == 3
     reader.close()
     assert reads({}) == ("pyslurm", why)
+
+
+def test_its_reads_count_in_the_limit_on_requests(put: Put) -> None:
+    put("old")
+    line, slept = Line(), list[float]()
+    line.pace = Pace(4, 1, lambda: 0.0, slept.append)
+    reader, _ = open_reader({}, line=line)
+    assert isinstance(reader, Fallback)
+    reader.jobs()
+    reader.nodes()
+    assert slept == []
+    reader.jobs()
+    assert slept == [2.0]
+    reader.close()
 
 
 def test_one_whose_first_read_fails_is_left_and_told_once(
