@@ -19,8 +19,9 @@ class BackfillPolicy(Policy):
 
     The head's time is the earliest at which enough GPUs are free, by the ends of the jobs that run (seconds left on
     their Cells). Jobs of unknown length never end, so a head that waits for such ones has no time, and only jobs on
-    nodes that it can't use pass it. A job too big for the empty machine is passed over. Lengths are the predicted ones,
-    where Slurm goes by time limits; at most `depth` jobs behind the head are tried (Slurm: bf_max_job_test).
+    nodes that it can't use pass it. A job too big for the empty machine, or that no plan fits at its size, is passed over.
+    Lengths are the predicted ones, where Slurm goes by time limits; at most `depth` jobs behind the head are tried (Slurm:
+    bf_max_job_test).
     """
 
     sizes_fixed = True
@@ -37,6 +38,8 @@ class BackfillPolicy(Policy):
         tried = 0
         for i in by_submission(problem):
             job, want = problem.jobs[i], requested_size(problem.jobs[i])
+            if want is None:
+                continue
             shape = job.cells[want].shape
             if (
                 job.current is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from synergyd.records import Shape
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.trial import TrialPlacement
-from synergyd.scheduler.policies.requested_size import best_of_shapes, by_submission, requested_size
+from synergyd.scheduler.policies.requested_size import best_of_shapes, by_submission, requested_or_smallest
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import beyond_growth
 
@@ -46,7 +46,7 @@ class CriusPolicy(Policy):
         for i in by_submission(problem):
             if search.choice[i] is not None:
                 continue
-            want = requested_size(problem.jobs[i])
+            want = requested_or_smallest(problem.jobs[i])
             if want not in search.banned(i) and search.put({i: want}):
                 continue
             if searches > 0:

@@ -10,7 +10,7 @@ from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.placement.nearest import nearest_tier
 from synergyd.scheduler.placement.place import place, requests_of
-from synergyd.scheduler.policies.requested_size import by_submission, requested_size
+from synergyd.scheduler.policies.requested_size import by_submission, requested_or_smallest, requested_size
 from synergyd.scheduler.problem.delays import Tier, may_take, tier_of
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
@@ -50,13 +50,14 @@ class DallyPolicy(Policy):
 
 def network_score(job: JobRequest) -> float:
     """Seconds that its work would have taken without communication over the seconds that it has run; 0 for a new job. A job that
-    does not tell its progress counts with the share of the step in which it computes."""
-    cell = job.cells[requested_size(job)]
+    does not tell its progress, or says 0 though it has run, counts with the share of the step in which it computes: the authors' score is
+    of iterations that have ended, and one that never says so would come first for good."""
+    cell = job.cells[requested_or_smallest(job)]
     ran_s = job.progress.attained_gpu_s / max(1, cell.shape.gpus)
     computes = 1.0 - min(1.0, cell.sync_s / cell.step_s) if cell.step_s > 0 else 1.0
     if ran_s <= 0:
         return 0.0
-    if job.progress.done is None or cell.goodput <= 0:
+    if not job.progress.done or cell.goodput <= 0:
         return computes
     return job.progress.done * computes / cell.goodput / ran_s
 
@@ -112,7 +113,10 @@ def _too_far_apart(problem: Problem, offered: Allocation, nodes: Mapping[int, tu
 
 def _cells(job: JobRequest) -> list[int]:
     """Of as many GPUs of the same type as it asks for: the best of each shape, those on the fewest nodes first."""
-    want = job.cells[requested_size(job)].shape
+    asked = requested_size(job)
+    if asked is None:
+        return []
+    want = job.cells[asked].shape
     best: dict[int, int] = {}  # by number of nodes
     for i in sorted(range(len(job.cells)), key=lambda i: -job.cells[i].goodput):
         shape = job.cells[i].shape

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.records import Allocation, Policy, Problem
-from synergyd.scheduler.problem.utility import allocation, smallest
+from synergyd.scheduler.problem.utility import allocation
 
 
 class FifoPolicy(Policy):
     """Strict order of submission (job id on ties): running jobs stay as they are, and the first waiting job that does
     not fit holds up those behind it. A job too big for the machine even when it is empty is passed over.
 
-    A job gets the Cell of the size it asked for; where no plan fits that size, its smallest Cell.
+    A job gets the Cell of the size it asked for; one that no plan fits at that size is passed over, too.
     """
 
     sizes_fixed = True
@@ -27,7 +27,9 @@ class FifoPolicy(Policy):
         waiting = [i for i, job in enumerate(problem.jobs) if job.current is None]
         for i in sorted(waiting, key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
             job = problem.jobs[i]
-            wanted = smallest(job.cells) if job.asked is None else job.asked
+            wanted = job.asked
+            if wanted is None:
+                continue
             shape = job.cells[wanted].shape
             if wanted in job.banned or empty.pick(shape, job.node_filter, needs=job.needs) is None:
                 continue

@@ -10,8 +10,9 @@ from synergyd.scheduler.placement.make_placeable import make_placeable
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 
 
-def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int]) -> Allocation:
-    """Each job of `order` (indices of jobs) gets the Cell wants[i] if it still fits; those that do not are passed over.
+def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int | None]) -> Allocation:
+    """Each job of `order` (indices of jobs) gets the Cell wants[i] if it still fits; those that do not are passed over, and those that
+    want none.
 
     A running job stays on its nodes where no job before it took them, else it may go on elsewhere; one that fits
     nowhere is stopped. Jobs that are not in `order` get nothing.

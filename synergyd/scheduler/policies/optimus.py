@@ -10,7 +10,7 @@ from synergyd.scheduler.placement.trial import TrialPlacement
 from synergyd.scheduler.policies.requested_size import (
     best_of_shapes,
     by_submission,
-    requested_size,
+    requested_or_smallest,
     seconds_left,
 )
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
@@ -81,7 +81,8 @@ class _Ladder:
 def _lengths(problem: Problem) -> list[float]:
     """Seconds that each job has left at the size asked for."""
     left = [
-        seconds_left(job, job.cells[requested_size(job)]) * job.relative[requested_size(job)] for job in problem.jobs
+        seconds_left(job, job.cells[requested_or_smallest(job)]) * job.relative[requested_or_smallest(job)]
+        for job in problem.jobs
     ]
     known = [s for s in left if math.isfinite(s)]
     mean = sum(known) / len(known) if known else 1.0

@@ -9,15 +9,21 @@ from synergyd.scheduler.problem.records import JobRequest, Problem
 from synergyd.scheduler.problem.utility import beyond_growth, smallest
 
 
-def requested_size(job: JobRequest) -> int:
-    """Index of the Cell of the size asked for; where no plan fits that size, of the smallest Cell.
+def requested_size(job: JobRequest) -> int | None:
+    """Index of the Cell of the size asked for; None where no plan fits that size: such a job is not started at another one.
 
     A job that runs at that shape keeps its present Cell: a better plan alone is no reason for these policies to restart it.
     """
-    want = smallest(job.cells) if job.asked is None else job.asked
-    if job.current is not None and job.cells[job.current].shape == job.cells[want].shape:
+    want = job.asked
+    if want is not None and job.current is not None and job.cells[job.current].shape == job.cells[want].shape:
         return job.current
     return want
+
+
+def requested_or_smallest(job: JobRequest) -> int:
+    """The same for policies that choose sizes: where no plan fits the size asked for, the smallest Cell."""
+    want = requested_size(job)
+    return smallest(job.cells) if want is None else want
 
 
 def by_submission(problem: Problem) -> list[int]:

@@ -29,6 +29,9 @@ class SrtfPolicy(Policy):
         wants = [requested_size(job) for job in problem.jobs]
         left = []
         for job, want in zip(problem.jobs, wants, strict=True):
+            if want is None:
+                left.append(math.inf)
+                continue
             cell = job.cells[want]
             left.append(seconds_left(job, cell) * (cell.shape.gpus if self._service else 1))
         order = sorted(by_submission(problem), key=lambda i: left[i] if math.isfinite(left[i]) else math.inf)

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergyd import settings_allocation
-from synergyd.records import Action, JobState, Snapshot
+from synergyd.records import Action, Cluster, JobState, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.policies.pollux import PolluxPolicy
 from synergyd.scheduler.policies.registry import POLICIES, policy_named
-from synergyd.scheduler.problem.records import Allocation, Policy, Problem, Progress
+from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import beyond_growth
-from tests.unit.scheduler.builders import Cells, random_problem
+from tests.unit.scheduler.builders import Cells, ask, cells, node, random_problem
+from tests.unit.scheduler.builders import job as queued
 from tests.unit.scheduler.test_decide import SETTINGS, epochs
 
 OTHERS = sorted(set(POLICIES) - {"synergy", "exact"})
@@ -119,3 +120,20 @@ def test_nobody_and_nothing(name: str) -> None:
 
 def test_the_settings_reader_knows_the_same_names() -> None:
     assert set(settings_allocation.POLICIES) == set(POLICIES)
+
+
+@pytest.mark.parametrize("name", ["fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "dally"])
+def test_a_fixed_size_that_no_plan_fits_is_no_other_size(name: str) -> None:
+    """It waits and is told why; the one behind it starts, and the one that runs goes on."""
+    rooms = (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4))
+    small = cells(1.0, 1.9)  # on 1 and 2 GPUs
+    odd, runs = ask(1, small, 3), ask(3, small, 3, current=1, nodes=("n1",))
+    assert odd.asked is None
+    problem = Problem((odd, ask(2, small, 2), runs), rooms, now_s=100.0)
+    assert made(name).allocate(problem).choice == (None, 1, 1)
+    snapshot = Snapshot(100.0, Cluster((node("n0"), node("n1"))), (queued(1, 3), queued(2, 2)))
+    waits, starts = decide(snapshot, SETTINGS, {1: small, 2: small}, {}, policy=made(name))
+    assert waits.action is Action.WAIT and starts.action is Action.START
+    assert waits.why.startswith(
+        "Waits: the policy gives each job the size it asked for, and no plan of this job fits that size."
+    )

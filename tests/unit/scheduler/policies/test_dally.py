@@ -85,6 +85,8 @@ def test_the_score_is_the_time_without_communication_over_the_time_run() -> None
     assert network_score(known) == pytest.approx(112.5 / 200)
     assert network_score(replace(known, progress=Progress(attained_gpu_s=1600.0))) == 0.75
     assert network_score(runs) == 0.0
+    # it has run and says that it has done nothing: no reason to come before all others for good
+    assert network_score(replace(known, progress=Progress(attained_gpu_s=1600.0, done=0.0))) == 0.75
 
 
 def test_the_job_that_the_network_slows_most_is_stopped_last() -> None:
