@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.restarts import RestartTimes
 from synergyd.shared_links import Sharing
+
+# of a field that came after 0.1.0: what has its default reads and is written as it was then
+LATER = MappingProxyType({"later": True})
 
 
 class JobState(StrEnum):
@@ -129,7 +133,7 @@ class Plan:
     micro_batch: int = 1
     #: sequences of a step
     global_batch: int = 1
-    #: activations that are computed again: none, selective or full
+    #: activations that are computed again: none, selective (the attention's core), full, or modules of a layer, joined by +
     recompute: str = "none"
     #: Megatron's sequence parallelism
     sequence_parallel: bool = False
@@ -144,6 +148,8 @@ class Plan:
     ep: int = 1
     #: bf16, fp16, fp32 or fp8
     precision: str = "bf16"
+    #: the first so many layers of each virtual stage that full recompute covers; 0: all
+    recompute_layers: int = field(default=0, metadata=LATER)
 
     @property
     def gpus(self) -> int:
@@ -177,9 +183,15 @@ class Accepts:
     overlap: bool = False
     #: it has no pipeline: pp stays 1
     single_stage: bool = False
+    #: full recompute of some of the layers
+    blocks: bool = field(default=False, metadata=LATER)
+    #: modules of a layer that it can compute again, joined by +
+    modules: str = field(default="", metadata=LATER)
 
 
 NOTHING_MORE = Accepts()
+# numbers of a plan for which 0 means something
+MAY_BE_0 = frozenset(("zero_stage", "recompute_layers"))
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them

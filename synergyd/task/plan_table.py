@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
+from synergyd.recompute import MODULES, NOT_WITH_FP8
 from synergyd.records import Cell, ModelSpec, Shape
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import memory_reason, needs
@@ -120,6 +121,8 @@ def plan_table(
         zero_stages=ZERO_STAGES if zero is None else (zero,),
         precisions=(precision or usual_precision(gpu_type),),
         uneven=True,
+        blocks=True,
+        modules=tuple(m for m in MODULES if precision != "fp8" or m not in NOT_WITH_FP8),
     )
     check_fixed(model, limits, "", max(gpus))
     if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:

@@ -7,17 +7,18 @@ import re
 from typing import Any
 
 from synergyd.errors import UsageError, shown
-from synergyd.records import Plan
+from synergyd.recompute import FULL, MODULES, is_recompute
+from synergyd.records import MAY_BE_0, Plan
 from synergyd.wire.codec import Checks, decode
 
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
-RECOMPUTES = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
+    "rl": "recompute_layers",
 }  # fmt: skip
-_RARE = frozenset(("vp", "cp", "ep", "pr"))  # said only where they are not the default
+_RARE = frozenset(("vp", "cp", "ep", "pr", "rl"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
@@ -25,12 +26,16 @@ _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 def plan_problem(plan: Plan) -> str:
     """What is wrong with a plan, "" if nothing is: a check for codec.decode."""
     for field in dataclasses.fields(Plan):
-        value, least = getattr(plan, field.name), 0 if field.name == "zero_stage" else 1
+        value, least = getattr(plan, field.name), 0 if field.name in MAY_BE_0 else 1
         if type(field.default) is int and not least <= value <= MAX_NUMBER:
             return f"{field.name} is {shown(value)}; expected a whole number from {least} to {MAX_NUMBER}"
-    for name, right in (("recompute", RECOMPUTES), ("precision", PRECISIONS)):
-        if getattr(plan, name) not in right:
-            return f"{name} is {shown(getattr(plan, name))}; expected {', '.join(right)}"
+    if plan.precision not in PRECISIONS:
+        return f"precision is {shown(plan.precision)}; expected {', '.join(PRECISIONS)}"
+    if not is_recompute(plan.recompute):
+        right = f"none, selective, full, or of {'+'.join(MODULES)} some in this order"
+        return f"recompute is {shown(plan.recompute)}; expected {right}"
+    if plan.recompute_layers and plan.recompute != FULL:
+        return f"recompute_layers is {plan.recompute_layers} with recompute {plan.recompute}; expected full"
     if plan.global_batch % (plan.dp * plan.micro_batch):
         return f"global_batch {plan.global_batch} is no multiple of dp {plan.dp} x micro_batch {plan.micro_batch}"
     return ""

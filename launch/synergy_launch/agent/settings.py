@@ -12,7 +12,7 @@ from typing import Any
 
 from synergy_launch.batch.tuner import batch_range
 from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergyd.records import MAY_BE_0, Plan
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
 OWN_BATCH = "SYNERGY_OWN_BATCH"
@@ -86,7 +86,7 @@ def parse_plan(text: str, world: int) -> Plan:
     for key, value in content.items():
         if key not in kinds:
             raise UsageError(where, f"unknown field {key}", right)
-        least = 0 if key == "zero_stage" else 1
+        least = 0 if key in MAY_BE_0 else 1
         if type(value) is not kinds[key] or (kinds[key] is int and value < least):
             raise UsageError(where, f"{key}={value!r} can't be used", right)
     plan = Plan(**content)

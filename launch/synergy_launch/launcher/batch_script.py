@@ -10,13 +10,15 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from synergy_launch.agent.settings import OWN_BATCH
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.errors import UsageError, one_line
+from synergyd.recompute import recompute_words
 from synergyd.records import Plan, Shape
+from synergyd.wire.codec import encode
 
 LAUNCHER = "synergy-launch"
 MAX_INPUT_BYTES = 64 * 1024  # of a user's batch script
@@ -68,7 +70,7 @@ def render(request: ScriptRequest) -> str:
         arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint, own_batch=request.own_batch)
     environment = dict(request.environment)
     if plan:
-        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(encode(plan))
         if request.own_batch and not megatron:
             environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):
@@ -89,7 +91,7 @@ def render(request: ScriptRequest) -> str:
         batch = "of the script" if request.own_batch and not megatron else plan.global_batch
         more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
-                   f"global batch {batch}, recompute {plan.recompute}")  # fmt: skip
+                   f"global batch {batch}, recompute {recompute_words(plan.recompute, plan.recompute_layers)}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]

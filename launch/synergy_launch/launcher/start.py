@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.agent.settings import DAEMON_CHOOSES, OWN_BATCH
@@ -16,6 +16,7 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.records import NOTHING_MORE, Plan
+from synergyd.wire.codec import encode
 from synergyd.wire.plan_file import PlanFile
 
 TORCHRUN = "synergy_launch.launcher.torchrun"
@@ -107,11 +108,11 @@ def node_command(
         "OMP_NUM_THREADS": threads,
     }
     if capabilities != NOTHING_MORE:
-        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(capabilities))
+        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(encode(capabilities))
     # a daemon that gets reports of the run chooses its batch
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     if plan:
-        environment["SYNERGY_PLAN_JSON"] = json.dumps(asdict(plan))
+        environment["SYNERGY_PLAN_JSON"] = json.dumps(encode(plan))
         if own_batch and not is_megatron(style, script[1:]):
             environment[OWN_BATCH] = "1"
         if megatron_arguments.needs_one_connection(plan, arguments):

@@ -14,6 +14,7 @@ from rich.table import Table
 from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
 from synergyd.errors import UsageError
+from synergyd.recompute import recompute_words
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.model.arrays import PRECISION
@@ -256,7 +257,10 @@ def show(table: PlanTable, console: Console) -> None:
 def degrees(plan: Plan) -> dict[str, str]:
     """What tells a plan from others, by column."""
     names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "micro_batch", "global_batch", "recompute")
-    return {name: str(getattr(plan, name)) for name in names}
+    return {
+        **{name: str(getattr(plan, name)) for name in names},
+        "recompute": recompute_words(plan.recompute, plan.recompute_layers),
+    }
 
 
 def _times(table: PlanTable, count: GpuCount) -> Table:
@@ -264,7 +268,7 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
     title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
     result = Table(title=title, title_justify="left")
     plans = [row.cell.plan for row in count.rows]
-    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(getattr(p, n) != _RARE[n] for p in plans)]
+    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(degrees(p)[n] != str(_RARE[n]) for p in plans)]
     for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "+- %", "tokens/s", "MFU %", "goodput"):
         result.add_column(name, justify="right")
     for name in count.rows[0].time:

@@ -190,9 +190,30 @@ MEGATRON = [
     ],
 )
 def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None:
-    assert accepts(argv) == expected
-    # options of uneven stages are younger than the others
-    assert accepts(argv, (0, 11)) == replace(expected, uneven=False)
+    megatron = expected != NOTHING_MORE
+    found = accepts(argv)
+    assert replace(found, modules="") == replace(expected, blocks=megatron)
+    assert found.modules == ("" if not megatron else "mlp+moe" if expected.precision == "fp8" else "layernorm+mlp")
+    # options of uneven stages and of modules are younger than the others
+    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--num-experts", "8"], "layernorm+mlp+moe"),
+        (
+            ["--num-experts", "8", "--moe-grouped-gemm", "--multi-latent-attention"],
+            "layernorm+mla_up_proj+mlp+moe+moe_act",
+        ),
+        (["--fp8-format", "hybrid", "--num-experts=8", "--moe-grouped-gemm"], "mlp+moe"),
+        (["--fp8-format=e4m3", "--fp8-recipe", "blockwise"], "layernorm+mlp"),
+        (["--cuda-graph-impl", "local"], ""),
+    ],
+)
+def test_modules_that_a_command_line_can_compute_again(more: list[str], expected: str) -> None:
+    found = accepts([*MEGATRON, *more])
+    assert found.modules == expected and found.blocks == bool(expected)
 
 
 CLUSTER = Cluster(tuple(Node(f"n{i}", "h100", 8) for i in range(4)))

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 import pytest
-from synergy_launch.megatron_lm.arguments import is_megatron, with_plan
+from synergy_launch.megatron_lm.arguments import is_megatron, plan_of, with_plan
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 
@@ -84,6 +84,28 @@ def test_idempotent(checkpoint: str, recompute: str, given: list[str]) -> None:
     assert with_plan(once, plan, checkpoint) == once
     assert value(once, "--save") == (checkpoint or ("/old" if "--save" in given else None))
     assert value(once, "--recompute-granularity") == (None if recompute == "none" else recompute)
+
+
+def test_recompute_of_layers_and_of_modules_there_and_back() -> None:
+    own = [*USER, "--recompute-activations", "--recompute-modules", "mlp", "moe", "--moe-layer-recompute"]
+    for what, text in (
+        ({"recompute": "full"}, "full uniform 1"),
+        ({"recompute": "full", "recompute_layers": 1}, "full block 1"),
+        ({"recompute": "layernorm+moe_act"}, "selective None None layernorm moe_act"),
+        ({"recompute": "selective"}, "selective None None"),
+    ):
+        plan = replace(PLAN, **what)
+        made = with_plan([*own, "--seq-length", "8"], plan)
+        names = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
+        at = made.index("--recompute-modules") if "--recompute-modules" in made else 0
+        modules = made[at + 1 : at + 3] if at else []
+        assert " ".join([*(str(value(made, name)) for name in names), *modules]) == text
+        assert not {"--recompute-activations", "--moe-layer-recompute"} & set(made) and with_plan(made, plan) == made
+        found = plan_of(made, plan.gpus)
+        assert found is not None and replace(found, zero_stage=1, precision="bf16") == plan
+    # as many as the stage has, are all
+    block = ["--recompute-granularity", "full", "--recompute-method=block", "--recompute-num-layers", "2"]
+    assert (found := plan_of([*with_plan(USER, PLAN), *block], PLAN.gpus)) is not None and found.recompute_layers == 0
 
 
 def test_flags_follow_the_plan() -> None:
