@@ -150,10 +150,17 @@ class Plan:
     precision: str = "bf16"
     #: the first so many layers of each virtual stage that full recompute covers; 0: all
     recompute_layers: int = field(default=0, metadata=LATER)
+    #: ranks over which is shared out what `zero_stage` says, a divisor of dp * cp (HSDP, MiCS); 0: all of them
+    shard: int = field(default=0, metadata=LATER)
 
     @property
     def gpus(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which is shared out what `zero_stage` says."""
+        return self.shard or self.dp * self.cp
 
     @property
     def distributed_optimizer(self) -> bool:
@@ -187,11 +194,13 @@ class Accepts:
     blocks: bool = field(default=False, metadata=LATER)
     #: modules of a layer that it can compute again, joined by +
     modules: str = field(default="", metadata=LATER)
+    #: the optimizer shared out over some of the data-parallel ranks
+    shard: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()
 # numbers of a plan for which 0 means something
-MAY_BE_0 = frozenset(("zero_stage", "recompute_layers"))
+MAY_BE_0 = frozenset(("zero_stage", "recompute_layers", "shard"))
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them

@@ -23,6 +23,7 @@ def plan_words(plan: Plan) -> str:
     words = [f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}"]
     words += [f"{name} {degree}" for name in ("vpp", "cp", "ep") if (degree := getattr(plan, name)) > 1]
     words += [f"zero {plan.zero_stage}"] * (plan.zero_stage != 1)
+    words += [f"shared out over {plan.shard}"] * (plan.shard > 0)
     if plan.recompute_layers or plan.recompute not in KINDS:
         words.append(f"recompute {recompute_words(plan.recompute, plan.recompute_layers)}")
     return ", ".join([*words, f"micro-batch {plan.micro_batch}, global batch {plan.global_batch}"])

@@ -64,8 +64,8 @@ NO_BANS = Bans()
 def needs_as_much(plan: Plan, failed: Plan) -> bool:
     """Whether `plan` surely needs at least `failed`'s memory on each GPU: it splits nothing further and recomputes no more."""
     split = all(getattr(plan, name) <= getattr(failed, name) for name in ("tp", "pp", "cp", "ep", "zero_stage"))
-    # what data-parallel ranks share out is less on each the more they are
-    shared = plan.zero_stage == 0 or plan.dp <= failed.dp
+    # what ranks share out is less on each the more they are
+    shared = plan.zero_stage == 0 or plan.shard_ranks <= failed.shard_ranks
     same = (plan.precision, plan.vpp, plan.sequence_parallel) == (
         failed.precision,
         failed.vpp,

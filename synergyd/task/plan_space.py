@@ -239,7 +239,22 @@ def _degrees(
     by_zero = ((zeros[None, :] < 2) | (pp[:, None] == 1)) & ((ranks[:, None] > 1) | (zeros[None, :] == zeros.min()))
     free = by_vpp[:, :, None, None, None] & by_ep[:, None, :, None, None] & by_zero[:, None, None, :, None]
     free = np.broadcast_to(free, (*free.shape[:4], len(precisions)))
+    # over all ranks, or over those of one node
     row, which_vpp, which_ep, which_zero, which_precision = np.nonzero(free)
+    if limits.shards:
+        members = node[shape] // tp
+        groups = ranks // np.maximum(members, 1)
+        smaller = (members > 1) & (groups > 1) & (ranks % np.maximum(members, 1) == 0)
+        # each group has all experts too
+        fits = smaller[row] & (zeros[which_zero] >= 1) & (ranks[row] // eps[which_ep] % np.maximum(groups[row], 1) == 0)
+        again = np.flatnonzero(fits)
+        shard = np.concatenate([ranks[row], members[row[again]]])
+        order = np.argsort(np.concatenate([np.arange(len(row)), again]), kind="stable")
+        picked = np.concatenate([np.arange(len(row)), again])[order]
+        row, which_vpp, which_ep = row[picked], which_vpp[picked], which_ep[picked]
+        which_zero, which_precision, shard = which_zero[picked], which_precision[picked], shard[order]
+    else:
+        shard = ranks[row]
     tp, shape = tp[row], shape[row]
     ones = np.ones_like(tp)
     plans = PlanArrays(
@@ -258,7 +273,7 @@ def _degrees(
         cp=cp[row],
         ep=eps[which_ep],
         precision=precisions[which_precision],
-        shard=ranks[row],
+        shard=shard,
     )
     return plans, shape
 

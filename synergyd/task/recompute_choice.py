@@ -55,12 +55,10 @@ def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLi
         "moe_act": bool(model.experts),
     }
     light = [name for name, there in has.items() if there and name in may]
-    # of the layers without experts, and of those with
-    heavy = [
-        n
-        for n, there in {"mlp": not model.experts or model.dense_layers > 0, "moe": bool(model.experts)}.items()
-        if there
-    ]
+    # of the layers without experts, and of those with; Megatron can't do it to an MLP with biases (capabilities.py)
+    heavy = ["mlp"] * (model.gated and (not model.experts or model.dense_layers > 0)) + ["moe"] * (
+        model.gated and model.experts > 0
+    )
     heavy = [name for name in heavy if name in may]
     kinds = [(NONE, 0)]
     for some in (core, [*core, *light] if light else [], [*core, *light, *heavy] if heavy else []):

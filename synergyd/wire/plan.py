@@ -16,9 +16,9 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
-    "rl": "recompute_layers",
+    "rl": "recompute_layers", "sh": "shard",
 }  # fmt: skip
-_RARE = frozenset(("vp", "cp", "ep", "pr", "rl"))  # said only where they are not the default
+_RARE = frozenset(("vp", "cp", "ep", "pr", "rl", "sh"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
@@ -36,6 +36,8 @@ def plan_problem(plan: Plan) -> str:
         return f"recompute is {shown(plan.recompute)}; expected {right}"
     if plan.recompute_layers and plan.recompute != FULL:
         return f"recompute_layers is {plan.recompute_layers} with recompute {plan.recompute}; expected full"
+    if plan.shard and (not plan.zero_stage or plan.dp * plan.cp % plan.shard):
+        return f"shard is {plan.shard}; expected 0 or a divisor of dp {plan.dp} x cp {plan.cp}, with a zero_stage of 1 to 3"
     if plan.global_batch % (plan.dp * plan.micro_batch):
         return f"global_batch {plan.global_batch} is no multiple of dp {plan.dp} x micro_batch {plan.micro_batch}"
     return ""

@@ -126,6 +126,9 @@ def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Pl
         if value != 1 and name not in names:
             what = f"{name}={value} was given to a script that can't split itself so"
             raise UsageError(where, what, f"such a job can change {', '.join((*names, 'dp'))} only")
+    if plan.shard and "shard" not in names:
+        what = f"shard={plan.shard} was given to a script that can't share out over some of its ranks"
+        raise UsageError(where, what, "it must be 0")
     return plan
 
 

@@ -89,7 +89,7 @@ def render(request: ScriptRequest) -> str:
     out.append("#SBATCH --requeue --open-mode=append")
     if plan:
         batch = "of the script" if request.own_batch and not megatron else plan.global_batch
-        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
+        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep", "shard") if (n := getattr(plan, name)) > 1)
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
                    f"global batch {batch}, recompute {recompute_words(plan.recompute, plan.recompute_layers)}")  # fmt: skip
     if request.why:

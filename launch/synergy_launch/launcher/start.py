@@ -51,7 +51,10 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
         micro = plan.micro_batch
         while plan.global_batch % (unit * micro):
             micro -= 1
-        return replace(plan, dp=dp, micro_batch=micro), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
+        shard = plan.shard if plan.shard and dp * plan.cp % plan.shard == 0 and plan.shard < dp * plan.cp else 0
+        return replace(
+            plan, dp=dp, micro_batch=micro, shard=shard
+        ), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
     return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
 
 

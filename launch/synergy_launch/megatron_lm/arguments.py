@@ -15,9 +15,11 @@ from synergyd.records import Plan
 from synergyd.wire.plan import MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
+_INSTANCES = "--num-distributed-optimizer-instances"
 _FLAGS_WITH_VALUE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
     "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--ckpt-format",
+    _INSTANCES,
 )  # fmt: skip
 _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
@@ -202,6 +204,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
     if has(arguments, "--use-megatron-fsdp"):
         strategy = (values(arguments, "--data-parallel-sharding-strategy") or [""])[-1]
         zero = {name: stage for stage, name in _SHARDING.items()}.get(strategy, zero)
+    instances = number(arguments, _INSTANCES, 1)
     return Plan(
         tp, pp, dp, micro, batch, recompute,
         sequence_parallel=has(arguments, "--sequence-parallel"),
@@ -211,6 +214,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
         ep=number(arguments, _EXPERT, 1),
         precision="fp8" if has(arguments, "--fp8-format") else precision,
         recompute_layers=recompute_layers,
+        shard=dp * cp // instances if zero == 1 and instances > 1 and dp * cp % instances == 0 else 0,
     )  # fmt: skip
 
 
@@ -237,6 +241,7 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     if plan.distributed_optimizer:
         # before 0.15 it has another form by itself, which was made to reshard too
         out = [*out, "--use-distributed-optimizer", *([_RESHARDABLE] if version >= (0, 15) else [])]
+        out += [_INSTANCES, str(plan.dp * plan.cp // plan.shard)] if plan.shard else []
     return [*out, "--ckpt-format", "torch_dist"]
 
 

@@ -31,6 +31,8 @@ _UNEVEN_FROM = (0, 12)
 # word; of an encoder and a decoder each has its own layers.
 _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--encoder-", "--decoder-", "--standalone-")
 
+# --num-distributed-optimizer-instances came with core_v0.10
+_SHARD_FROM = (0, 10)
 # --recompute-modules came with core_v0.12
 _MODULES_FROM = (0, 12)
 # What CUDA graphs and overlapped all-to-alls allow to be computed again depends on more options than are known here.
@@ -47,8 +49,9 @@ def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
     there = {
         "layernorm": True,
         "mla_up_proj": "--multi-latent-attention" in keys,
-        "mlp": True,
-        "moe": "--num-experts" in keys,
+        # a bias that the MLP hands on beside its output makes core_v0.16.1's backward pass call itself without end
+        "mlp": "--disable-bias-linear" in keys,
+        "moe": "--num-experts" in keys and "--disable-bias-linear" in keys,
         "moe_act": "--num-experts" in keys and "--moe-grouped-gemm" in keys,
     }
     delayed = "--fp8-format" in keys and given.get("--fp8-recipe", "delayed") == "delayed"
@@ -82,5 +85,6 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
         overlap=may_overlap and overlaps(argv, version),
         blocks=not graphs,
+        shard=not fsdp and version >= _SHARD_FROM,
         modules="" if graphs or version < _MODULES_FROM else "+".join(_modules(keys, given)),
     )

@@ -89,6 +89,7 @@ class PlanArrays:
             ep=int(self.ep[i]),
             precision=PRECISION[int(self.precision[i])],
             recompute_layers=int(self.recompute_layers[i]),
+            shard=int(self.shard[i]) if self.shard[i] < self.dp[i] * self.cp[i] else 0,
         )
 
 
@@ -127,5 +128,5 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         precision=ints([PRECISION.index(p.precision) for p in plans]),
         recompute_layers=ints([p.recompute_layers for p in plans]),
         modules=ints([0 if p.recompute in _WITHOUT_MODULES else modules_mask(modules_of(p.recompute)) for p in plans]),
-        shard=ints([p.dp * p.cp for p in plans]),
+        shard=ints([p.shard_ranks for p in plans]),
     )

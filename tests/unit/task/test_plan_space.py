@@ -8,6 +8,7 @@ import pytest
 from synergy_launch.megatron_lm.capabilities import accepts
 
 from synergyd.errors import UsageError
+from synergyd.recompute import MODULES
 from synergyd.records import (
     NOTHING_MORE,
     Accepts,
@@ -166,6 +167,7 @@ def test_contradictions_with_a_dense_model_and_an_encoder() -> None:
         check_fixed(load_model("bert-large"), PlanLimits(8, 8, cp=2), "")
 
 
+NO_BIAS = "--disable-bias-linear"
 MEGATRON = [
     *(["--num-layers", "32", "--hidden-size", "4096", "--num-attention-heads", "32", "--seq-length", "8192"]),
     *(["--micro-batch-size=1", "--global-batch-size", "64", "--bf16"]),
@@ -192,22 +194,22 @@ MEGATRON = [
 def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None:
     megatron = expected != NOTHING_MORE
     found = accepts(argv)
-    assert replace(found, modules="") == replace(expected, blocks=megatron)
-    assert found.modules == ("" if not megatron else "mlp+moe" if expected.precision == "fp8" else "layernorm+mlp")
+    shard = megatron and "--use-torch-fsdp2" not in argv
+    assert replace(found, modules="") == replace(expected, blocks=megatron, shard=shard)
+    assert found.modules == ("" if not megatron or expected.precision == "fp8" else "layernorm")
     # options of uneven stages and of modules are younger than the others
-    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron)
+    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron, shard=shard)
+    assert not accepts(argv, (0, 9)).shard
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["--num-experts", "8"], "layernorm+mlp+moe"),
-        (
-            ["--num-experts", "8", "--moe-grouped-gemm", "--multi-latent-attention"],
-            "layernorm+mla_up_proj+mlp+moe+moe_act",
-        ),
-        (["--fp8-format", "hybrid", "--num-experts=8", "--moe-grouped-gemm"], "mlp+moe"),
-        (["--fp8-format=e4m3", "--fp8-recipe", "blockwise"], "layernorm+mlp"),
+        ([NO_BIAS, "--num-experts", "8"], "layernorm+mlp+moe"),
+        ([NO_BIAS, "--num-experts", "8", "--moe-grouped-gemm", "--multi-latent-attention"], "+".join(MODULES[1:6])),
+        (["--num-experts", "8", "--moe-grouped-gemm"], "layernorm+moe_act"),
+        ([NO_BIAS, "--fp8-format", "hybrid", "--num-experts=8", "--moe-grouped-gemm"], "mlp+moe"),
+        ([NO_BIAS, "--fp8-format=e4m3", "--fp8-recipe", "blockwise"], "layernorm+mlp"),
         (["--cuda-graph-impl", "local"], ""),
     ],
 )
@@ -263,3 +265,23 @@ def test_overlap_is_that_of_the_flags_that_a_script_takes() -> None:
         before, after = plain.predict(shape, plan), told.predict(shape, plan)
         assert before is not None and after is not None and before[1] == after[1]
         assert (after[0] < before[0]) is hides and after[0] <= before[0]
+
+
+def test_what_is_shared_out_over_a_node_or_over_all() -> None:
+    shape = Shape("h100", 4, 8)
+    limits = PlanLimits(64, 64, ep=None, cp=None, zero_stages=(1, 3), shards=True)
+    found, without = (enumerate_plans(MOE, H100, [shape], one) for one in (limits, replace(limits, shards=False)))
+    plans = {found.plans.plan(i) for i in range(len(found.plans))}
+    assert len(plans) == len(found.plans) and {without.plans.plan(i) for i in range(len(without.plans))} <= plans
+    smaller = {plan for plan in plans if plan.shard}
+    assert {plan.shard for plan in smaller} == {2, 4, 8} and {plan.zero_stage for plan in smaller} == {1, 3}
+    for plan in smaller:
+        ranks = plan.dp * plan.cp
+        assert plan.shard == 8 // plan.tp < ranks and ranks % plan.shard == 0
+        # Megatron-Core's own check: the ranks that hold the same experts are cut into as many groups
+        assert ranks // plan.ep % (ranks // plan.shard) == 0
+        whole, part = (peak_memory(MOE, H100, from_plans([one], 8)).total[0] for one in (replace(plan, shard=0), plan))
+        assert whole < part
+    assert not any(plan.shard for plan in (without.plans.plan(i) for i in range(len(without.plans))))
+    alone = enumerate_plans(MOE, H100, [Shape("h100", 1, 8)], limits)
+    assert (alone.plans.shard == alone.plans.dp * alone.plans.cp).all(), "in one node there is nothing smaller"

@@ -96,7 +96,8 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
         "overlap": True,
         "single_stage": False,
         "blocks": True,
-        "modules": "layernorm+mlp",
+        "modules": "layernorm",
+        "shard": True,
     }
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
     assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment

@@ -108,6 +108,16 @@ def test_recompute_of_layers_and_of_modules_there_and_back() -> None:
     assert (found := plan_of([*with_plan(USER, PLAN), *block], PLAN.gpus)) is not None and found.recompute_layers == 0
 
 
+def test_instances_of_the_distributed_optimizer() -> None:
+    plan = Plan(tp=2, dp=32, cp=2, global_batch=32, shard=4, sequence_parallel=True)
+    made = with_plan([*USER, "--num-distributed-optimizer-instances", "2", "--bf16"], plan)
+    assert value(made, "--num-distributed-optimizer-instances") == "16" and with_plan(made, plan) == made
+    assert plan_of(made, 128) == plan
+    whole = replace(plan, shard=0)
+    assert value(with_plan(made, whole), "--num-distributed-optimizer-instances") is None
+    assert plan_of(with_plan(made, whole), 128) == whole
+
+
 def test_flags_follow_the_plan() -> None:
     user = [*USER, "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"]
     made = with_plan(user, Plan(dp=2, global_batch=2, zero_stage=0))
