@@ -152,6 +152,8 @@ class Plan:
     recompute_layers: int = field(default=0, metadata=LATER)
     #: ranks over which is shared out what `zero_stage` says, a divisor of dp * cp (HSDP, MiCS); 0: all of them
     shard: int = field(default=0, metadata=LATER)
+    #: how context-parallel ranks exchange: p2p (a ring of keys and values) or a2a (heads for tokens, as DeepSpeed-Ulysses)
+    cp_comm: str = field(default="p2p", metadata=LATER)
 
     @property
     def gpus(self) -> int:
@@ -196,6 +198,8 @@ class Accepts:
     modules: str = field(default="", metadata=LATER)
     #: the optimizer shared out over some of the data-parallel ranks
     shard: bool = field(default=False, metadata=LATER)
+    #: context parallelism by all-to-all
+    a2a: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()

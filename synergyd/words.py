@@ -23,6 +23,7 @@ def plan_words(plan: Plan) -> str:
     words = [f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}"]
     words += [f"{name} {degree}" for name in ("vpp", "cp", "ep") if (degree := getattr(plan, name)) > 1]
     words += [f"zero {plan.zero_stage}"] * (plan.zero_stage != 1)
+    words += [f"cp by {plan.cp_comm}"] * (plan.cp_comm != "p2p")
     words += [f"shared out over {plan.shard}"] * (plan.shard > 0)
     if plan.recompute_layers or plan.recompute not in KINDS:
         words.append(f"recompute {recompute_words(plan.recompute, plan.recompute_layers)}")

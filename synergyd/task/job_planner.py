@@ -231,6 +231,7 @@ class JobPlanner:
             ep=None if accepts.ep else present.ep,
             precisions=(accepts.precision or present.precision,),
             uneven=accepts.uneven,
+            a2a=accepts.a2a,
             shards=accepts.shard,
             blocks=accepts.blocks,
             modules=tuple(accepts.modules.split("+")) if accepts.modules else (),

@@ -19,7 +19,7 @@ import numpy as np
 from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
 from synergyd.task.memory_belief import CERTAIN, MemoryBelief
-from synergyd.task.model.arrays import PRECISION, Floats, Ints, PlanArrays
+from synergyd.task.model.arrays import ALL_TO_ALL, PRECISION, Floats, Ints, PlanArrays
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_limits import (
@@ -239,22 +239,7 @@ def _degrees(
     by_zero = ((zeros[None, :] < 2) | (pp[:, None] == 1)) & ((ranks[:, None] > 1) | (zeros[None, :] == zeros.min()))
     free = by_vpp[:, :, None, None, None] & by_ep[:, None, :, None, None] & by_zero[:, None, None, :, None]
     free = np.broadcast_to(free, (*free.shape[:4], len(precisions)))
-    # over all ranks, or over those of one node
     row, which_vpp, which_ep, which_zero, which_precision = np.nonzero(free)
-    if limits.shards:
-        members = node[shape] // tp
-        groups = ranks // np.maximum(members, 1)
-        smaller = (members > 1) & (groups > 1) & (ranks % np.maximum(members, 1) == 0)
-        # each group has all experts too
-        fits = smaller[row] & (zeros[which_zero] >= 1) & (ranks[row] // eps[which_ep] % np.maximum(groups[row], 1) == 0)
-        again = np.flatnonzero(fits)
-        shard = np.concatenate([ranks[row], members[row[again]]])
-        order = np.argsort(np.concatenate([np.arange(len(row)), again]), kind="stable")
-        picked = np.concatenate([np.arange(len(row)), again])[order]
-        row, which_vpp, which_ep = row[picked], which_vpp[picked], which_ep[picked]
-        which_zero, which_precision, shard = which_zero[picked], which_precision[picked], shard[order]
-    else:
-        shard = ranks[row]
     tp, shape = tp[row], shape[row]
     ones = np.ones_like(tp)
     plans = PlanArrays(
@@ -273,9 +258,40 @@ def _degrees(
         cp=cp[row],
         ep=eps[which_ep],
         precision=precisions[which_precision],
-        shard=shard,
+        cp_comm=np.zeros_like(tp),
+        shard=ranks[row],
     )
+    for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _by_all_to_all)):
+        if wanted:
+            also, changed = variant(model, plans)
+            plans, shape = _beside(plans, shape, also, changed)
     return plans, shape
+
+
+def _over_nodes(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
+    """(index, plan) of those that may share out over the ranks of one node, so doing. Each group has all experts too: Megatron-Core
+    cuts the ranks that hold the same ones into as many groups."""
+    members = np.maximum(plans.local // plans.tp, 1)
+    groups = np.maximum(plans.shard // members, 1)
+    fits = (members > 1) & (groups > 1) & (plans.shard % members == 0) & (plans.zero_stage >= 1)
+    index = np.flatnonzero(fits & (plans.shard // plans.ep % groups == 0))
+    return index, replace(plans.take(index), shard=members[index])
+
+
+def _by_all_to_all(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
+    """(index, plan) of those that may swap tokens for heads, so doing: cp divides a tensor rank's heads and its keys' (Transformer
+    Engine's own check, which knows no heads of two widths)."""
+    heads, keys = model.heads // plans.tp, np.maximum(model.kv_heads // plans.tp, 1)
+    fits = (plans.cp > 1) & (heads % plans.cp == 0) & (keys % plans.cp == 0) & (model.kv_lora == 0)
+    index = np.flatnonzero(fits)
+    return index, replace(plans.take(index), cp_comm=np.full(len(index), ALL_TO_ALL, dtype=np.int64))
+
+
+def _beside(plans: PlanArrays, shape: Ints, also: Ints, changed: PlanArrays) -> tuple[PlanArrays, Ints]:
+    """`plans`, and behind each at `also` its `changed` one."""
+    rows = np.concatenate([np.arange(len(plans)), also])
+    order = np.argsort(rows, kind="stable")
+    return joined([plans, changed]).take(order), shape[rows[order]]
 
 
 def _with_batches(

@@ -121,6 +121,7 @@ def plan_table(
         zero_stages=ZERO_STAGES if zero is None else (zero,),
         precisions=(precision or usual_precision(gpu_type),),
         uneven=True,
+        a2a=True,
         shards=True,
         blocks=True,
         modules=tuple(m for m in MODULES if precision != "fp8" or m not in NOT_WITH_FP8),

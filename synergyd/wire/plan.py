@@ -12,13 +12,14 @@ from synergyd.records import MAY_BE_0, Plan
 from synergyd.wire.codec import Checks, decode
 
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
+CP_COMMS = ("p2p", "a2a")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
-    "rl": "recompute_layers", "sh": "shard",
+    "rl": "recompute_layers", "sh": "shard", "cc": "cp_comm",
 }  # fmt: skip
-_RARE = frozenset(("vp", "cp", "ep", "pr", "rl", "sh"))  # said only where they are not the default
+_RARE = frozenset(("vp", "cp", "ep", "pr", "rl", "sh", "cc"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
@@ -29,6 +30,8 @@ def plan_problem(plan: Plan) -> str:
         value, least = getattr(plan, field.name), 0 if field.name in MAY_BE_0 else 1
         if type(field.default) is int and not least <= value <= MAX_NUMBER:
             return f"{field.name} is {shown(value)}; expected a whole number from {least} to {MAX_NUMBER}"
+    if plan.cp_comm not in CP_COMMS:
+        return f"cp_comm is {shown(plan.cp_comm)}; expected {', '.join(CP_COMMS)}"
     if plan.precision not in PRECISIONS:
         return f"precision is {shown(plan.precision)}; expected {', '.join(PRECISIONS)}"
     if not is_recompute(plan.recompute):
@@ -67,5 +70,5 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
         if key == "sp":
             data[name] = _FLAGS.get(value, value)
         else:
-            data[name] = int(value) if key not in ("rc", "pr") and _WHOLE.match(value) else value
+            data[name] = int(value) if key not in ("rc", "pr", "cc") and _WHOLE.match(value) else value
     return decode(Plan, data, where, PLAN_CHECKS)

@@ -109,7 +109,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "accepts": {
             **{
                 name: accepts.get(name) is True
-                for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage", "blocks", "shard")
+                for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage", "blocks", "shard", "a2a")
             },
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
             "modules": "+".join(m for m in MODULES if isinstance(modules, str) and m in modules.split("+")),

@@ -12,7 +12,7 @@ from synergy_launch.megatron_lm.own_batch import RAMP
 from synergyd.pipeline_stages import stage_layers
 from synergyd.recompute import FULL, MODULES, NONE, SELECTIVE, modules_of, of_modules
 from synergyd.records import Plan
-from synergyd.wire.plan import MAX_NUMBER
+from synergyd.wire.plan import CP_COMMS, MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
 _INSTANCES = "--num-distributed-optimizer-instances"
@@ -30,6 +30,7 @@ _RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 _FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
 NOTHING_YET = Trained()
 NEWEST = (0, 16)  # that this is written for
+_EXCHANGE, _HIERARCHY = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 _FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
@@ -204,7 +205,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
     if has(arguments, "--use-megatron-fsdp"):
         strategy = (values(arguments, "--data-parallel-sharding-strategy") or [""])[-1]
         zero = {name: stage for stage, name in _SHARDING.items()}.get(strategy, zero)
-    instances = number(arguments, _INSTANCES, 1)
+    instances, exchange = number(arguments, _INSTANCES, 1), words(arguments, _EXCHANGE)
     return Plan(
         tp, pp, dp, micro, batch, recompute,
         sequence_parallel=has(arguments, "--sequence-parallel"),
@@ -215,6 +216,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
         precision="fp8" if has(arguments, "--fp8-format") else precision,
         recompute_layers=recompute_layers,
         shard=dp * cp // instances if zero == 1 and instances > 1 and dp * cp % instances == 0 else 0,
+        cp_comm=exchange[-1] if cp > 1 and exchange and set(exchange) <= set(CP_COMMS) else CP_COMMS[0],
     )  # fmt: skip
 
 
@@ -251,6 +253,7 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
     # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
     cp = plan.cp if plan.cp > 1 else number(out, _CONTEXT, 1)
     if plan.cp > 1 or plan.dp % cp:
+        out = _with_exchange(out, plan)
         out = drop(out, (_CONTEXT,))
         out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
     if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
@@ -278,6 +281,17 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
     if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
         out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
     return out
+
+
+def _with_exchange(out: list[str], plan: Plan) -> list[str]:
+    """How context-parallel ranks exchange, as the plan has it; of the user's own what no plan knows (all-gathers, groups in groups, one
+    for each layer) stays while cp does."""
+    own = words(out, _EXCHANGE)
+    if own and not set(own) <= set(CP_COMMS) and number(out, _CONTEXT, 1) == plan.cp and plan.cp_comm == CP_COMMS[0]:
+        return out
+    out = drop(out, (_EXCHANGE, _HIERARCHY))
+    # Megatron's default is p2p, which older versions have alone
+    return [*out, _EXCHANGE, plan.cp_comm] if plan.cp > 1 and plan.cp_comm != CP_COMMS[0] else out
 
 
 def _without(arguments: Sequence[str], keeps_ramp: bool) -> list[str]:

@@ -33,6 +33,8 @@ _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--enco
 
 # --num-distributed-optimizer-instances came with core_v0.10
 _SHARD_FROM = (0, 10)
+# so did --cp-comm-type
+_EXCHANGE_FROM = (0, 10)
 # --recompute-modules came with core_v0.12
 _MODULES_FROM = (0, 12)
 # What CUDA graphs and overlapped all-to-alls allow to be computed again depends on more options than are known here.
@@ -72,11 +74,12 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         key: value if has else (argv[i + 1] if i + 1 < len(argv) else "") for i, (key, has, value) in enumerate(words)
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
+    cp = not fsdp and given.get("--transformer-impl") != "local"
     graphs = any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
-        cp=not fsdp and given.get("--transformer-impl") != "local",
+        cp=cp,
         ep=not fsdp and "--num-experts" in keys,
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
@@ -85,6 +88,7 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
         overlap=may_overlap and overlaps(argv, version),
         blocks=not graphs,
+        a2a=cp and version >= _EXCHANGE_FROM,
         shard=not fsdp and version >= _SHARD_FROM,
         modules="" if graphs or version < _MODULES_FROM else "+".join(_modules(keys, given)),
     )

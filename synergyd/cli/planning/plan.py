@@ -25,7 +25,7 @@ from synergyd.task.model.spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
 
 # Columns that are shown only where a row differs from what is usual.
-_RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "shard": 0, "recompute": "none"}
+_RARE = {"vpp": 1, "cp": 1, "cp_comm": "p2p", "ep": 1, "zero_stage": 1, "shard": 0, "recompute": "none"}
 _SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
 _ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
@@ -256,7 +256,20 @@ def show(table: PlanTable, console: Console) -> None:
 
 def degrees(plan: Plan) -> dict[str, str]:
     """What tells a plan from others, by column."""
-    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "shard", "micro_batch", "global_batch", "recompute")
+    names = (
+        "tp",
+        "pp",
+        "vpp",
+        "cp",
+        "cp_comm",
+        "dp",
+        "ep",
+        "zero_stage",
+        "shard",
+        "micro_batch",
+        "global_batch",
+        "recompute",
+    )
     return {
         **{name: str(getattr(plan, name)) for name in names},
         "recompute": recompute_words(plan.recompute, plan.recompute_layers),

@@ -21,6 +21,8 @@ RECOMPUTE = ("none", "selective", "full", "operators")
 NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 CORE_ALONE = 1 << MODULES.index(CORE)
 _WITHOUT_MODULES = ("none", "full", "operators")
+CP_COMM = ("p2p", "a2a")  # index is the code in PlanArrays.cp_comm
+RING, ALL_TO_ALL = range(len(CP_COMM))
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
@@ -44,6 +46,7 @@ class PlanArrays:
     precision: Ints  # an index into PRECISION
     recompute_layers: Ints  # of each virtual stage where `recompute` is FULL; 0: all
     modules: Ints
+    cp_comm: Ints  # an index into CP_COMM
     shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
 
     def __len__(self) -> int:
@@ -90,6 +93,7 @@ class PlanArrays:
             precision=PRECISION[int(self.precision[i])],
             recompute_layers=int(self.recompute_layers[i]),
             shard=int(self.shard[i]) if self.shard[i] < self.dp[i] * self.cp[i] else 0,
+            cp_comm=CP_COMM[int(self.cp_comm[i])],
         )
 
 
@@ -128,5 +132,6 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         precision=ints([PRECISION.index(p.precision) for p in plans]),
         recompute_layers=ints([p.recompute_layers for p in plans]),
         modules=ints([0 if p.recompute in _WITHOUT_MODULES else modules_mask(modules_of(p.recompute)) for p in plans]),
+        cp_comm=ints([CP_COMM.index(p.cp_comm) for p in plans]),
         shard=ints([p.shard_ranks for p in plans]),
     )

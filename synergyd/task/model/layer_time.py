@@ -8,7 +8,17 @@ import numpy as np
 
 from synergyd.recompute import CORE
 from synergyd.task.model.alignment import fused_slowdown, gemm_slowdown, gemm_slowdowns, not_fused
-from synergyd.task.model.arrays import FULL, OPERATORS, PRECISION, SELECTIVE, Bools, Floats, Ints, PlanArrays
+from synergyd.task.model.arrays import (
+    ALL_TO_ALL,
+    FULL,
+    OPERATORS,
+    PRECISION,
+    SELECTIVE,
+    Bools,
+    Floats,
+    Ints,
+    PlanArrays,
+)
 from synergyd.task.model.dims import Dims
 from synergyd.task.model.group_links import GroupLink, ring
 from synergyd.task.model.hardware import GpuFigures
@@ -89,6 +99,13 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     ep_pass = model.moe_share * 2 * ring(links["ep"], plans.ep, routed_bytes)
     passed_on = 2 * ring(links["cp"], plans.cp, plans.cp * tokens * weight_bytes * model.kv / t)
     cp_forward, cp_backward = np.maximum(0.0, passed_on - core), np.maximum(0.0, 2 * passed_on - core_backward)
+    by_heads = plans.cp_comm == ALL_TO_ALL
+    if by_heads.any():
+        # heads for tokens and back: queries, keys and values, then the core's output; nothing to hide it behind
+        token_bytes = tokens * weight_bytes / t
+        swapped = ring(links["cp"], plans.cp, token_bytes * (model.query + 2 * model.kv))
+        swapped = swapped + ring(links["cp"], plans.cp, token_bytes * model.value)
+        cp_forward, cp_backward = np.where(by_heads, swapped, cp_forward), np.where(by_heads, swapped, cp_backward)
     tp_pass = tp_pass + ep_pass
 
     host = gpu.launch_s + np.where(t > 1, gpu.tp_launch_s, 0.0)

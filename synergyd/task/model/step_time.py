@@ -64,7 +64,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     - Multi-head latent attention: down to the latent widths on every rank, up to its heads (DeepSeek-V2, 2024, section 2.1).
       Multi-token prediction: one more layer and logits on the last stage (DeepSeek-V3, 2024, section 2.2).
     - cp: keys and values pass round the ring once forward and twice backward (Ring Attention, Liu et al. 2023), hidden
-      behind the attention core as far as that lasts.
+      behind the attention core as far as that lasts; or all-to-alls swap tokens for heads before the core and back behind it,
+      forward and backward, and nothing hides them (DeepSpeed-Ulysses, Jacobs et al. 2023, section 3).
     - ep: 2 all-to-alls of the routed tokens forward and 2 backward (GShard, Lepikhin et al. 2020).
     - pp: 2*T*h bytes to and from the next stage, v times (/t with sequence parallel).
     - dp: fp32 gradients reduce-scattered and bf16 weights all-gathered (distributed optimizer), else fp32 gradients

@@ -195,11 +195,11 @@ def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None
     megatron = expected != NOTHING_MORE
     found = accepts(argv)
     shard = megatron and "--use-torch-fsdp2" not in argv
-    assert replace(found, modules="") == replace(expected, blocks=megatron, shard=shard)
+    assert replace(found, modules="") == replace(expected, blocks=megatron, shard=shard, a2a=expected.cp)
     assert found.modules == ("" if not megatron or expected.precision == "fp8" else "layernorm")
     # options of uneven stages and of modules are younger than the others
-    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron, shard=shard)
-    assert not accepts(argv, (0, 9)).shard
+    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron, shard=shard, a2a=expected.cp)
+    assert not accepts(argv, (0, 9)).shard and not accepts(argv, (0, 9)).a2a
 
 
 @pytest.mark.parametrize(
@@ -285,3 +285,42 @@ def test_what_is_shared_out_over_a_node_or_over_all() -> None:
     assert not any(plan.shard for plan in (without.plans.plan(i) for i in range(len(without.plans))))
     alone = enumerate_plans(MOE, H100, [Shape("h100", 1, 8)], limits)
     assert (alone.plans.shard == alone.plans.dp * alone.plans.cp).all(), "in one node there is nothing smaller"
+
+
+def test_context_ranks_exchange_by_ring_or_all_to_all() -> None:
+    shape, limits = Shape("h100", 2, 8), PlanLimits(16, 16, cp=None, a2a=True)
+    long = replace(load_model("llama3-8b"), seq=65536)
+    ranked = rank(long, H100, [shape], limits)
+    plans = [ranked.candidates.plans.plan(i) for i in range(len(ranked.step_s))]
+    by_heads = {plan for plan in plans if plan.cp_comm == "a2a"}
+    assert len(set(plans)) == len(plans) and by_heads
+    for plan in plans:
+        # 8 heads of keys over tp and cp (Transformer Engine's check of all-to-all)
+        fits = plan.cp > 1 and 32 // plan.tp % plan.cp == 0 and max(8 // plan.tp, 1) % plan.cp == 0
+        assert (replace(plan, cp_comm="a2a") in by_heads) == fits
+    assert not any(
+        plan.cp_comm == "a2a" for plan in (enumerate_plans(long, H100, [shape], PlanLimits(16, 16)).plans.plan(0),)
+    )
+    latent = replace(load_model("deepseek-v3"), layers=8, experts=0, top_k=0, dense_layers=0, moe_every=1, seq=16384)
+    found = enumerate_plans(latent, H100, [Shape("h100", 16, 8)], replace(limits, low=128, high=128))
+    assert len(found.plans) and (found.plans.cp > 1).any() and not found.plans.cp_comm.any()
+
+
+def test_what_the_two_exchanges_take() -> None:
+    """A ring hides behind the core of long sequences; all-to-alls move less where there are more keys, and hide nowhere."""
+
+    quiet = replace(H100, overlap=1.0, jitter=0.0, intra_latency_s=0.0)
+    slow = replace(quiet, intra_gbs=quiet.intra_gbs / 20)
+
+    def exposed(model: ModelSpec, cp_comm: str, gpu: GpuFigures = quiet) -> float:
+        return float(step_time(model, gpu, from_plans([Plan(global_batch=8, cp=8, cp_comm=cp_comm)], 8)).tp[0])
+
+    short = replace(load_model("gpt3-6.7b"), seq=8192)
+    long = replace(short, seq=131072)
+    assert exposed(long, "p2p") == 0.0 < exposed(long, "a2a")
+    # three passes of 7 chunks of keys and values against two of 7/8 of four chunks
+    assert exposed(short, "a2a", slow) < exposed(short, "p2p", slow)
+    # tokens a rank times h in 2 bytes: q, k, v and the output each way, forward and backward, to 7 of 8 ranks
+    moved = 2 * 4 * short.seq // 8 * short.hidden * 2 * 7 / 8 * short.layers * 8
+    rate = quiet.intra_gbs * 1e9 * quiet.link_efficiency
+    assert exposed(short, "a2a") == pytest.approx(moved / rate, rel=1e-6)

@@ -45,8 +45,10 @@ SMALL_JSON = (
     '{"tp": 2, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, '
     '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
 )
-LATER = replace(PLAN, recompute_layers=3, zero_stage=1, shard=4)  # what came after 0.1.0
-LATER_JSON = PLAN_JSON.replace("}", ', "recompute_layers": 3, "shard": 4}').replace('stage": 0', 'stage": 1')
+LATER = replace(PLAN, recompute_layers=3, zero_stage=1, shard=4, cp_comm="a2a")  # what came after 0.1.0
+LATER_JSON = PLAN_JSON.replace("}", ', "recompute_layers": 3, "shard": 4, "cp_comm": "a2a"}').replace(
+    'stage": 0', 'stage": 1'
+)
 MODEL = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
 MODEL_JSON = (
     '{"name": "gpt-mini", "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1000, "seq": 256, '
@@ -174,13 +176,19 @@ def test_what_came_later_is_written_where_it_says_something() -> None:
     assert json.dumps(codec.encode(PLAN)) == PLAN_JSON and json.dumps(codec.encode(LATER)) == LATER_JSON
     assert codec.decode(Plan, json.loads(LATER_JSON), "plan", PLAN_CHECKS) == LATER
     assert (
-        plan_text(LATER) == plan_text(replace(PLAN, zero_stage=1)) + ",rl:3,sh:4"
+        plan_text(LATER) == plan_text(replace(PLAN, zero_stage=1)) + ",rl:3,sh:4,cc:a2a"
         and plan_from_text(plan_text(LATER)) == LATER
     )
     modules = replace(SMALL, recompute="layernorm+mlp")
     assert plan_from_text(plan_text(modules)) == modules
-    said = Accepts(blocks=True, modules="layernorm+mlp", shard=True)
-    assert codec.encode(said) == {**codec.encode(Accepts()), "blocks": True, "modules": "layernorm+mlp", "shard": True}
+    said = Accepts(blocks=True, modules="layernorm+mlp", shard=True, a2a=True)
+    assert codec.encode(said) == {
+        **codec.encode(Accepts()),
+        "blocks": True,
+        "modules": "layernorm+mlp",
+        "shard": True,
+        "a2a": True,
+    }
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,30 @@ def test_instances_of_the_distributed_optimizer() -> None:
     assert plan_of(with_plan(made, whole), 128) == whole
 
 
+@pytest.mark.parametrize(
+    ("own", "cp", "made_of"),
+    [
+        ([], 2, {"p2p": None, "a2a": "a2a"}),
+        (["--cp-comm-type", "a2a"], 2, {"p2p": None, "a2a": "a2a"}),
+        # what no plan knows stays while cp does
+        (["--cp-comm-type=allgather"], 2, {"p2p": "allgather", "a2a": "a2a"}),
+        (
+            ["--cp-comm-type", "a2a+p2p", "--hierarchical-context-parallel-sizes", "2", "1"],
+            4,
+            {"p2p": None, "a2a": "a2a"},
+        ),
+        (["--cp-comm-type", "a2a+p2p", "--hierarchical-context-parallel-sizes", "2", "1"], 2, {"p2p": "a2a+p2p"}),
+    ],
+)
+def test_how_context_parallel_ranks_exchange(own: list[str], cp: int, made_of: dict[str, str | None]) -> None:
+    for kind, expected in made_of.items():
+        plan = Plan(dp=4, cp=cp, global_batch=4, cp_comm=kind)
+        made = with_plan([*USER, "--context-parallel-size", "2", *own, "--bf16"], plan)
+        assert value(made, "--cp-comm-type") == expected and with_plan(made, plan) == made
+        assert ("--hierarchical-context-parallel-sizes" in made) == (expected == "a2a+p2p")
+        assert plan_of(made, plan.gpus) == (plan if expected in (None, "a2a") else replace(plan, cp_comm="p2p"))
+
+
 def test_flags_follow_the_plan() -> None:
     user = [*USER, "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations"]
     made = with_plan(user, Plan(dp=2, global_batch=2, zero_stage=0))
