@@ -74,7 +74,9 @@ class PlanArrays:
 
     def take(self, index: Ints | Bools) -> PlanArrays:
         """The plans at `index` (positions or a mask)."""
-        return PlanArrays(**{name: value[index] for name, value in vars(self).items()})
+        # a mask that is turned into positions once; ndarray.take is faster than indexing
+        where = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        return PlanArrays(**{name: value.take(where) for name, value in vars(self).items()})
 
     def plan(self, i: int) -> Plan:
         """Plan number `i` as a record."""

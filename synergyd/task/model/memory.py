@@ -79,7 +79,11 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     kept, working, saved = _of_a_layer(model, gpu, plans, tokens, spread)
     some = plans.recompute_layers * v  # layers of a stage that are computed again where not all are
 
+    blocks = bool(some.any())
+
     def held_by(layers: Floats, in_flight: Floats) -> Floats:
+        if not blocks:
+            return np.asarray(gpu.activation_scale * (in_flight * (layers * kept) + working))
         # the first layers are computed again when those that were kept are gone: no room of their own
         at_once = np.where((some > 0) & (some < layers), 0.0, working)
         return np.asarray(
@@ -113,19 +117,22 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     weight = _WEIGHTS[plans.precision]
     held = weight / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
     optimizer = _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
-    # ZeRO-3: this layer and the next are whole, this one's gradient too
-    gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
+    gathered: Floats | float = 0.0
+    if (stage >= 3).any():  # this layer and the next are whole, this one's gradient too
+        gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
 
     state = held + optimizer
     first = first_parameters * state + first_activations + first_logits
     at_end = last_parameters * state + last_activations + last_logits
     # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
-    second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
-    second = per_stage * one_layer * state + second_activations
-    middle = (p > 1) & (first_layers < per_stage) & (second > first)
-    first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
-    first_activations = np.where(middle, second_activations, first_activations)
-    first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
+    uneven = (p > 1) & (first_layers < per_stage)
+    if uneven.any():
+        second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
+        second = per_stage * one_layer * state + second_activations
+        middle = uneven & (second > first)
+        first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
+        first_activations = np.where(middle, second_activations, first_activations)
+        first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
     use_last = (at_end > first) if last is None else ((at_end > first) | last)
     fullest = np.where(use_last, last_parameters, first_parameters)
     live = np.where(use_last, at_end, first) + gathered
