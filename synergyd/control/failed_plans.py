@@ -78,10 +78,8 @@ def _keeps_as_much(plan: Plan, failed: Plan) -> bool:
     """Whether `plan` surely keeps what `failed` keeps of a layer's activations: of modules and layers, computes none again that
     `failed` does not."""
     if plan.recompute == FULL:
-        # 0 is all of them
-        return (
-            failed.recompute == FULL and 0 < plan.recompute_layers <= (failed.recompute_layers or plan.recompute_layers)
-        ) or (failed.recompute == FULL and plan.recompute_layers == failed.recompute_layers)
+        every = math.inf  # layers where 0 is said
+        return failed.recompute == FULL and (plan.recompute_layers or every) <= (failed.recompute_layers or every)
     if failed.recompute == FULL and failed.recompute_layers:
         return plan.recompute == NONE
     return failed.recompute == FULL or set(modules_of(plan.recompute)) <= set(modules_of(failed.recompute))

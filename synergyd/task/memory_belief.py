@@ -33,7 +33,8 @@ class MemoryBelief:
 
     def safer_limits(self, gpu: GpuFigures, sigmas: float) -> tuple[float, float]:
         """`limit` for plans that are safer by so many sigmas, and for those whose risk is WORTH_LESS."""
-        return tuple(self.limit(gpu) * math.exp(-self.sigma * z) for z in (sigmas, -float(ndtri(WORTH_LESS))))  # type: ignore[return-value]
+        limit, safe = self.limit(gpu), -float(ndtri(WORTH_LESS))
+        return limit * math.exp(-self.sigma * sigmas), limit * math.exp(-self.sigma * safe)
 
     def risk(self, gpu: GpuFigures, peak: Floats) -> Floats:
         """The probability that a plan of predicted `peak` (bytes, without the factor, (N,)) needs more than there is; 0 up to a peak

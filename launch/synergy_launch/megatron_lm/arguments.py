@@ -215,7 +215,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
         ep=number(arguments, _EXPERT, 1),
         precision="fp8" if has(arguments, "--fp8-format") else precision,
         recompute_layers=recompute_layers,
-        shard=dp * cp // instances if zero == 1 and instances > 1 and dp * cp % instances == 0 else 0,
+        shard=dp * cp // instances if zero and instances > 1 and dp * cp % instances == 0 else 0,
         cp_comm=exchange[-1] if cp > 1 and exchange and set(exchange) <= set(CP_COMMS) else CP_COMMS[0],
     )  # fmt: skip
 
@@ -235,6 +235,8 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
     if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
+    # Megatron FSDP takes it for hybrid sharding
+    out = [*out, _INSTANCES, str(plan.dp * plan.cp // plan.shard)] if plan.shard else out
     if plan.zero_stage in _SHARDING:
         out = drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
         out += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDING[plan.zero_stage]]
@@ -243,7 +245,6 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     if plan.distributed_optimizer:
         # before 0.15 it has another form by itself, which was made to reshard too
         out = [*out, "--use-distributed-optimizer", *([_RESHARDABLE] if version >= (0, 15) else [])]
-        out += [_INSTANCES, str(plan.dp * plan.cp // plan.shard)] if plan.shard else []
     return [*out, "--ckpt-format", "torch_dist"]
 
 

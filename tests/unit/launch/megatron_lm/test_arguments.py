@@ -113,6 +113,9 @@ def test_instances_of_the_distributed_optimizer() -> None:
     made = with_plan([*USER, "--num-distributed-optimizer-instances", "2", "--bf16"], plan)
     assert value(made, "--num-distributed-optimizer-instances") == "16" and with_plan(made, plan) == made
     assert plan_of(made, 128) == plan
+    hybrid = replace(plan, zero_stage=3)
+    assert value(with_plan(made, hybrid), "--num-distributed-optimizer-instances") == "16"
+    assert plan_of(with_plan(made, hybrid), 128) == hybrid
     whole = replace(plan, shard=0)
     assert value(with_plan(made, whole), "--num-distributed-optimizer-instances") is None
     assert plan_of(with_plan(made, whole), 128) == whole
