@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.restarts import RestartTimes
 from synergyd.shared_links import Sharing
+
+# of a field that came after 0.1.0: what has its default reads and is written as it was then
+LATER = MappingProxyType({"later": True})
 
 
 class JobState(StrEnum):
@@ -130,7 +134,7 @@ class Plan:
     micro_batch: int = 1
     #: sequences of a step
     global_batch: int = 1
-    #: activations that are computed again: none, selective or full
+    #: activations that are computed again: none, selective (the attention's core), full, or modules of a layer, joined by +
     recompute: str = "none"
     #: Megatron's sequence parallelism
     sequence_parallel: bool = False
@@ -146,11 +150,22 @@ class Plan:
     #: bf16, fp16, fp32 or fp8
     precision: str = "bf16"
     #: what data-parallel replicas exchange, in the words of synergyd.exchange: exact, local:8, delayed, compressed:bf16, ...
-    exchange: str = "exact"
+    exchange: str = field(default="exact", metadata=LATER)
+    #: the first so many layers of each virtual stage that full recompute covers; 0: all
+    recompute_layers: int = field(default=0, metadata=LATER)
+    #: ranks over which is shared out what `zero_stage` says, a divisor of dp * cp (HSDP, MiCS); 0: all of them
+    shard: int = field(default=0, metadata=LATER)
+    #: how context-parallel ranks exchange: p2p (a ring of keys and values) or a2a (heads for tokens, as DeepSpeed-Ulysses)
+    cp_comm: str = field(default="p2p", metadata=LATER)
 
     @property
     def gpus(self) -> int:
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which is shared out what `zero_stage` says."""
+        return self.shard or self.dp * self.cp
 
     @property
     def distributed_optimizer(self) -> bool:
@@ -181,10 +196,20 @@ class Accepts:
     #: it has no pipeline: pp stays 1
     single_stage: bool = False
     #: its replicas exchange every gradient in every step, whatever its directive allows
-    exact_only: bool = False
+    exact_only: bool = field(default=False, metadata=LATER)
+    #: full recompute of some of the layers
+    blocks: bool = field(default=False, metadata=LATER)
+    #: modules of a layer that it can compute again, joined by +
+    modules: str = field(default="", metadata=LATER)
+    #: the optimizer shared out over some of the data-parallel ranks
+    shard: bool = field(default=False, metadata=LATER)
+    #: context parallelism by all-to-all
+    a2a: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()
+# numbers of a plan for which 0 means something
+MAY_BE_0 = frozenset(("zero_stage", "recompute_layers", "shard"))
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them

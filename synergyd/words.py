@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from synergyd.recompute import KINDS, recompute_words
 from synergyd.records import Cell, Plan, Shape
 
 _NAMED = 3  # of several jobs or nodes
@@ -17,11 +18,16 @@ def shape_words(shape: Shape, nodes: Sequence[str] = ()) -> str:
 
 
 def plan_words(plan: Plan) -> str:
-    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`, and vpp, cp, ep the ZeRO stage and the exchange where they are not as usual."""
+    """`tp 2, pp 1, dp 4, micro-batch 2, global batch 64`, and vpp, cp, ep, the ZeRO stage, parts that are computed again and the exchange
+    where they are not as usual."""
     words = [f"tp {plan.tp}, pp {plan.pp}, dp {plan.dp}"]
     words += [f"{name} {degree}" for name in ("vpp", "cp", "ep") if (degree := getattr(plan, name)) > 1]
     words += [f"zero {plan.zero_stage}"] * (plan.zero_stage != 1)
+    words += [f"cp by {plan.cp_comm}"] * (plan.cp_comm != "p2p")
+    words += [f"shared out over {plan.shard}"] * (plan.shard > 0)
     words += [f"exchange {plan.exchange}"] * (plan.exchange != "exact")
+    if plan.recompute_layers or plan.recompute not in KINDS:
+        words.append(f"recompute {recompute_words(plan.recompute, plan.recompute_layers)}")
     return ", ".join([*words, f"micro-batch {plan.micro_batch}, global batch {plan.global_batch}"])
 
 

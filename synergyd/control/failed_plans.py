@@ -18,6 +18,7 @@ from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
+from synergyd.recompute import FULL, NONE, modules_of
 from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
 from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
@@ -29,7 +30,6 @@ _PLAN, _MEMORY = "plan", "memory"  # kinds of keys
 _PLANS, _PROGRAMS = 16, 10_000
 _JUST_ABOVE = 1.0001  # the bias at which the failed plan itself does not fit
 _LARGEST_BIAS = 20.0  # as of what is learnt from reports
-_RECOMPUTE = {"full": 0, "selective": 1, "none": 2}  # by rising memory
 _WORDS = {
     "memory": "out of GPU memory",
     "killed": "killed by SIGKILL, as the kernel does where a node's memory is full",
@@ -64,15 +64,25 @@ NO_BANS = Bans()
 def needs_as_much(plan: Plan, failed: Plan) -> bool:
     """Whether `plan` surely needs at least `failed`'s memory on each GPU: it splits nothing further and recomputes no more."""
     split = all(getattr(plan, name) <= getattr(failed, name) for name in ("tp", "pp", "cp", "ep", "zero_stage"))
-    # what data-parallel ranks share out is less on each the more they are
-    shared = plan.zero_stage == 0 or plan.dp <= failed.dp
+    # what ranks share out is less on each the more they are
+    shared = plan.zero_stage == 0 or plan.shard_ranks <= failed.shard_ranks
     same = (plan.precision, plan.vpp, plan.sequence_parallel) == (
         failed.precision,
         failed.vpp,
         failed.sequence_parallel,
     )
-    keeps = _RECOMPUTE.get(plan.recompute, 0) >= _RECOMPUTE.get(failed.recompute, 2)
-    return split and shared and same and keeps and plan.micro_batch >= failed.micro_batch
+    return split and shared and same and _keeps_as_much(plan, failed) and plan.micro_batch >= failed.micro_batch
+
+
+def _keeps_as_much(plan: Plan, failed: Plan) -> bool:
+    """Whether `plan` surely keeps what `failed` keeps of a layer's activations: of modules and layers, computes none again that
+    `failed` does not."""
+    if plan.recompute == FULL:
+        every = math.inf  # layers where 0 is said
+        return failed.recompute == FULL and (plan.recompute_layers or every) <= (failed.recompute_layers or every)
+    if failed.recompute == FULL and failed.recompute_layers:
+        return plan.recompute == NONE
+    return failed.recompute == FULL or set(modules_of(plan.recompute)) <= set(modules_of(failed.recompute))
 
 
 @dataclass

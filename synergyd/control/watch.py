@@ -50,7 +50,11 @@ class Watch:
             for name in set(report.slow_nodes) & set(job.node_names):
                 changed += self.nodes.mark(SLOW, name, job.uid, job.job_id, now_s)
         elif tracked.began is not None and report.step_s is not None and report.stalled_s is None and job.node_names:
-            run = _program(job), replace(report.plan, recompute="") if report.plan else None, job.shape
+            run = (
+                _program(job),
+                replace(report.plan, recompute="", recompute_layers=0) if report.plan else None,
+                job.shape,
+            )
             step_s = tracked.alone(report).step_s or 0.0
             slow = self.paces.add(run, job.node_names[0], step_s, report.step - tracked.began[2])
             if slow:

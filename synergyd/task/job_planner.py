@@ -233,6 +233,10 @@ class JobPlanner:
             ep=None if accepts.ep else present.ep,
             precisions=(accepts.precision or present.precision,),
             uneven=accepts.uneven,
+            a2a=accepts.a2a,
+            shards=accepts.shard,
+            blocks=accepts.blocks,
+            modules=tuple(accepts.modules.split("+")) if accepts.modules else (),
         )
         if self.present is not None and not self._reshardable:
             degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from synergyd.task.model.arrays import Floats
 from synergyd.task.model.hardware import GpuFigures
@@ -29,6 +30,11 @@ class MemoryBelief:
     def limit(self, gpu: GpuFigures) -> float:
         """The predicted peak without the factor, bytes, from which on a plan is expected to fail."""
         return gpu.usable_bytes / self.factor
+
+    def safer_limits(self, gpu: GpuFigures, sigmas: float) -> tuple[float, float]:
+        """`limit` for plans that are safer by so many sigmas, and for those whose risk is WORTH_LESS."""
+        limit, safe = self.limit(gpu), -float(ndtri(WORTH_LESS))
+        return limit * math.exp(-self.sigma * sigmas), limit * math.exp(-self.sigma * safe)
 
     def risk(self, gpu: GpuFigures, peak: Floats) -> Floats:
         """The probability that a plan of predicted `peak` (bytes, without the factor, (N,)) needs more than there is; 0 up to a peak

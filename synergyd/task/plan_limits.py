@@ -46,6 +46,10 @@ class PlanLimits:
     zero_stages: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("bf16",)
     uneven: bool = False  # pipeline stages may have unlike numbers of layers (pipeline_stages.py)
+    a2a: bool = False  # context-parallel ranks may exchange by all-to-all
+    shards: bool = False  # what is shared out may be so over one node's ranks alone
+    blocks: bool = False  # full recompute may cover some of the layers
+    modules: tuple[str, ...] = ()  # of a layer that may be computed again, besides the attention's core (recompute.py)
 
 
 def divisors(n: int) -> list[int]:

@@ -18,10 +18,8 @@ import numpy as np
 
 from synergyd.pipeline_stages import stage_layers, virtual_stages
 from synergyd.records import ModelSpec, Plan, Shape
-from synergyd.task.memory_belief import CERTAIN, WORTH_LESS, MemoryBelief
-from synergyd.task.model.alignment import HEAD_MULTIPLE
-from synergyd.task.model.arrays import FULL, NONE, PRECISION, SELECTIVE, Bools, Floats, Ints, PlanArrays
-from synergyd.task.model.counts import query_width
+from synergyd.task.memory_belief import CERTAIN, MemoryBelief
+from synergyd.task.model.arrays import ALL_TO_ALL, PRECISION, Floats, Ints, PlanArrays
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_limits import (
@@ -38,6 +36,7 @@ from synergyd.task.plan_limits import (
     pipeline_degrees,
     tensor_degrees,
 )
+from synergyd.task.recompute_choice import Choices, choices, least_recompute, other_ways, with_fewer_layers, with_more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +128,24 @@ def _search(
     plans, shape = _degrees(model, shapes, limits, leave_node, ruled_out)
     plans, shape, smallest = _with_batches(plans, shape, limits, ruled_out)
     limit = belief.limit(gpu)
-    fitted, memory, recompute = _least_recompute(model, gpu, plans, limit)
+    kinds = choices(model, gpu, plans, limits)
+    fitted, memory, chosen = least_recompute(model, gpu, plans, limit, kinds)
     rows: Ints = np.flatnonzero(fitted)
     closest = None
     if len(rows) < len(plans):
         over: Ints = np.flatnonzero(~fitted)
         ruled_out[TOO_BIG] += len(over)
         least = int(over[np.argmin(memory[over])])
-        leanest = replace(plans.take(np.array([least])), recompute=recompute[[least]])
+        leanest = kinds.of(plans.take(np.array([least])), chosen[[least]])
         peak = float(memory[least] * belief.factor)
         closest = (peak, peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
-    fitting, peaks = replace(plans.take(rows), recompute=recompute[rows]), memory[rows]
-    found = [(rows, fitting, peaks), *_with_more(model, gpu, fitting, rows, belief.risk(gpu, peaks))]
-    small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, recompute, 3))
+    fitting, peaks = kinds.of(plans.take(rows), chosen[rows]), memory[rows]
+    fitting, peaks = with_fewer_layers(model, gpu, fitting, peaks, limit, kinds)
+    found = [(rows, fitting, peaks)]
+    others = other_ways(model, gpu, fitting, chosen[rows], limit, kinds)
+    others += with_more(model, gpu, fitting, belief.risk(gpu, peaks), belief, kinds)
+    found += [(rows[at], some, peak) for at, some, peak in others]
+    small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, chosen, kinds.nothing), kinds)
     found += [small] if small is not None else []
     if len(found) > 1:
         rows = np.concatenate([index for index, _, _ in found])
@@ -159,51 +163,8 @@ def _search(
     )
 
 
-def _recompute_codes(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> tuple[int, ...]:
-    """Indexes into RECOMPUTE, least work first; flash attention keeps no scores, so selective frees nothing."""
-    fused = gpu.flash and query_width(model) // model.heads % HEAD_MULTIPLE == 0
-    fused = fused and not np.any(plans.precision == PRECISION.index("fp32"))
-    return (NONE, FULL) if fused else (NONE, SELECTIVE, FULL)
-
-
-def _with_more(
-    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, rows: Ints, risk: Floats
-) -> list[tuple[Ints, PlanArrays, Floats]]:
-    """(row, plan, peak) of those of `plans` that may run out of memory, with each kind of recompute that takes more work."""
-    result: list[tuple[Ints, PlanArrays, Floats]] = []
-    for code in _recompute_codes(model, gpu, plans)[1:]:
-        index = np.flatnonzero((risk > WORTH_LESS) & (plans.recompute < code))
-        if len(index):
-            some = replace(plans.take(index), recompute=np.full(len(index), code, dtype=np.int64))
-            result.append((rows[index], some, peak_memory(model, gpu, some).total))
-    return result
-
-
-def _least_recompute(
-    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limit: float, below: Ints | None = None
-) -> tuple[Bools, Floats, Ints]:
-    """(whether it fits, peak bytes, recompute code) of each plan with the least recompute that fits, else the most.
-    `below`: only codes less than these, (N,), are tried."""
-    memory = np.zeros(len(plans))
-    recompute = np.zeros(len(plans), dtype=np.int64)
-    fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
-    open_: Ints = np.arange(len(plans), dtype=np.int64)
-    for code in _recompute_codes(model, gpu, plans):
-        if below is not None:
-            open_ = open_[below[open_] > code]
-        if not len(open_):
-            break
-        some = plans if len(open_) == len(plans) else plans.take(open_)
-        peak = peak_memory(model, gpu, replace(some, recompute=np.full(len(open_), code, dtype=np.int64))).total
-        memory[open_], recompute[open_] = peak, code
-        fits = peak <= limit
-        fitted[open_[fits]] = True
-        open_ = open_[~fits]
-    return fitted, memory, recompute
-
-
 def _with_less(
-    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints, kinds: Choices
 ) -> tuple[Ints, PlanArrays, Floats] | None:
     """(index, plan, peak) of the plans that at their smallest batch fit with less recompute than `beaten`, each at the
     largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; with virtual
@@ -215,9 +176,9 @@ def _with_less(
     if not len(index):
         return None
     few = replace(plans.take(index), global_batch=smallest[index])
-    fitted, memory, recompute = _least_recompute(model, gpu, few, limit, below=beaten[index])
+    fitted, memory, chosen = least_recompute(model, gpu, few, limit, kinds, below=beaten[index])
     index, memory = index[fitted], memory[fitted]
-    few = replace(few.take(fitted), recompute=recompute[fitted])
+    few = kinds.of(few.take(fitted), chosen[fitted])
     if not len(index):
         return None
     # between a multiple of the unit that fits and one that does not
@@ -231,7 +192,8 @@ def _with_less(
         fits = peak <= limit
         good[open_], bad[open_] = np.where(fits, middle, good[open_]), np.where(fits, bad[open_], middle)
         memory[open_] = np.where(fits, peak, memory[open_])
-    return index, replace(few, global_batch=good * step), memory
+    few = replace(few, global_batch=good * step)
+    return (index, *with_fewer_layers(model, gpu, few, memory, limit, kinds))
 
 
 def _degrees(
@@ -288,6 +250,8 @@ def _degrees(
         micro_batch=ones,
         global_batch=ones,
         recompute=np.zeros_like(tp),
+        recompute_layers=np.zeros_like(tp),
+        modules=np.zeros_like(tp),
         local=node[shape],
         sequence_parallel=tp > 1,
         zero_stage=zeros[which_zero],
@@ -295,9 +259,40 @@ def _degrees(
         cp=cp[row],
         ep=eps[which_ep],
         precision=precisions[which_precision],
+        cp_comm=np.zeros_like(tp),
         shard=ranks[row],
     )
+    for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _by_all_to_all)):
+        if wanted:
+            also, changed = variant(model, plans)
+            plans, shape = _beside(plans, shape, also, changed)
     return plans, shape
+
+
+def _over_nodes(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
+    """(index, plan) of those that may share out over the ranks of one node, so doing. Each group has all experts too: Megatron-Core
+    cuts the ranks that hold the same ones into as many groups."""
+    members = np.maximum(plans.local // plans.tp, 1)
+    groups = np.maximum(plans.shard // members, 1)
+    fits = (members > 1) & (groups > 1) & (plans.shard % members == 0) & (plans.zero_stage >= 1)
+    index = np.flatnonzero(fits & (plans.shard // plans.ep % groups == 0))
+    return index, replace(plans.take(index), shard=members[index])
+
+
+def _by_all_to_all(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
+    """(index, plan) of those that may swap tokens for heads, so doing: cp divides a tensor rank's heads and its keys' (Transformer
+    Engine's own check, which knows no heads of two widths)."""
+    heads, keys = model.heads // plans.tp, np.maximum(model.kv_heads // plans.tp, 1)
+    fits = (plans.cp > 1) & (heads % plans.cp == 0) & (keys % plans.cp == 0) & (model.kv_lora == 0)
+    index = np.flatnonzero(fits)
+    return index, replace(plans.take(index), cp_comm=np.full(len(index), ALL_TO_ALL, dtype=np.int64))
+
+
+def _beside(plans: PlanArrays, shape: Ints, also: Ints, changed: PlanArrays) -> tuple[PlanArrays, Ints]:
+    """`plans`, and behind each at `also` its `changed` one."""
+    rows = np.concatenate([np.arange(len(plans)), also])
+    order = np.argsort(rows, kind="stable")
+    return joined([plans, changed]).take(order), shape[rows[order]]
 
 
 def _with_batches(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from synergyd.errors import UsageError
 from synergyd.exchange import Exchange
+from synergyd.recompute import MODULES, NOT_WITH_FP8
 from synergyd.records import Cell, ModelSpec, Shape
 from synergyd.task.cell_search import RankedPlans, rank
 from synergyd.task.exchange_choice import may_exchange_less, replicas_alone
@@ -125,6 +126,10 @@ def plan_table(
         zero_stages=ZERO_STAGES if zero is None else (zero,),
         precisions=(precision or usual_precision(gpu_type),),
         uneven=True,
+        a2a=True,
+        shards=True,
+        blocks=True,
+        modules=tuple(m for m in MODULES if precision != "fp8" or m not in NOT_WITH_FP8),
     )
     check_fixed(model, limits, "", max(gpus))
     if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:

@@ -7,6 +7,7 @@ import time
 from synergyd.control.known.health import warnings
 from synergyd.errors import UsageError
 from synergyd.links.sharing import lines as lines_of
+from synergyd.recompute import recompute_words
 from synergyd.records import Cell, Decision
 from synergyd.store.store import Store
 from synergyd.views.json_records import ExplainJson, StoryLine
@@ -57,7 +58,7 @@ def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...
     risky = f" x {fits:.2f} that the memory suffices" if fits < _CERTAIN else ""
     return (
         f"size      {shape_words(cell.shape, nodes)}",
-        f"plan      {plan_words(cell.plan)}, recompute {cell.plan.recompute}",
+        f"plan      {plan_words(cell.plan)}, recompute {recompute_words(cell.plan.recompute, cell.plan.recompute_layers)}",
         f"predicted {cell.step_s:.3g} s a step (+- {cell.uncertainty:.0%}), {cell.throughput:.3g} sequences/s x "
         f"{cell.efficiency:.2f} efficiency{risky} = goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU",
     )

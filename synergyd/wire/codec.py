@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -33,7 +33,8 @@ def clean(text: str) -> str:
 def encode(value: object) -> Any:
     """A record, or anything made of records, containers, numbers and text, as JSON-able values.
 
-    Dataclasses become dicts of their fields, enums their value, tuples and sets lists, float infinities and NaN text.
+    Dataclasses become dicts of their fields (of those that came later, records.LATER, only where they are not the default), enums
+    their value, tuples and sets lists, float infinities and NaN text.
     Raises TypeError for anything else.
     """
     if value is None or isinstance(value, bool):
@@ -47,7 +48,7 @@ def encode(value: object) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        return {name: encode(getattr(value, name)) for name in _written(value)}
     if isinstance(value, Mapping):
         return {clean(str(k)): encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,6 +66,23 @@ def decode(cls: type[T], data: object, where: str = "", checks: Checks = types.M
     default, a value of the wrong type or a record that fails its check.
     """
     return cast(T, _Decoder(where or cls.__name__, checks).value(cls, data, ""))
+
+
+def _written(record: Any) -> Iterator[str]:
+    """The names of the fields that are written."""
+    kind: Any = type(record)
+    names, later = _names(kind)
+    yield from names
+    for name, default in later:
+        if getattr(record, name) != default:
+            yield name
+
+
+@cache
+def _names(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """(fields that are always written, (name, default) of the others)."""
+    later = tuple((f.name, f.default) for f in fields(cls) if "later" in f.metadata)
+    return tuple(f.name for f in fields(cls) if "later" not in f.metadata), later
 
 
 @cache

@@ -8,18 +8,19 @@ from typing import Any
 
 from synergyd.errors import UsageError, shown
 from synergyd.exchange import exchange
-from synergyd.records import Plan
+from synergyd.recompute import FULL, MODULES, is_recompute
+from synergyd.records import MAY_BE_0, Plan
 from synergyd.wire.codec import Checks, decode
 
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
-RECOMPUTES = ("none", "selective", "full")
+CP_COMMS = ("p2p", "a2a")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",
     "sp": "sequence_parallel", "zs": "zero_stage", "vp": "vpp", "cp": "cp", "ep": "ep", "pr": "precision",
-    "ex": "exchange",
+    "ex": "exchange", "rl": "recompute_layers", "sh": "shard", "cc": "cp_comm",
 }  # fmt: skip
-_RARE = frozenset(("vp", "cp", "ep", "pr", "ex"))  # said only where they are not the default
+_RARE = frozenset(("vp", "cp", "ep", "pr", "ex", "rl", "sh", "cc"))  # said only where they are not the default
 _FLAGS = {"0": False, "1": True}
 _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 
@@ -27,12 +28,20 @@ _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 def plan_problem(plan: Plan) -> str:
     """What is wrong with a plan, "" if nothing is: a check for codec.decode."""
     for field in dataclasses.fields(Plan):
-        value, least = getattr(plan, field.name), 0 if field.name == "zero_stage" else 1
+        value, least = getattr(plan, field.name), 0 if field.name in MAY_BE_0 else 1
         if type(field.default) is int and not least <= value <= MAX_NUMBER:
             return f"{field.name} is {shown(value)}; expected a whole number from {least} to {MAX_NUMBER}"
-    for name, right in (("recompute", RECOMPUTES), ("precision", PRECISIONS)):
-        if getattr(plan, name) not in right:
-            return f"{name} is {shown(getattr(plan, name))}; expected {', '.join(right)}"
+    if plan.cp_comm not in CP_COMMS:
+        return f"cp_comm is {shown(plan.cp_comm)}; expected {', '.join(CP_COMMS)}"
+    if plan.precision not in PRECISIONS:
+        return f"precision is {shown(plan.precision)}; expected {', '.join(PRECISIONS)}"
+    if not is_recompute(plan.recompute):
+        right = f"none, selective, full, or of {'+'.join(MODULES)} some in this order"
+        return f"recompute is {shown(plan.recompute)}; expected {right}"
+    if plan.recompute_layers and plan.recompute != FULL:
+        return f"recompute_layers is {plan.recompute_layers} with recompute {plan.recompute}; expected full"
+    if plan.shard and (not plan.zero_stage or plan.dp * plan.cp % plan.shard):
+        return f"shard is {plan.shard}; expected 0 or a divisor of dp {plan.dp} x cp {plan.cp}, with a zero_stage of 1 to 3"
     try:
         exchange(plan.exchange, "exchange")
     except UsageError as error:
@@ -66,5 +75,5 @@ def plan_from_text(text: str, where: str = "plan") -> Plan:
         if key == "sp":
             data[name] = _FLAGS.get(value, value)
         else:
-            data[name] = int(value) if key not in ("rc", "pr", "ex") and _WHOLE.match(value) else value
+            data[name] = int(value) if key not in ("rc", "pr", "ex", "cc") and _WHOLE.match(value) else value
     return decode(Plan, data, where, PLAN_CHECKS)

@@ -13,6 +13,7 @@ from typing import Any
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
 from synergyd.exchange import EXACT, exchange
 from synergyd.job_report import EarlyFailure, InPlace, Report
+from synergyd.recompute import MODULES
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
@@ -99,7 +100,9 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     """The fields whose wrong values are no reason to refuse a report: what is not clearly said counts as not said."""
     said = data.get("accepts")
     accepts = said if isinstance(said, dict) else {}
-    precision, note, nodes = accepts.get("precision"), data.get("note"), data.get("slow_nodes")
+    precision, modules, note, nodes = (
+        accepts.get("precision"), accepts.get("modules"), data.get("note"), data.get("slow_nodes"),
+    )  # fmt: skip
     names = nodes[:_MAX_NODES] if isinstance(nodes, list) else []
     names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
     times = data.get("slow_times")
@@ -108,9 +111,13 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "accepts": {
             **{
                 name: accepts.get(name) is True
-                for name in ("vpp", "cp", "ep", "uneven", "overlap", "single_stage", "exact_only")
+                for name in (
+                    *("vpp", "cp", "ep", "uneven", "overlap", "single_stage"),
+                    *("exact_only", "blocks", "shard", "a2a"),
+                )
             },
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
+            "modules": "+".join(m for m in MODULES if isinstance(modules, str) and m in modules.split("+")),
         },
         "resharding": data.get("resharding") is True,
         "rebatching": data.get("rebatching") is True,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from synergyd.recompute import MODULES
 from synergyd.records import Accepts, Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
 from synergyd.task import job_planner
 from synergyd.task.cell_search import rank
@@ -71,6 +72,8 @@ def measure(repeats: int) -> list[dict[str, object]]:
     plans("70B on 512 GPUs, all degrees, batch 512:4096", "llama3-70b", 64, replace(FREE, low=512, high=4096), 3000.0)
     large = replace(FREE, low=2048, high=2048, uneven=True)
     plans("405B on 16,384 GPUs, all degrees", "llama3-405b", 2048, large)
+    able = replace(large, blocks=True, modules=MODULES, shards=True, a2a=True)
+    plans("405B on 16,384 GPUs, layers and modules too", "llama3-405b", 2048, able)
     plans("405B on 16,384 GPUs, batch 1024:8192", "llama3-405b", 2048, replace(large, low=1024, high=8192), 3000.0)
     plans("DeepSeek-V3 on 2,048 GPUs, all degrees", "deepseek-v3", 256, replace(large, low=15360, high=15360))
 

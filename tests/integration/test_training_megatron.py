@@ -57,6 +57,32 @@ def test_gated_model_with_sequence_parallelism_and_recompute(tmp_path: Path) -> 
     assert largest_difference(other["losses"], reference["losses"]) < 2e-5
 
 
+@pytest.mark.parametrize(
+    ("degrees", "what", "mlps"),
+    [
+        ((1, 1, 1), {"recompute_layers": 1}, 4 + 1),
+        ((1, 1, 2), {"recompute_layers": 3}, 4 + 3),
+        ((1, 2, 1), {"recompute_layers": 1}, 2 + 1),
+        ((1, 2, 1), {}, 2 + 2),
+    ],
+)
+def test_what_is_computed_again_changes_no_loss(
+    tmp_path: Path, alone: dict[str, Any], degrees: tuple[int, int, int], what: dict[str, Any], mlps: int
+) -> None:
+    result = train(tmp_path, plan(*degrees, **{"recompute": "full", **what}))
+    assert largest_difference(result["losses"], alone["losses"]) < 1e-5
+    # forward passes of the MLPs of a stage, for each micro-batch
+    assert result["mlps"] == mlps and alone["mlps"] == 4
+
+
+def test_modules_that_are_computed_again_change_no_loss(tmp_path: Path) -> None:
+    spec = replace(SPEC, gated=True, tied_embeddings=False)
+    reference = train(tmp_path / "a", plan(1, 1, 1), 3, spec=spec)
+    other = train(tmp_path / "b", plan(2, 1, 1, recompute="core_attn+mlp"), 3, spec=spec)
+    assert largest_difference(other["losses"], reference["losses"]) < 1e-5
+    assert (reference["mlps"], other["mlps"]) == (4, 8)
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_resized_run_equals_the_one_left_alone(tmp_path: Path, alone: dict[str, Any], distributed: bool) -> None:
     checkpoint = tmp_path / "checkpoints"

@@ -163,6 +163,9 @@ def gpt(
     if decay is not None and run.noise is not None:
         run.noise.scale.decay = decay
     first = run.step
+    forwards: list[int] = []
+    for layer in run.model.module.decoder.layers:
+        layer.mlp.register_forward_hook(lambda *_: forwards.append(1))
     losses = [run.train_step() for _ in range(first, steps)]
     if beside and store:
         background = BackgroundSave(store)
@@ -187,6 +190,7 @@ def gpt(
         "note": found.note if found else "",
         "noise": run.noise_scale,
         "samples": run.samples,
+        "mlps": len(forwards) / max(1, (run.step - first) * plan.micro_batches),
         "intercepted": dict(CPU.intercepted) if CPU else {},
     }
 

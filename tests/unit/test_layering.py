@@ -16,8 +16,8 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 BASE = (
     "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts "
     "synergyd.shared_links synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage "
-    "synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages synergyd.link_names synergyd.loss_trend "
-    "synergyd.setting synergyd.settings_allocation synergyd.settings"
+    "synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages synergyd.recompute synergyd.link_names "
+    "synergyd.loss_trend synergyd.setting synergyd.settings_allocation synergyd.settings"
 )
 MODELS = "synergyd.task.model synergyd.task.fit synergyd.task"
 PROBLEM = "synergyd.scheduler.problem"
@@ -40,7 +40,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.shared_links", ""),
     ("synergyd.records", "synergyd.node_needs synergyd.restarts synergyd.shared_links"),
     ("synergyd.job_report", "synergyd.records"),
-    ("synergyd.words", "synergyd.records"),
+    ("synergyd.recompute", ""),
+    ("synergyd.words", "synergyd.recompute synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
     ("synergyd.usage", ""),
     ("synergyd.notice", ""),
@@ -59,7 +60,10 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergyd.setting_types synergyd.setting synergyd.settings_service synergyd.settings_allocation synergyd.settings_resizing",
     ),
     ("synergyd.settings_text", "synergyd.setting synergyd.settings"),
-    ("synergyd.wire", "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.records synergyd.job_report"),
+    (
+        "synergyd.wire",
+        "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.recompute synergyd.records synergyd.job_report",
+    ),
     ("synergyd.links", BASE),
     ("synergyd.task.model", BASE),
     ("synergyd.task.fit", f"{BASE} synergyd.task.model"),
@@ -77,13 +81,13 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch"),
     (
         "synergy_launch.megatron_lm",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.wire "
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.recompute synergyd.wire "
         "synergy_launch.agent",
     ),
     (
         "synergy_launch.launcher",
-        "synergyd synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch synergy_launch.agent "
-        "synergy_launch.megatron_lm",
+        "synergyd synergyd.errors synergyd.recompute synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch "
+        "synergy_launch.agent synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergyd.errors synergyd.wire"),
     (
@@ -92,8 +96,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.megatron_core",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergy_launch.batch "
-        "synergy_launch.agent synergy_launch.megatron_lm synergy_launch.links synergy_launch.pytorch",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.recompute "
+        "synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm synergy_launch.links synergy_launch.pytorch",
     ),
     (
         "synergy_launch.huggingface",

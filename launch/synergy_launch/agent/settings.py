@@ -12,7 +12,7 @@ from typing import Any
 
 from synergy_launch.batch.tuner import batch_range
 from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergyd.records import MAY_BE_0, Plan
 from synergyd.wire.exchange import EXACT, Exchange, exchange
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
@@ -90,7 +90,7 @@ def parse_plan(text: str, world: int) -> Plan:
     for key, value in content.items():
         if key not in kinds:
             raise UsageError(where, f"unknown field {key}", right)
-        least = 0 if key == "zero_stage" else 1
+        least = 0 if key in MAY_BE_0 else 1
         if type(value) is not kinds[key] or (kinds[key] is int and value < least):
             raise UsageError(where, f"{key}={value!r} can't be used", right)
     plan = Plan(**content)
@@ -130,6 +130,9 @@ def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Pl
         if value != 1 and name not in names:
             what = f"{name}={value} was given to a script that can't split itself so"
             raise UsageError(where, what, f"such a job can change {', '.join((*names, 'dp'))} only")
+    if plan.shard and "shard" not in names:
+        what = f"shard={plan.shard} was given to a script that can't share out over some of its ranks"
+        raise UsageError(where, what, "it must be 0")
     return plan
 
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_plan
@@ -52,6 +53,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     plan = settings.plan or check_plan(
         Plan(dp=settings.world, micro_batch=args.micro_batch, global_batch=args.global_batch), settings.world
     )
+    settings = replace(settings, accepts={**(settings.accepts or {}), "blocks": True})
     if settings.own_batch:
         plan = at_own_batch(plan, args.global_batch, "--global-batch")
     # Imported here: wrong settings are reported without waiting for torch.

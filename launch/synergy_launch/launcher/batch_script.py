@@ -16,6 +16,7 @@ from synergy_launch.launcher.start import plan_json
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.errors import UsageError, one_line
+from synergyd.recompute import recompute_words
 from synergyd.records import Plan, Shape
 from synergyd.wire.exchange import EXACT
 
@@ -90,10 +91,10 @@ def render(request: ScriptRequest) -> str:
     out.append("#SBATCH --requeue --open-mode=append")
     if plan:
         batch = "of the script" if request.own_batch and not megatron else plan.global_batch
-        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep") if (n := getattr(plan, name)) > 1)
+        more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep", "shard") if (n := getattr(plan, name)) > 1)
         less = f", exchange {plan.exchange}" if COMM in environment else ""
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
-                   f"global batch {batch}, recompute {plan.recompute}{less}")  # fmt: skip
+                   f"global batch {batch}, recompute {recompute_words(plan.recompute, plan.recompute_layers)}{less}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]

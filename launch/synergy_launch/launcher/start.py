@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.agent.settings import COMM, DAEMON_CHOOSES, OWN_BATCH
@@ -16,6 +16,7 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.records import NOTHING_MORE, Plan
+from synergyd.wire.codec import encode
 from synergyd.wire.exchange import EXACT
 from synergyd.wire.plan_file import PlanFile
 
@@ -51,7 +52,10 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
         micro = plan.micro_batch
         while plan.global_batch % (unit * micro):
             micro -= 1
-        return replace(plan, dp=dp, micro_batch=micro), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
+        shard = plan.shard if plan.shard and dp * plan.cp % plan.shard == 0 and plan.shard < dp * plan.cp else 0
+        return replace(
+            plan, dp=dp, micro_batch=micro, shard=shard
+        ), f"plan was for {plan.gpus} GPUs, there are {world}: dp is {dp}"
     return None, f"plan was for {plan.gpus} GPUs, there are {world}: the script's own degrees are used"
 
 
@@ -108,7 +112,7 @@ def node_command(
         "OMP_NUM_THREADS": threads,
     }
     if capabilities != NOTHING_MORE:
-        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(asdict(capabilities))
+        environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(encode(capabilities))
     # a daemon that gets reports of the run chooses its batch
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     remarks = [remark]
@@ -139,7 +143,7 @@ def node_command(
 
 def plan_json(plan: Plan) -> str:
     """The plan for training processes. What they exchange is said beside it: an adapter that knows nothing of that reads it too."""
-    return json.dumps({name: value for name, value in asdict(plan).items() if name != "exchange"})
+    return json.dumps({name: value for name, value in encode(plan).items() if name != "exchange"})
 
 
 def no_exchange(asked: str) -> str:

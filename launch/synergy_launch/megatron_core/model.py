@@ -14,6 +14,7 @@ from synergy_launch.agent.settings import check_degrees
 from synergy_launch.megatron_core import cpu_backend
 from synergyd.errors import UsageError
 from synergyd.pipeline_stages import stage_layers
+from synergyd.recompute import FULL, NONE, modules_of
 from synergyd.records import ModelSpec, Plan
 
 # Megatron orders communication before computation by it when tp > 1; it must be set before CUDA starts.
@@ -36,6 +37,7 @@ METADATA = {
     "chained_optim_avoid_prefix": True,
 }
 _INIT_STD = 0.02
+RECOMPUTABLE = ("core_attn", "layernorm", "mlp")  # of a dense model's layer
 # Two matrices feed each residual stream; theirs are scaled by 1/sqrt(2 layers), as GPT-2's and Megatron's are.
 _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
@@ -84,13 +86,6 @@ def build_model(spec: ModelSpec, config: TransformerConfig, device: torch.device
 
 
 def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> TransformerConfig:
-    recompute: dict[str, Any] = {}
-    if plan.recompute == "full":
-        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    elif plan.recompute == "selective":
-        recompute = {"recompute_granularity": "selective"}
-    elif plan.recompute != "none":
-        raise UsageError("plan", f"recompute={plan.recompute}", "none, selective or full")
     stages = stage_layers(spec.layers, plan.pp)
     uneven = stages is not None and not stages.even
     with warnings.catch_warnings(action="ignore"):
@@ -124,8 +119,27 @@ def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Trans
             bias_activation_fusion=False,
             masked_softmax_fusion=False,
             apply_rope_fusion=False,
-            **recompute,
+            **recomputed(spec, plan),
         )
+
+
+def recomputed(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
+    """TransformerConfig's fields of what `plan` computes again. Raises UsageError."""
+    if plan.recompute == FULL:
+        method = "block" if plan.recompute_layers else "uniform"
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": method,
+            "recompute_num_layers": plan.recompute_layers or 1,
+        }
+    if plan.recompute == NONE:
+        return {}
+    modules = modules_of(plan.recompute)
+    # a bias that the MLP hands on beside its output makes Megatron's checkpoint of it call itself without end
+    able = [name for name in RECOMPUTABLE if spec.gated or name != "mlp"]
+    if not set(modules) <= set(able):
+        raise UsageError("plan", f"recompute={plan.recompute}", f"none, full, or of {'+'.join(able)}")
+    return {"recompute_granularity": "selective", "recompute_modules": list(modules)}
 
 
 class _TorchNorm:

@@ -7,25 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
-from synergy_launch.megatron_lm.options import drop, has, number, values
+from synergy_launch.megatron_lm.options import drop, has, number, values, words
 from synergy_launch.megatron_lm.own_batch import RAMP
 from synergyd.pipeline_stages import stage_layers
+from synergyd.recompute import FULL, MODULES, NONE, SELECTIVE, modules_of, of_modules
 from synergyd.records import Plan
-from synergyd.wire.plan import MAX_NUMBER
+from synergyd.wire.plan import CP_COMMS, MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
+_INSTANCES = "--num-distributed-optimizer-instances"
 _FLAGS_WITH_VALUE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--ckpt-format",
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--ckpt-format",
+    _INSTANCES,
 )  # fmt: skip
 _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
+    "--moe-layer-recompute",
 )  # fmt: skip
 _RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 _FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
 NOTHING_YET = Trained()
 NEWEST = (0, 16)  # that this is written for
+_EXCHANGE, _HIERARCHY = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 _FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
@@ -79,10 +84,7 @@ def with_plan(
     unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
     if plan.sequence_parallel and plan.tp > 1 and not unable:
         out.append("--sequence-parallel")
-    if plan.recompute == "full":
-        out += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
-    elif plan.recompute == "selective":
-        out += ["--recompute-granularity", "selective"]
+    out += _recomputed(plan)
     out = _with_sharding(out, plan, version)
     if may_overlap and overlaps(out, version):
         out = _overlapped(out, plan)
@@ -91,6 +93,32 @@ def with_plan(
         out = [*drop(out, ("--fp8-format",)), "--fp8-format", form]
     out += ["--override-opt_param-scheduler", "--exit-signal-handler"]
     return _with_folder(out, checkpoint, trained) if checkpoint else out
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    """What `plan` computes again. A block is the first layers of each virtual stage; the core of the attention is selective's default,
+    which versions before --recompute-modules know too."""
+    if plan.recompute == NONE:
+        return []
+    if plan.recompute == FULL:
+        method = "block" if plan.recompute_layers else "uniform"
+        how = ["--recompute-method", method, "--recompute-num-layers", str(plan.recompute_layers or 1)]
+        return ["--recompute-granularity", "full", *how]
+    modules = [] if plan.recompute == SELECTIVE else ["--recompute-modules", *modules_of(plan.recompute)]
+    return ["--recompute-granularity", "selective", *modules]
+
+
+def _recompute_of(arguments: Sequence[str], layers: int) -> tuple[str, int]:
+    """(recompute, recompute_layers) of a plan: the inverse. `layers`: of a virtual stage, 0 where that is not known."""
+    granularity = (values(arguments, "--recompute-granularity") or [NONE])[-1]
+    if granularity == FULL:
+        some = number(arguments, "--recompute-num-layers", 0)
+        block = (values(arguments, "--recompute-method") or [""])[-1] == "block"
+        return FULL, some if block and not (layers and some >= layers) else 0
+    if granularity != SELECTIVE and not has(arguments, "--recompute-activations"):
+        return NONE, 0
+    named = frozenset(words(arguments, "--recompute-modules"))
+    return of_modules(named & set(MODULES)) if named else SELECTIVE, 0
 
 
 def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
@@ -169,24 +197,26 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
     batch = batch or micro * dp  # as Megatron has it
     if rest or not dp or not micro or batch % (dp * micro) or max(tp, pp, cp, micro, batch) > MAX_NUMBER:
         return None
-    granularity = (values(arguments, "--recompute-granularity") or ["none"])[-1]
-    recompute = granularity if granularity in ("full", "selective") else "none"
-    if recompute == "none" and has(arguments, "--recompute-activations"):
-        recompute = "selective"
     layers, each = number(arguments, "--num-layers", 0), number(arguments, _VIRTUAL_LAYERS, 0)
+    vpp = layers // (pp * each) if each and layers >= pp * each else number(arguments, _VIRTUAL_STAGES, 1)
+    recompute, recompute_layers = _recompute_of(arguments, -(-layers // (pp * vpp)))
     precision = "bf16" if has(arguments, "--bf16") else "fp16" if has(arguments, "--fp16") else "fp32"
     zero = 3 if has(arguments, "--use-torch-fsdp2") else 1 if has(arguments, "--use-distributed-optimizer") else 0
     if has(arguments, "--use-megatron-fsdp"):
         strategy = (values(arguments, "--data-parallel-sharding-strategy") or [""])[-1]
         zero = {name: stage for stage, name in _SHARDING.items()}.get(strategy, zero)
+    instances, exchange = number(arguments, _INSTANCES, 1), words(arguments, _EXCHANGE)
     return Plan(
         tp, pp, dp, micro, batch, recompute,
         sequence_parallel=has(arguments, "--sequence-parallel"),
         zero_stage=zero,
-        vpp=layers // (pp * each) if each and layers >= pp * each else number(arguments, _VIRTUAL_STAGES, 1),
+        vpp=vpp,
         cp=cp,
         ep=number(arguments, _EXPERT, 1),
         precision="fp8" if has(arguments, "--fp8-format") else precision,
+        recompute_layers=recompute_layers,
+        shard=dp * cp // instances if zero and instances > 1 and dp * cp % instances == 0 else 0,
+        cp_comm=exchange[-1] if cp > 1 and exchange and set(exchange) <= set(CP_COMMS) else CP_COMMS[0],
     )  # fmt: skip
 
 
@@ -205,6 +235,8 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
     if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
+    # Megatron FSDP takes it for hybrid sharding
+    out = [*out, _INSTANCES, str(plan.dp * plan.cp // plan.shard)] if plan.shard else out
     if plan.zero_stage in _SHARDING:
         out = drop(out, ("--data-parallel-sharding-strategy", "--use-megatron-fsdp"))
         out += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDING[plan.zero_stage]]
@@ -222,6 +254,7 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
     # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
     cp = plan.cp if plan.cp > 1 else number(out, _CONTEXT, 1)
     if plan.cp > 1 or plan.dp % cp:
+        out = _with_exchange(out, plan)
         out = drop(out, (_CONTEXT,))
         out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
     if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
@@ -249,6 +282,17 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
     if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
         out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
     return out
+
+
+def _with_exchange(out: list[str], plan: Plan) -> list[str]:
+    """How context-parallel ranks exchange, as the plan has it; of the user's own what no plan knows (all-gathers, groups in groups, one
+    for each layer) stays while cp does."""
+    own = words(out, _EXCHANGE)
+    if own and not set(own) <= set(CP_COMMS) and number(out, _CONTEXT, 1) == plan.cp and plan.cp_comm == CP_COMMS[0]:
+        return out
+    out = drop(out, (_EXCHANGE, _HIERARCHY))
+    # Megatron's default is p2p, which older versions have alone
+    return [*out, _EXCHANGE, plan.cp_comm] if plan.cp > 1 and plan.cp_comm != CP_COMMS[0] else out
 
 
 def _without(arguments: Sequence[str], keeps_ramp: bool) -> list[str]:

@@ -7,9 +7,11 @@ arguments.py, core_v0.16.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from synergy_launch.megatron_lm.arguments import NEWEST, overlaps
+from synergyd.recompute import MODULES, NOT_WITH_FP8
 from synergyd.records import NOTHING_MORE, Accepts
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
@@ -29,6 +31,34 @@ _UNEVEN_FROM = (0, 12)
 # word; of an encoder and a decoder each has its own layers.
 _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--encoder-", "--decoder-", "--standalone-")
 
+# --num-distributed-optimizer-instances came with core_v0.10
+_SHARD_FROM = (0, 10)
+# so did --cp-comm-type
+_EXCHANGE_FROM = (0, 10)
+# --recompute-modules came with core_v0.12
+_MODULES_FROM = (0, 12)
+# What CUDA graphs and overlapped all-to-alls allow to be computed again depends on more options than are known here.
+_BOUND_RECOMPUTE = (
+    "--cuda-graph",
+    "--enable-cuda-graph",
+    "--external-cuda-graph",
+    "--overlap-moe-expert-parallel-comm",
+)
+
+
+def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
+    """Modules of the layers that can be computed again, by the checks of transformer_config.py."""
+    there = {
+        "layernorm": True,
+        "mla_up_proj": "--multi-latent-attention" in keys,
+        # a bias that the MLP hands on beside its output makes core_v0.16.1's backward pass call itself without end
+        "mlp": "--disable-bias-linear" in keys,
+        "moe": "--num-experts" in keys and "--disable-bias-linear" in keys,
+        "moe_act": "--num-experts" in keys and "--moe-grouped-gemm" in keys,
+    }
+    delayed = "--fp8-format" in keys and given.get("--fp8-recipe", "delayed") == "delayed"
+    return [name for name in MODULES if there.get(name) and not (delayed and name in NOT_WITH_FP8)]
+
 
 def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap: bool = True) -> Accepts:
     """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
@@ -44,10 +74,12 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         key: value if has else (argv[i + 1] if i + 1 < len(argv) else "") for i, (key, has, value) in enumerate(words)
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
+    cp = not fsdp and given.get("--transformer-impl") != "local"
+    graphs = any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
-        cp=not fsdp and given.get("--transformer-impl") != "local",
+        cp=cp,
         ep=not fsdp and "--num-experts" in keys,
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
@@ -56,4 +88,8 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
         overlap=may_overlap and overlaps(argv, version),
         exact_only=True,
+        blocks=not graphs,
+        a2a=cp and version >= _EXCHANGE_FROM,
+        shard=not fsdp and version >= _SHARD_FROM,
+        modules="" if graphs or version < _MODULES_FROM else "+".join(_modules(keys, given)),
     )

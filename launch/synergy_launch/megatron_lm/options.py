@@ -18,6 +18,20 @@ def values(arguments: Sequence[str], name: str) -> list[str]:
     return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
 
 
+def words(arguments: Sequence[str], name: str) -> list[str]:
+    """All values of option `name` where it is given last, up to the next option."""
+    found: list[str] = []
+    inside = False
+    for word in arguments:
+        if OPTION.match(word):
+            option, equals, value = word.partition("=")
+            inside = option == name
+            found = ([value] if equals else []) if inside else found
+        elif inside:
+            found.append(word)
+    return found
+
+
 def number(arguments: Sequence[str], name: str, default: int) -> int:
     """The last positive number among the values of `name`."""
     # Megatron refuses 0 itself; Python refuses to read thousands of digits

@@ -15,6 +15,7 @@ from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
 from synergyd.errors import UsageError
 from synergyd.exchange import KINDS
+from synergyd.recompute import recompute_words
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.model.arrays import PRECISION
@@ -25,7 +26,16 @@ from synergyd.task.model.spec import load_model
 from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
 
 # Columns that are shown only where a row differs from what is usual.
-_RARE = {"vpp": 1, "cp": 1, "ep": 1, "zero_stage": 1, "recompute": "none", "exchange": "exact"}
+_RARE = {
+    "vpp": 1,
+    "cp": 1,
+    "cp_comm": "p2p",
+    "ep": 1,
+    "zero_stage": 1,
+    "shard": 0,
+    "recompute": "none",
+    "exchange": "exact",
+}
 _SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
 _ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
@@ -276,9 +286,24 @@ def show(table: PlanTable, console: Console) -> None:
 
 def degrees(plan: Plan) -> dict[str, str]:
     """What tells a plan from others, by column."""
-    names = ("tp", "pp", "vpp", "cp", "dp", "ep", "zero_stage", "micro_batch", "global_batch", "recompute", "exchange")
-    words = {name: str(getattr(plan, name)) for name in names}
-    return words | {"exchange": plan.exchange.removeprefix("compressed:")}
+    names = (
+        "tp",
+        "pp",
+        "vpp",
+        "cp",
+        "cp_comm",
+        "dp",
+        "ep",
+        "zero_stage",
+        "shard",
+        "micro_batch",
+        "global_batch",
+    )
+    return {
+        **{name: str(getattr(plan, name)) for name in names},
+        "recompute": recompute_words(plan.recompute, plan.recompute_layers),
+        "exchange": plan.exchange.removeprefix("compressed:"),
+    }
 
 
 def _times(table: PlanTable, count: GpuCount) -> Table:
@@ -286,7 +311,7 @@ def _times(table: PlanTable, count: GpuCount) -> Table:
     title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
     result = Table(title=title, title_justify="left")
     plans = [row.cell.plan for row in count.rows]
-    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(getattr(p, n) != _RARE[n] for p in plans)]
+    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(degrees(p)[n] != str(_RARE[n]) for p in plans)]
     for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "+- %", "tokens/s", "MFU %", "goodput"):
         result.add_column(name, justify="right")
     for name in count.rows[0].time:

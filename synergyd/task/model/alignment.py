@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from synergyd.records import ModelSpec
 from synergyd.task.model.arrays import PRECISION, Bools, Floats, Ints, PlanArrays
-from synergyd.task.model.dims import Dims
+from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.hardware import GpuFigures
 
 # of one load of a tensor core's kernel (NVIDIA, "Matrix Multiplication Background User's Guide")
@@ -51,6 +52,11 @@ def not_fused(model: Dims, plans: PlanArrays) -> Bools:
     half precision). (N,)"""
     unlike = (model.query / model.heads % HEAD_MULTIPLE != 0) & (plans.zero_stage < 3)
     return np.asarray(unlike | (plans.precision == PRECISION.index("fp32")))
+
+
+def fuses(model: ModelSpec, plans: PlanArrays) -> bool:
+    """Whether attention is fused in all of `plans` of one model."""
+    return not np.any(not_fused(dims(model), plans))
 
 
 def fused_slowdown(model: Dims) -> Floats:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from synergyd.exchange import EXACT, Exchange, exchange
+from synergyd.recompute import CORE, MODULES, modules_of, of_modules
 from synergyd.records import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -20,12 +21,17 @@ Exchanges = npt.NDArray[np.object_]  # of Exchange
 # FSDP's programs keep the attention's output and that of every other GEMM (TorchTitan's activation_checkpoint.py)
 RECOMPUTE = ("none", "selective", "full", "operators")
 NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
+CORE_ALONE = 1 << MODULES.index(CORE)
+_WITHOUT_MODULES = ("none", "full", "operators")
+CP_COMM = ("p2p", "a2a")  # index is the code in PlanArrays.cp_comm
+RING, ALL_TO_ALL = range(len(CP_COMM))
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanArrays:
-    """N plans, each field of shape (N,). `local` is the GPUs used on each node, `recompute` an index into RECOMPUTE."""
+    """N plans, each field of shape (N,). `local` is the GPUs used on each node, `recompute` an index into RECOMPUTE; `modules` has a
+    bit for each of MODULES that is computed again where that is SELECTIVE, and is 0 elsewhere."""
 
     tp: Ints
     pp: Ints
@@ -40,6 +46,9 @@ class PlanArrays:
     cp: Ints
     ep: Ints
     precision: Ints  # an index into PRECISION
+    recompute_layers: Ints  # of each virtual stage where `recompute` is FULL; 0: all
+    modules: Ints
+    cp_comm: Ints  # an index into CP_COMM
     shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
     exchange: Exchanges | None = None  # None: every replica's gradients in every step, in all of them
 
@@ -56,9 +65,21 @@ class PlanArrays:
         """Micro-batches each replica works through in one step, (N,)."""
         return self.global_batch // (self.dp * self.micro_batch)
 
+    def recomputing(self, code: int, modules: int = 0, layers: Ints | None = None) -> PlanArrays:
+        """The plans with another recompute: its code, and modules or layers (N,)."""
+        n, none = len(self), np.zeros(len(self), dtype=np.int64)
+        return replace(
+            self,
+            recompute=np.full(n, code, dtype=np.int64),
+            modules=np.full(n, modules, dtype=np.int64) if modules else none,
+            recompute_layers=none if layers is None else layers,
+        )
+
     def take(self, index: Ints | Bools) -> PlanArrays:
         """The plans at `index` (positions or a mask)."""
-        return PlanArrays(**{name: value[index] for name, value in vars(self).items() if value is not None})
+        # a mask that is turned into positions once; ndarray.take is faster than indexing
+        where = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        return PlanArrays(**{name: value.take(where) for name, value in vars(self).items() if value is not None})
 
     def exchanging(self, option: Exchange) -> PlanArrays:
         """The same plans, all with `option`."""
@@ -72,7 +93,7 @@ class PlanArrays:
             dp=int(self.dp[i]),
             micro_batch=int(self.micro_batch[i]),
             global_batch=int(self.global_batch[i]),
-            recompute=RECOMPUTE[int(self.recompute[i])],
+            recompute=recompute_text(int(self.recompute[i]), int(self.modules[i])),
             sequence_parallel=bool(self.sequence_parallel[i]),
             zero_stage=int(self.zero_stage[i]),
             vpp=int(self.vpp[i]),
@@ -80,7 +101,22 @@ class PlanArrays:
             ep=int(self.ep[i]),
             precision=PRECISION[int(self.precision[i])],
             exchange=str(EXACT if self.exchange is None else self.exchange[i]),
+            recompute_layers=int(self.recompute_layers[i]),
+            shard=int(self.shard[i]) if self.shard[i] < self.dp[i] * self.cp[i] else 0,
+            cp_comm=CP_COMM[int(self.cp_comm[i])],
         )
+
+
+def modules_mask(modules: Iterable[str]) -> int:
+    """The bits of `modules` of MODULES."""
+    return sum(1 << MODULES.index(name) for name in modules)
+
+
+def recompute_text(code: int, modules: int) -> str:
+    """A plan's `recompute` of an index into RECOMPUTE and the bits of its modules."""
+    if code != SELECTIVE:
+        return RECOMPUTE[code]
+    return of_modules(tuple(name for i, name in enumerate(MODULES) if modules >> i & 1))
 
 
 def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> PlanArrays:
@@ -96,7 +132,7 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         dp=ints([p.dp for p in plans]),
         micro_batch=ints([p.micro_batch for p in plans]),
         global_batch=ints([p.global_batch for p in plans]),
-        recompute=ints([RECOMPUTE.index(p.recompute) for p in plans]),
+        recompute=ints([RECOMPUTE.index(p.recompute) if p.recompute in RECOMPUTE else SELECTIVE for p in plans]),
         local=ints([min(n, p.gpus) for n, p in zip(nodes, plans, strict=True)]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
         zero_stage=ints([p.zero_stage for p in plans]),
@@ -104,7 +140,10 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         cp=ints([p.cp for p in plans]),
         ep=ints([p.ep for p in plans]),
         precision=ints([PRECISION.index(p.precision) for p in plans]),
-        shard=ints([p.dp * p.cp for p in plans]),
+        recompute_layers=ints([p.recompute_layers for p in plans]),
+        modules=ints([0 if p.recompute in _WITHOUT_MODULES else modules_mask(modules_of(p.recompute)) for p in plans]),
+        cp_comm=ints([CP_COMM.index(p.cp_comm) for p in plans]),
+        shard=ints([p.shard_ranks for p in plans]),
         exchange=_exchanges(plans),
     )
 

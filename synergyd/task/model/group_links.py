@@ -52,8 +52,10 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
     if np.any(plans.zero_stage >= 3):
         links["zero3"] = link(inner * plans.dp, data, gpu.zero3_rail_use)
     if np.any(plans.shard < plans.dp * plans.cp):
-        links["shard"] = link(inner * plans.shard, np.minimum(data, plans.shard))
-        links["replicas"] = link(inner * plans.dp, np.maximum(1, data // plans.shard))
+        # consecutive ranks of the context and data groups together
+        members = np.maximum(1, plans.local // plans.tp)
+        links["shard"] = link(plans.tp * plans.shard, np.minimum(members, plans.shard))
+        links["replicas"] = link(inner * plans.dp, np.maximum(1, members // plans.shard))
     return links
 
 

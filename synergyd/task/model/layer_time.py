@@ -6,11 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from synergyd.recompute import CORE
 from synergyd.task.model.alignment import fused_slowdown, gemm_slowdown, gemm_slowdowns, not_fused
-from synergyd.task.model.arrays import FULL, OPERATORS, PRECISION, SELECTIVE, Floats, Ints, PlanArrays
+from synergyd.task.model.arrays import (
+    ALL_TO_ALL,
+    FULL,
+    OPERATORS,
+    PRECISION,
+    SELECTIVE,
+    Bools,
+    Floats,
+    Ints,
+    PlanArrays,
+)
 from synergyd.task.model.dims import Dims
 from synergyd.task.model.group_links import GroupLink, ring
 from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.modules import again, beyond_core, norms_apart
 
 # By precision: activations and weights on links, operands of a GEMM.
 WEIGHT_BYTES = np.array([2.0, 2.0, 4.0, 2.0])
@@ -87,19 +99,75 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     ep_pass = model.moe_share * 2 * ring(links["ep"], plans.ep, routed_bytes)
     passed_on = 2 * ring(links["cp"], plans.cp, plans.cp * tokens * weight_bytes * model.kv / t)
     cp_forward, cp_backward = np.maximum(0.0, passed_on - core), np.maximum(0.0, 2 * passed_on - core_backward)
+    by_heads = plans.cp_comm == ALL_TO_ALL
+    if by_heads.any():
+        # heads for tokens and back: queries, keys and values, then the core's output; nothing to hide it behind
+        token_bytes = tokens * weight_bytes / t
+        swapped = ring(links["cp"], plans.cp, token_bytes * (model.query + 2 * model.kv))
+        swapped = swapped + ring(links["cp"], plans.cp, token_bytes * model.value)
+        cp_forward, cp_backward = np.where(by_heads, swapped, cp_forward), np.where(by_heads, swapped, cp_backward)
     tp_pass = tp_pass + ep_pass
 
     host = gpu.launch_s + np.where(t > 1, gpu.tp_launch_s, 0.0)
     forward = _at_least(rest + core + tp_pass, host)
     backward = _at_least(2 * rest + core_backward + tp_pass, host)
     full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
-    again = np.where(full, forward, np.where(selective, core, 0.0))
+    share = _recomputed_share(model, plans, full)
+    redone = np.where(full, share * forward, np.where(selective, core, 0.0))
+    again_tp = share * tp_pass
+    if beyond_core(plans):
+        chosen = _by_modules(model, at, plans, tokens, slowdowns, core, tp_pass - ep_pass, ep_pass)
+        redone, again_tp = np.where(selective, chosen[0], redone), np.where(selective, chosen[1], again_tp)
     if operators.any():
-        again = np.where(operators, _at_least(gemms / 2 + element_wise, host), again)
-    tp_layer = (2 + full) * tp_pass
-    work = forward + backward + again - tp_layer
-    tp_layer = tp_layer + (1 + full) * cp_forward + cp_backward
+        redone = np.where(operators, _at_least(gemms / 2 + element_wise, host), redone)
+    tp_layer = 2 * tp_pass + again_tp
+    work = forward + backward + redone - tp_layer
+    tp_layer = tp_layer + (1 + share) * cp_forward + cp_backward
     return LayerTime(work=work, tp=tp_layer, backward=backward, boundary=boundary, spread=spread)
+
+
+def _recomputed_share(model: Dims, plans: PlanArrays, full: Bools) -> Floats:
+    """Part of a full stage's layers that full recompute covers, (N,)."""
+    some = plans.recompute_layers * plans.vpp
+    if not some.any():
+        return full.astype(np.float64)
+    return np.where(full, np.where(some > 0, np.minimum(1.0, some / np.ceil(model.layers / plans.pp)), 1.0), 0.0)
+
+
+def _by_modules(
+    model: Dims,
+    at: Kernels,
+    plans: PlanArrays,
+    tokens: Floats,
+    slowdowns: tuple[Floats, ...],
+    core: Floats,
+    tp_pass: Floats,
+    ep_pass: Floats,
+) -> tuple[Floats, Floats]:
+    """(seconds that the modules of selective recompute take again, of these in tensor and expert groups). An MLP has one of the
+    layer's two all-reduces."""
+    t, sparse = plans.tp, model.moe_share
+    alone, token_bytes = again(plans), tokens * WEIGHT_BYTES[plans.precision]
+    spread = np.where(plans.sequence_parallel, t, 1)
+    dense, experts, shared = _mlps(model, at, plans, tokens, slowdowns)
+    routed = model.ffn * model.top_k
+    acts = {name: model.gates * width / t * token_bytes / at.memory_rate for name, width in (
+        ("mlp", model.dense_ffn), ("moe", routed + model.shared_ffn), ("moe_act", routed), ("shared_experts", model.shared_ffn)
+    )}  # fmt: skip
+    up = _up_projections(model, at, t, tokens)
+    groups = {"mlp": (1 - sparse) * tp_pass / 2, "moe": sparse * tp_pass / 2 + ep_pass}
+    takes = {
+        CORE: core,
+        "layernorm": norms_apart(model) * 2 * token_bytes * model.hidden / spread / at.memory_rate,
+        "mla_up_proj": np.where(model.kv_lora > 0, up, 0.0),
+        "mlp": (1 - sparse) * (dense + acts["mlp"]) + groups["mlp"],
+        "moe": sparse * (experts + shared + acts["moe"]) + groups["moe"],
+        "moe_act": sparse * acts["moe_act"],
+        "shared_experts": sparse * (shared + acts["shared_experts"]),
+    }
+    whole = sum((np.where(alone[name], takes[name], 0.0) for name in takes), np.zeros(len(plans)))
+    in_groups = sum((np.where(alone[name], groups[name], 0.0) for name in groups), np.zeros(len(plans)))
+    return whole, in_groups
 
 
 def _at_least(gpu_s: Floats, host_s: Floats) -> Floats:
@@ -115,33 +183,47 @@ def _projections(model: Dims, at: Kernels, t: Ints, tokens: Floats, spread: Ints
     if not np.any(model.kv_lora > 0):
         return found
     # every tensor rank goes down to the latent widths itself, with its part of the sequence
-    below, width = np.where(model.q_lora > 0, model.q_lora, h), model.query / model.heads - model.rope
     down = at.gemm(tokens / spread, model.q_lora + model.kv_lora + model.rope, h)
-    up = at.gemm(tokens, model.query / t, below)
-    up = up + at.gemm(tokens, (model.heads * width + model.value) / t, model.kv_lora)
-    latent = down + up + at.gemm(tokens, h, model.value / t)
+    latent = down + _up_projections(model, at, t, tokens) + at.gemm(tokens, h, model.value / t)
     return np.where(model.kv_lora > 0, latent, found)
+
+
+def _up_projections(model: Dims, at: Kernels, t: Ints, tokens: Floats) -> Floats:
+    """Multi-head latent attention's projections from the latent widths to its heads, forward."""
+    below, width = np.where(model.q_lora > 0, model.q_lora, model.hidden), model.query / model.heads - model.rope
+    up = at.gemm(tokens, model.query / t, below)
+    return up + at.gemm(tokens, (model.heads * width + model.value) / t, model.kv_lora)
 
 
 def _mlp(
     model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats, slowdowns: tuple[Floats, ...]
 ) -> tuple[Floats, Floats]:
     """(seconds forward, width) of a layer's MLP, the mean over layers with experts and without."""
+    wide = model.dense_ffn
+    dense, expert, beside = _mlps(model, at, plans, tokens, slowdowns)
+    if not np.any(model.moe_share > 0):
+        return dense, wide
+    mlp = (1 - model.moe_share) * dense + model.moe_share * (expert + beside)
+    return mlp, (1 - model.moe_share) * wide + model.moe_share * (model.ffn * model.top_k + model.shared_ffn)
+
+
+def _mlps(
+    model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats, slowdowns: tuple[Floats, ...]
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds forward of an MLP without experts, of the routed experts, and of the one that all tokens go to."""
     h, f, t = model.hidden, model.ffn, plans.tp
     _, of_dense, of_mlp, of_shared = slowdowns
     wide = model.dense_ffn
-    mlp = at.gemm(tokens, (model.gates - 1) * wide / t, h, of_dense) + at.gemm(tokens, h, wide / t, of_dense)
+    dense = at.gemm(tokens, (model.gates - 1) * wide / t, h, of_dense) + at.gemm(tokens, h, wide / t, of_dense)
     if not np.any(model.moe_share > 0):
-        return mlp, wide
+        return dense, np.zeros(()), np.zeros(())
     local_experts = np.maximum(1.0, model.experts / plans.ep)
     routed = tokens * model.top_k / local_experts
     expert = at.gemm(routed, (model.gates - 1) * f / t, h, of_mlp) + at.gemm(routed, h, f / t, of_mlp)
     expert = local_experts * expert
     shared = model.shared_ffn
     both = at.gemm(tokens, (model.gates - 1) * shared / t, h, of_shared) + at.gemm(tokens, h, shared / t, of_shared)
-    beside = np.where(shared > 0, both, 0)
-    mlp = (1 - model.moe_share) * mlp + model.moe_share * (expert + beside)
-    return mlp, (1 - model.moe_share) * wide + model.moe_share * (f * model.top_k + shared)
+    return dense, expert, np.where(shared > 0, both, 0.0)
 
 
 def _attention_core(model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats) -> tuple[Floats, Floats]:

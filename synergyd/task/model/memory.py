@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from synergyd.recompute import CORE
 from synergyd.records import ModelSpec
 from synergyd.task.model.alignment import not_fused
 from synergyd.task.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.exchange_cost import memory_bytes
 from synergyd.task.model.hardware import GIB, GpuFigures
+from synergyd.task.model.modules import again, beyond_core, kept_elements
 from synergyd.task.model.stages import layers_at_ends
 
 # By precision (bf16, fp16, fp32, fp8): bytes a parameter of weights, of gradients, and of what the optimizer keeps
@@ -53,7 +55,8 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
       units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
       parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
       (selective); 2*T*h with full recompute (`operators`: and the outputs of the core and of half the GEMMs), and then
-      one whole layer while it is recomputed. MoE layers hold the MLP's part top_k times.
+      one whole layer while it is recomputed. MoE layers hold the MLP's part top_k times. Where full recompute covers N layers of
+      each virtual stage, the others are kept whole; modules that are computed again free what they keep (modules.py).
     - In flight on the first stage of 1F1B: min(m, p); interleaved p + (p-1)/v (Narayanan et al. SC'21), on the last
       ((v-1)*p + 1)/v. Embedding input and dropout: 8T + T*h each in flight; output layer and loss:
       4*T*h + logit_bytes*T*V, by t.
@@ -74,7 +77,20 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     first_layers, last_layers = first_layers + np.where(p == 1, model.mtp, 0), last_layers + model.mtp
     spread = np.where(plans.sequence_parallel, t, 1)
 
-    kept, working = _of_a_layer(model, gpu, plans, tokens, spread)
+    kept, working, saved = _of_a_layer(model, gpu, plans, tokens, spread)
+    some = plans.recompute_layers * v  # layers of a stage that are computed again where not all are
+
+    blocks = bool(some.any())
+
+    def held_by(layers: Floats, in_flight: Floats) -> Floats:
+        if not blocks:
+            return np.asarray(gpu.activation_scale * (in_flight * (layers * kept) + working))
+        # the first layers are computed again when those that were kept are gone: no room of their own
+        at_once = np.where((some > 0) & (some < layers), 0.0, working)
+        return np.asarray(
+            gpu.activation_scale * (in_flight * (layers * kept - np.minimum(some, layers) * saved) + at_once)
+        )
+
     m = plans.micro_batches
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
@@ -92,9 +108,8 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
 
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
-    scale = gpu.activation_scale
-    first_activations = scale * (in_flight * first_layers * kept + working)
-    last_activations = scale * (in_flight_last * last_layers * kept + working)
+    first_activations = held_by(first_layers, in_flight)
+    last_activations = held_by(last_layers, in_flight_last)
     first_logits = entry + np.where(p == 1, loss, 0.0)
     last_logits = np.where(p == 1, entry, 0.0) + loss
 
@@ -106,19 +121,22 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     if plans.exchange is not None:
         more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
         optimizer = optimizer + more * gpu.state_scale
-    # ZeRO-3: this layer and the next are whole, this one's gradient too
-    gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
+    gathered: Floats | float = 0.0
+    if (stage >= 3).any():  # this layer and the next are whole, this one's gradient too
+        gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
 
     state = held + optimizer
     first = first_parameters * state + first_activations + first_logits
     at_end = last_parameters * state + last_activations + last_logits
     # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
-    second_activations = scale * (np.minimum(m, in_flight - 1) * per_stage * kept + working)
-    second = per_stage * one_layer * state + second_activations
-    middle = (p > 1) & (first_layers < per_stage) & (second > first)
-    first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
-    first_activations = np.where(middle, second_activations, first_activations)
-    first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
+    uneven = (p > 1) & (first_layers < per_stage)
+    if uneven.any():
+        second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
+        second = per_stage * one_layer * state + second_activations
+        middle = uneven & (second > first)
+        first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
+        first_activations = np.where(middle, second_activations, first_activations)
+        first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
     use_last = (at_end > first) if last is None else ((at_end > first) | last)
     fullest = np.where(use_last, last_parameters, first_parameters)
     live = np.where(use_last, at_end, first) + gathered
@@ -131,9 +149,12 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     )
 
 
-def _of_a_layer(model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints) -> tuple[Floats, Floats]:
-    """(kept for the backward pass of a micro-batch, used while it is recomputed): bytes of one layer's activations. `tokens` a rank,
-    `spread`: tensor ranks over which what is outside of tensor parallelism is split."""
+def _of_a_layer(
+    model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints
+) -> tuple[Floats, Floats, Floats | float]:
+    """(kept for the backward pass of a micro-batch, used while it is recomputed, less of a layer that is computed again where others
+    are not): bytes of one layer's activations. `tokens` a rank, `spread`: tensor ranks over which what is outside of tensor parallelism
+    is split."""
     h, t, half = model.hidden, plans.tp, _HALF[plans.precision]
     # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
     wide = (1 - model.moe_share) * model.dense_ffn + model.moe_share * (model.ffn * model.top_k + model.shared_ffn)
@@ -147,11 +168,19 @@ def _of_a_layer(model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats,
     whole = outer + inner + scores
     full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
     boundary = half * 2 * tokens * h / spread
-    kept = np.where(full, boundary, np.where(selective, outer + inner, whole))
+    blocks = full & (plans.recompute_layers > 0)
+    kept = np.where(full & ~blocks, boundary, np.where(selective, outer + inner, whole))
     working = np.where(full, whole, np.where(selective, scores, 0.0))
+    if beyond_core(plans):
+        alone, each = again(plans), kept_elements(model, t, spread)
+        working = working * np.where(selective & ~alone[CORE], 0.0, 1.0)
+        kept = kept + np.where(selective & ~alone[CORE], scores, 0.0)
+        for name, elements in each.items():
+            freed = np.where(alone[name], half * 2 * tokens * elements, 0.0)
+            kept, working = kept - freed, working + freed
     if operators.any():
         # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
         gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * wide) / t + 4 * h / spread
         kept = np.where(operators, boundary + half * tokens * (2 * model.value / t + gemms / 2), kept)
         working = np.where(operators, whole, working)
-    return kept, working
+    return kept, working, np.where(blocks, whole - boundary, 0.0)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
+from synergyd.pipeline_stages import stage_layers
 from synergyd.task.model.arrays import Floats, Ints
 
 
 def layers_at_ends(layers: Floats | int, pp: Ints, mtp: Floats | int = 0) -> tuple[Floats, Floats]:
     """Layers of the first and the last stage, each (N,), by the rule of `stage_layers`; as many as the others have where no layout is
     known (rows measured elsewhere)."""
-    all_, pp, further = np.broadcast_arrays(np.asarray(layers, np.int64), pp, np.asarray(mtp, np.int64))
-    most = -(-all_ // pp)
-    left = all_ - most * (pp - 2)
-    uneven = (all_ % pp != 0) & (pp >= 3) & (left >= 2) & (left <= 2 * most)
-    half = left // 2
-    last = half - np.minimum(further, np.minimum(half - 1, most - (left - half)))
-    first = np.where(uneven, left - last, most)
-    return first.astype(np.float64), np.where(uneven, last, most).astype(np.float64)
+    if np.ndim(layers) == 0 and np.ndim(mtp) == 0:
+        first, last = _by_stages(int(layers), int(mtp), int(pp.max()) if pp.size else 1)
+        return first[pp], last[pp]
+    numbers = np.stack(np.broadcast_arrays(np.asarray(layers, np.int64), pp, np.asarray(mtp, np.int64)))
+    # of rows of many models few differ
+    _, one, which = np.unique(numbers[0] << 40 | numbers[1] << 20 | numbers[2], return_index=True, return_inverse=True)
+    ends = np.array([_ends(*row) for row in numbers[:, one].T.tolist()], dtype=np.float64)
+    return ends[which, 0], ends[which, 1]
+
+
+@lru_cache(maxsize=4096)
+def _ends(layers: int, pp: int, mtp: int) -> tuple[int, int]:
+    found = stage_layers(layers, pp, mtp)
+    return (found.first, found.last) if found is not None else (-(-layers // pp),) * 2
+
+
+@lru_cache(maxsize=256)
+def _by_stages(layers: int, mtp: int, most: int) -> tuple[Floats, Floats]:
+    """Of one model on 0 to `most` stages, (most + 1,) each."""
+    ends = np.array([(0, 0), *(_ends(layers, pp, mtp) for pp in range(1, most + 1))], dtype=np.float64)
+    return ends[:, 0].copy(), ends[:, 1].copy()

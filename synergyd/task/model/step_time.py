@@ -65,7 +65,8 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     - Multi-head latent attention: down to the latent widths on every rank, up to its heads (DeepSeek-V2, 2024, section 2.1).
       Multi-token prediction: one more layer and logits on the last stage (DeepSeek-V3, 2024, section 2.2).
     - cp: keys and values pass round the ring once forward and twice backward (Ring Attention, Liu et al. 2023), hidden
-      behind the attention core as far as that lasts.
+      behind the attention core as far as that lasts; or all-to-alls swap tokens for heads before the core and back behind it,
+      forward and backward, and nothing hides them (DeepSpeed-Ulysses, Jacobs et al. 2023, section 3).
     - ep: 2 all-to-alls of the routed tokens forward and 2 backward (GShard, Lepikhin et al. 2020).
     - pp: 2*T*h bytes to and from the next stage, v times (/t with sequence parallel).
     - dp: fp32 gradients reduce-scattered and bf16 weights all-gathered (distributed optimizer), else fp32 gradients
@@ -162,8 +163,10 @@ def _data_parallel(
     gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * shard)
     smaller = (plans.shard < ranks) & (plans.zero_stage >= 1)
     if smaller.any():
-        reduce_in, gather_in = _in_shard_groups(plans, links, gpu.dp_efficiency * beyond, shard)
-        reduce, gather = np.where(smaller, reduce_in, reduce), np.where(smaller, gather_in, gather)
+        efficiency = gpu.dp_efficiency * beyond
+        scattered, added = _in_shard_groups(plans, links, efficiency, gradient_bytes * shard)
+        gather_in, _ = _in_shard_groups(plans, links, efficiency, weight_bytes * shard)
+        reduce, gather = np.where(smaller, scattered + added, reduce), np.where(smaller, gather_in, gather)
     hidden = gpu.overlap * per_stage * layer.backward
     shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0)
     once = exchange_s(
@@ -184,18 +187,20 @@ def _data_parallel(
     reached = GroupLink(links["zero3"].rate * gpu.dp_efficiency * beyond, links["zero3"].latency)
     hops = ring_hops_s(ranks, inner * plans.dp / plans.local)
     per_layer = per_stage * 3 * (ring(reached, ranks, weight_bytes * shard / per_stage) + hops)
+    if smaller.any():
+        one, added = _in_shard_groups(plans, links, efficiency, weight_bytes * shard / per_stage)
+        hops = ring_hops_s(plans.shard, plans.tp * plans.shard / plans.local)
+        per_layer = np.where(smaller, per_stage * (3 * (one + hops) + added), per_layer)
     return once, np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
 
 
 def _in_shard_groups(
-    plans: PlanArrays, links: dict[str, GroupLink], efficiency: Floats, shard: Floats
+    plans: PlanArrays, links: dict[str, GroupLink], efficiency: Floats, volume: Floats
 ) -> tuple[Floats, Floats]:
-    """(gradients, weights): seconds a step where ZeRO shares out over `plans.shard` ranks each."""
-    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
-    inside = plans.tp * plans.cp * plans.shard <= plans.local
+    """(a reduce-scatter or all-gather of `volume` bytes inside a group of `plans.shard` ranks, the all-reduce of what each of these
+    then has with the other groups): seconds."""
+    inside = plans.tp * plans.shard <= plans.local
     among = GroupLink(links["shard"].rate * np.where(inside, 1.0, efficiency), links["shard"].latency)
     others = GroupLink(links["replicas"].rate * efficiency, links["replicas"].latency)
     count = plans.dp * plans.cp // plans.shard
-    reduce = ring(among, plans.shard, gradient_bytes * shard)
-    reduce = reduce + 2 * ring(others, count, gradient_bytes * shard / plans.shard)
-    return reduce, ring(among, plans.shard, weight_bytes * shard)
+    return ring(among, plans.shard, volume), 2 * ring(others, count, volume / plans.shard)

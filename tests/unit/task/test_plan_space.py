@@ -8,6 +8,7 @@ import pytest
 from synergy_launch.megatron_lm.capabilities import accepts
 
 from synergyd.errors import UsageError
+from synergyd.recompute import MODULES
 from synergyd.records import (
     NOTHING_MORE,
     Accepts,
@@ -166,6 +167,7 @@ def test_contradictions_with_a_dense_model_and_an_encoder() -> None:
         check_fixed(load_model("bert-large"), PlanLimits(8, 8, cp=2), "")
 
 
+NO_BIAS = "--disable-bias-linear"
 MEGATRON = [
     *(["--num-layers", "32", "--hidden-size", "4096", "--num-attention-heads", "32", "--seq-length", "8192"]),
     *(["--micro-batch-size=1", "--global-batch-size", "64", "--bf16"]),
@@ -190,9 +192,30 @@ MEGATRON = [
     ],
 )
 def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None:
-    assert accepts(argv) == expected
-    # options of uneven stages are younger than the others
-    assert accepts(argv, (0, 11)) == replace(expected, uneven=False)
+    megatron = expected != NOTHING_MORE
+    found = accepts(argv)
+    shard = megatron and "--use-torch-fsdp2" not in argv
+    assert replace(found, modules="") == replace(expected, blocks=megatron, shard=shard, a2a=expected.cp)
+    assert found.modules == ("" if not megatron or expected.precision == "fp8" else "layernorm")
+    # options of uneven stages and of modules are younger than the others
+    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron, shard=shard, a2a=expected.cp)
+    assert not accepts(argv, (0, 9)).shard and not accepts(argv, (0, 9)).a2a
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([NO_BIAS, "--num-experts", "8"], "layernorm+mlp+moe"),
+        ([NO_BIAS, "--num-experts", "8", "--moe-grouped-gemm", "--multi-latent-attention"], "+".join(MODULES[1:6])),
+        (["--num-experts", "8", "--moe-grouped-gemm"], "layernorm+moe_act"),
+        ([NO_BIAS, "--fp8-format", "hybrid", "--num-experts=8", "--moe-grouped-gemm"], "mlp+moe"),
+        ([NO_BIAS, "--fp8-format=e4m3", "--fp8-recipe", "blockwise"], "layernorm+mlp"),
+        (["--cuda-graph-impl", "local"], ""),
+    ],
+)
+def test_modules_that_a_command_line_can_compute_again(more: list[str], expected: str) -> None:
+    found = accepts([*MEGATRON, *more])
+    assert found.modules == expected and found.blocks == bool(expected)
 
 
 CLUSTER = Cluster(tuple(Node(f"n{i}", "h100", 8) for i in range(4)))
@@ -242,3 +265,62 @@ def test_overlap_is_that_of_the_flags_that_a_script_takes() -> None:
         before, after = plain.predict(shape, plan), told.predict(shape, plan)
         assert before is not None and after is not None and before[1] == after[1]
         assert (after[0] < before[0]) is hides and after[0] <= before[0]
+
+
+def test_what_is_shared_out_over_a_node_or_over_all() -> None:
+    shape = Shape("h100", 4, 8)
+    limits = PlanLimits(64, 64, ep=None, cp=None, zero_stages=(1, 3), shards=True)
+    found, without = (enumerate_plans(MOE, H100, [shape], one) for one in (limits, replace(limits, shards=False)))
+    plans = {found.plans.plan(i) for i in range(len(found.plans))}
+    assert len(plans) == len(found.plans) and {without.plans.plan(i) for i in range(len(without.plans))} <= plans
+    smaller = {plan for plan in plans if plan.shard}
+    assert {plan.shard for plan in smaller} == {2, 4, 8} and {plan.zero_stage for plan in smaller} == {1, 3}
+    for plan in smaller:
+        ranks = plan.dp * plan.cp
+        assert plan.shard == 8 // plan.tp < ranks and ranks % plan.shard == 0
+        # Megatron-Core's own check: the ranks that hold the same experts are cut into as many groups
+        assert ranks // plan.ep % (ranks // plan.shard) == 0
+        whole, part = (peak_memory(MOE, H100, from_plans([one], 8)).total[0] for one in (replace(plan, shard=0), plan))
+        assert whole < part
+    assert not any(plan.shard for plan in (without.plans.plan(i) for i in range(len(without.plans))))
+    alone = enumerate_plans(MOE, H100, [Shape("h100", 1, 8)], limits)
+    assert (alone.plans.shard == alone.plans.dp * alone.plans.cp).all(), "in one node there is nothing smaller"
+
+
+def test_context_ranks_exchange_by_ring_or_all_to_all() -> None:
+    shape, limits = Shape("h100", 2, 8), PlanLimits(16, 16, cp=None, a2a=True)
+    long = replace(load_model("llama3-8b"), seq=65536)
+    ranked = rank(long, H100, [shape], limits)
+    plans = [ranked.candidates.plans.plan(i) for i in range(len(ranked.step_s))]
+    by_heads = {plan for plan in plans if plan.cp_comm == "a2a"}
+    assert len(set(plans)) == len(plans) and by_heads
+    for plan in plans:
+        # 8 heads of keys over tp and cp (Transformer Engine's check of all-to-all)
+        fits = plan.cp > 1 and 32 // plan.tp % plan.cp == 0 and max(8 // plan.tp, 1) % plan.cp == 0
+        assert (replace(plan, cp_comm="a2a") in by_heads) == fits
+    assert not any(
+        plan.cp_comm == "a2a" for plan in (enumerate_plans(long, H100, [shape], PlanLimits(16, 16)).plans.plan(0),)
+    )
+    latent = replace(load_model("deepseek-v3"), layers=8, experts=0, top_k=0, dense_layers=0, moe_every=1, seq=16384)
+    found = enumerate_plans(latent, H100, [Shape("h100", 16, 8)], replace(limits, low=128, high=128))
+    assert len(found.plans) and (found.plans.cp > 1).any() and not found.plans.cp_comm.any()
+
+
+def test_what_the_two_exchanges_take() -> None:
+    """A ring hides behind the core of long sequences; all-to-alls move less where there are more keys, and hide nowhere."""
+
+    quiet = replace(H100, overlap=1.0, jitter=0.0, intra_latency_s=0.0)
+    slow = replace(quiet, intra_gbs=quiet.intra_gbs / 20)
+
+    def exposed(model: ModelSpec, cp_comm: str, gpu: GpuFigures = quiet) -> float:
+        return float(step_time(model, gpu, from_plans([Plan(global_batch=8, cp=8, cp_comm=cp_comm)], 8)).tp[0])
+
+    short = replace(load_model("gpt3-6.7b"), seq=8192)
+    long = replace(short, seq=131072)
+    assert exposed(long, "p2p") == 0.0 < exposed(long, "a2a")
+    # three passes of 7 chunks of keys and values against two of 7/8 of four chunks
+    assert exposed(short, "a2a", slow) < exposed(short, "p2p", slow)
+    # tokens a rank times h in 2 bytes: q, k, v and the output each way, forward and backward, to 7 of 8 ranks
+    moved = 2 * 4 * short.seq // 8 * short.hidden * 2 * 7 / 8 * short.layers * 8
+    rate = quiet.intra_gbs * 1e9 * quiet.link_efficiency
+    assert exposed(short, "a2a") == pytest.approx(moved / rate, rel=1e-6)

@@ -82,5 +82,5 @@ def test_deepseek_v3_on_2048_h800() -> None:
         f"DeepSeek-V3 on H800: own plan {own / measured:.2f}, without MTP {without / measured:.2f}, best {best / measured:.2f}"
     )
     assert own == pytest.approx(measured, rel=0.15)
-    assert best == pytest.approx(measured, rel=0.25)
+    assert best == pytest.approx(measured, rel=0.15)
     assert without == pytest.approx(measured, rel=0.15)

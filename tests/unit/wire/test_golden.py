@@ -32,7 +32,7 @@ from synergyd.slurm.directives.directive import directive_words, parse_script, r
 from synergyd.wire import admin_comment, codec, plan_file, report
 from synergyd.wire.admin_comment import AdminCommentStamp
 from synergyd.wire.link_protocol import Hello, hello_from, hello_json
-from synergyd.wire.plan import PLAN_CHECKS
+from synergyd.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
 from synergyd.wire.plan_file import PlanFile
 
 PLAN = Plan(2, 2, 4, 2, 64, "full", True, 0, 2, 2, 4, "fp8")
@@ -44,6 +44,10 @@ SMALL = Plan(tp=2, dp=2, global_batch=8)
 SMALL_JSON = (
     '{"tp": 2, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, '
     '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16", "exchange": "exact"}'
+)
+LATER = replace(PLAN, recompute_layers=3, zero_stage=1, shard=4, cp_comm="a2a")  # what came after 0.1.0
+LATER_JSON = PLAN_JSON.replace("}", ', "recompute_layers": 3, "shard": 4, "cp_comm": "a2a"}').replace(
+    'stage": 0', 'stage": 1'
 )
 MODEL = ModelSpec("gpt-mini", 4, 128, 4, 2, 512, 1000, 256, gated=True)
 MODEL_JSON = (
@@ -191,6 +195,26 @@ LIFE = JobLifecycle(
     LaunchFailures(count=1, restarts=3, lifted=True, nodes=("n1",), until_s=9.5),
     WrittenStart(restarts=3, low_s=5.0, high_s=6.0, before_s=4.0),
 )  # fmt: skip
+
+
+def test_what_came_later_is_written_where_it_says_something() -> None:
+    """A plan without it is written as by 0.1.0, and one that 0.1.0 wrote reads as a plan without it."""
+    assert json.dumps(codec.encode(PLAN)) == PLAN_JSON and json.dumps(codec.encode(LATER)) == LATER_JSON
+    assert codec.decode(Plan, json.loads(LATER_JSON), "plan", PLAN_CHECKS) == LATER
+    assert (
+        plan_text(LATER) == plan_text(replace(PLAN, zero_stage=1)) + ",rl:3,sh:4,cc:a2a"
+        and plan_from_text(plan_text(LATER)) == LATER
+    )
+    modules = replace(SMALL, recompute="layernorm+mlp")
+    assert plan_from_text(plan_text(modules)) == modules
+    said = Accepts(blocks=True, modules="layernorm+mlp", shard=True, a2a=True)
+    assert codec.encode(said) == {
+        **codec.encode(Accepts()),
+        "blocks": True,
+        "modules": "layernorm+mlp",
+        "shard": True,
+        "a2a": True,
+    }
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,10 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
         "overlap": True,
         "single_stage": False,
         "exact_only": True,
+        "blocks": True,
+        "modules": "layernorm",
+        "shard": True,
+        "a2a": True,
     }
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
     assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 import pytest
-from synergy_launch.megatron_lm.arguments import is_megatron, with_plan
+from synergy_launch.megatron_lm.arguments import is_megatron, plan_of, with_plan
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 
@@ -84,6 +84,65 @@ def test_idempotent(checkpoint: str, recompute: str, given: list[str]) -> None:
     assert with_plan(once, plan, checkpoint) == once
     assert value(once, "--save") == (checkpoint or ("/old" if "--save" in given else None))
     assert value(once, "--recompute-granularity") == (None if recompute == "none" else recompute)
+
+
+def test_recompute_of_layers_and_of_modules_there_and_back() -> None:
+    own = [*USER, "--recompute-activations", "--recompute-modules", "mlp", "moe", "--moe-layer-recompute"]
+    for what, text in (
+        ({"recompute": "full"}, "full uniform 1"),
+        ({"recompute": "full", "recompute_layers": 1}, "full block 1"),
+        ({"recompute": "layernorm+moe_act"}, "selective None None layernorm moe_act"),
+        ({"recompute": "selective"}, "selective None None"),
+    ):
+        plan = replace(PLAN, **what)
+        made = with_plan([*own, "--seq-length", "8"], plan)
+        names = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
+        at = made.index("--recompute-modules") if "--recompute-modules" in made else 0
+        modules = made[at + 1 : at + 3] if at else []
+        assert " ".join([*(str(value(made, name)) for name in names), *modules]) == text
+        assert not {"--recompute-activations", "--moe-layer-recompute"} & set(made) and with_plan(made, plan) == made
+        found = plan_of(made, plan.gpus)
+        assert found is not None and replace(found, zero_stage=1, precision="bf16") == plan
+    # as many as the stage has, are all
+    block = ["--recompute-granularity", "full", "--recompute-method=block", "--recompute-num-layers", "2"]
+    assert (found := plan_of([*with_plan(USER, PLAN), *block], PLAN.gpus)) is not None and found.recompute_layers == 0
+
+
+def test_instances_of_the_distributed_optimizer() -> None:
+    plan = Plan(tp=2, dp=32, cp=2, global_batch=32, shard=4, sequence_parallel=True)
+    made = with_plan([*USER, "--num-distributed-optimizer-instances", "2", "--bf16"], plan)
+    assert value(made, "--num-distributed-optimizer-instances") == "16" and with_plan(made, plan) == made
+    assert plan_of(made, 128) == plan
+    hybrid = replace(plan, zero_stage=3)
+    assert value(with_plan(made, hybrid), "--num-distributed-optimizer-instances") == "16"
+    assert plan_of(with_plan(made, hybrid), 128) == hybrid
+    whole = replace(plan, shard=0)
+    assert value(with_plan(made, whole), "--num-distributed-optimizer-instances") is None
+    assert plan_of(with_plan(made, whole), 128) == whole
+
+
+@pytest.mark.parametrize(
+    ("own", "cp", "made_of"),
+    [
+        ([], 2, {"p2p": None, "a2a": "a2a"}),
+        (["--cp-comm-type", "a2a"], 2, {"p2p": None, "a2a": "a2a"}),
+        # what no plan knows stays while cp does
+        (["--cp-comm-type=allgather"], 2, {"p2p": "allgather", "a2a": "a2a"}),
+        (
+            ["--cp-comm-type", "a2a+p2p", "--hierarchical-context-parallel-sizes", "2", "1"],
+            4,
+            {"p2p": None, "a2a": "a2a"},
+        ),
+        (["--cp-comm-type", "a2a+p2p", "--hierarchical-context-parallel-sizes", "2", "1"], 2, {"p2p": "a2a+p2p"}),
+    ],
+)
+def test_how_context_parallel_ranks_exchange(own: list[str], cp: int, made_of: dict[str, str | None]) -> None:
+    for kind, expected in made_of.items():
+        plan = Plan(dp=4, cp=cp, global_batch=4, cp_comm=kind)
+        made = with_plan([*USER, "--context-parallel-size", "2", *own, "--bf16"], plan)
+        assert value(made, "--cp-comm-type") == expected and with_plan(made, plan) == made
+        assert ("--hierarchical-context-parallel-sizes" in made) == (expected == "a2a+p2p")
+        assert plan_of(made, plan.gpus) == (plan if expected in (None, "a2a") else replace(plan, cp_comm="p2p"))
 
 
 def test_flags_follow_the_plan() -> None:

@@ -12,6 +12,7 @@ from synergyd.records import ModelSpec, Plan
 from synergyd.task.model.arrays import from_plans
 from synergyd.task.model.counts import flops_per_step, parameters
 from synergyd.task.model.dims import dims
+from synergyd.task.model.group_links import group_links
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.model.spec import load_model
@@ -206,6 +207,27 @@ def test_a_smaller_shard_group_keeps_more_and_pays_for_fewer_ranks() -> None:
     plain = replace(alone, zero_stage=np.zeros(2, dtype=np.int64))
     assert peak_memory(GPT, A100, alone).optimizer == pytest.approx(peak_memory(GPT, A100, plain).optimizer)
     assert step_time(GPT, A100, alone).dp == pytest.approx(step_time(GPT, A100, plain).dp, rel=0.3)
+
+
+def test_fsdp_whose_shards_stay_in_the_node() -> None:
+    """HSDP: weights go over NVLink alone and are held whole in each node; gradients once more between nodes, in eighths."""
+    plans = from_plans([Plan(dp=64, micro_batch=1, global_batch=64, zero_stage=3, shard=shard) for shard in (0, 8)], 8)
+    quiet = replace(A100, jitter=0.0, zero3_overlap=0.0)
+    time, memory = step_time(GPT, quiet, plans), peak_memory(GPT, NO_EXTRAS, plans)
+    assert memory.optimizer[1] == pytest.approx(8 * memory.optimizer[0]) and memory.weights[1] > memory.weights[0]
+    assert time.dp[1] < time.dp[0]
+    # both have traffic between nodes
+    fast = step_time(GPT, replace(quiet, inter_gbs=100 * quiet.inter_gbs, inter_latency_s=0.0), plans).dp
+    assert fast[0] < time.dp[0] and fast[1] < time.dp[1]
+
+
+def test_a_shard_group_spans_context_ranks_too() -> None:
+    """tp 2, cp 2, dp 16 in nodes of 8: four ranks of the node's context and data groups share out."""
+    plan = Plan(2, 1, 16, 1, 64, "none", True, cp=2)
+    found = peak_memory(GPT, NO_EXTRAS, from_plans([plan, replace(plan, shard=4)], 8)).optimizer
+    assert found[1] == pytest.approx(8 * found[0])
+    links = group_links(A100, from_plans([replace(plan, shard=4)], 8))
+    assert links["shard"].rate[0] > links["replicas"].rate[0]
 
 
 def test_memory_of_a_whole_gpt_on_one_gpu() -> None:

@@ -1,0 +1,157 @@
+"""Which activations plans compute again so that they fit: the least work that does, kind by kind and layer by layer.
+
+Not every number of layers is tried: memory falls with each layer that is computed again, so the fewest that fit are found by bisection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from synergyd.recompute import CORE
+from synergyd.records import ModelSpec
+from synergyd.task.memory_belief import WORTH_LESS, MemoryBelief
+from synergyd.task.model.alignment import fuses
+from synergyd.task.model.arrays import FULL, NONE, SELECTIVE, Bools, Floats, Ints, PlanArrays, modules_mask
+from synergyd.task.model.hardware import GpuFigures
+from synergyd.task.model.memory import peak_memory
+from synergyd.task.plan_limits import PlanLimits
+
+# sigmas below the limit for which the fewest layers are looked for beside the plan that may fail; the next is where it is safe
+_SAFER_SIGMAS = 1.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Kinds of recompute, least work first: `codes` and `modules` as in PlanArrays; the last is full recompute, and the `either`
+    before it no less work than that of a few layers. `blocks`: full recompute of some layers may be chosen."""
+
+    codes: tuple[int, ...]
+    modules: tuple[int, ...]
+    either: int
+    blocks: bool
+
+    @property
+    def nothing(self) -> int:
+        """More than any."""
+        return len(self.codes)
+
+    def of(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
+        """`plans` with the kinds numbered `chosen`, (N,)."""
+        layers = np.zeros(len(plans), dtype=np.int64)
+        codes, modules = np.array(self.codes, np.int64), np.array(self.modules, np.int64)
+        return replace(plans, recompute=codes[chosen], modules=modules[chosen], recompute_layers=layers)
+
+
+def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLimits) -> Choices:
+    """What may be computed again. Fused attention keeps no scores, so its core frees nothing; norms are apart from the GEMM behind
+    them before experts and latent attention alone (Transformer Engine's layer specs)."""
+    may = set(limits.modules)
+    core = [] if gpu.flash and fuses(model, plans) else [CORE]
+    has = {
+        "layernorm": bool(model.experts or model.kv_lora),
+        "mla_up_proj": bool(model.kv_lora),
+        "moe_act": bool(model.experts),
+    }
+    light = [name for name, there in has.items() if there and name in may]
+    # of the layers without experts, and of those with; Megatron can't do it to an MLP with biases (capabilities.py)
+    heavy = ["mlp"] * (model.gated and (not model.experts or model.dense_layers > 0)) + ["moe"] * (
+        model.gated and model.experts > 0
+    )
+    heavy = [name for name in heavy if name in may]
+    kinds = [(NONE, 0)]
+    for some in (core, [*core, *light] if light else [], [*core, *light, *heavy] if heavy else []):
+        if some and (kind := (SELECTIVE, modules_mask(some))) not in kinds:
+            kinds.append(kind)
+    kinds.append((FULL, 0))
+    return Choices(tuple(code for code, _ in kinds), tuple(mask for _, mask in kinds), int(bool(heavy)), limits.blocks)
+
+
+def least_recompute(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limit: float, kinds: Choices, below: Ints | None = None
+) -> tuple[Bools, Floats, Ints]:
+    """(whether it fits, peak bytes, number of its kind) of each plan with the least recompute that fits, else the most.
+    `below`: only kinds of lower numbers than these, (N,), are tried."""
+    memory = np.zeros(len(plans))
+    chosen = np.zeros(len(plans), dtype=np.int64)
+    fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
+    open_: Ints = np.arange(len(plans), dtype=np.int64)
+    for number in range(kinds.nothing):
+        if below is not None:
+            open_ = open_[below[open_] > number]
+        if not len(open_):
+            break
+        some = plans if len(open_) == len(plans) else plans.take(open_)
+        peak = peak_memory(model, gpu, some.recomputing(kinds.codes[number], kinds.modules[number])).total
+        memory[open_], chosen[open_] = peak, number
+        fits = peak <= limit
+        fitted[open_[fits]] = True
+        open_ = open_[~fits]
+    return fitted, memory, chosen
+
+
+def with_fewer_layers(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, memory: Floats, limit: float | Floats, kinds: Choices
+) -> tuple[PlanArrays, Floats]:
+    """`plans`, which fit into `limit` with `memory` bytes, and where they compute all layers again, the fewest that still fit."""
+    index = np.flatnonzero((plans.recompute == FULL) & (plans.recompute_layers == 0)) if kinds.blocks else ()
+    if not len(index):
+        return plans, memory
+    some, limits = plans.take(np.asarray(index)), np.broadcast_to(limit, memory.shape)[index]
+    # of a virtual stage
+    most = -(-model.layers // (some.pp * some.vpp))
+    good, bad, peaks = most.copy(), np.zeros_like(most), memory[index]
+    while len(open_ := np.flatnonzero(good - bad > 1)):
+        middle = (good[open_] + bad[open_]) // 2
+        peak = peak_memory(model, gpu, replace(some.take(open_), recompute_layers=middle)).total
+        fits = peak <= limits[open_]
+        good[open_], bad[open_] = np.where(fits, middle, good[open_]), np.where(fits, bad[open_], middle)
+        peaks[open_] = np.where(fits, peak, peaks[open_])
+    layers, all_peaks = plans.recompute_layers.copy(), memory.copy()
+    layers[index], all_peaks[index] = np.where(good < most, good, 0), peaks
+    return replace(plans, recompute_layers=layers), all_peaks
+
+
+def other_ways(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, chosen: Ints, limit: float, kinds: Choices
+) -> list[tuple[Ints, PlanArrays, Floats]]:
+    """(index, plan, peak) of those of `plans` that fit by modules which take no less work than a few layers: with these layers."""
+    index = np.flatnonzero((chosen == kinds.nothing - 2) & (kinds.either > 0))
+    if not len(index) or not kinds.blocks:
+        return []
+    some = plans.take(index).recomputing(FULL)
+    peaks = peak_memory(model, gpu, some).total
+    fits = peaks <= limit
+    some, peaks = with_fewer_layers(model, gpu, some.take(fits), peaks[fits], limit, kinds)
+    return [(index[fits], some, peaks)] if len(some) else []
+
+
+def with_more(
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, risk: Floats, belief: MemoryBelief, kinds: Choices
+) -> list[tuple[Ints, PlanArrays, Floats]]:
+    """(index, plan, peak) of those of `plans` that may run out of memory, with each kind of recompute that takes more work; of full
+    recompute with the fewest layers that are safer by a sigma, and that are safe."""
+    result: list[tuple[Ints, PlanArrays, Floats]] = []
+    number = np.zeros(len(plans), dtype=np.int64)
+    for i, (code, modules) in enumerate(zip(kinds.codes, kinds.modules, strict=True)):
+        number[(plans.recompute == code) & (plans.modules == modules)] = i
+    unsure = risk > WORTH_LESS
+    for i in range(1, kinds.nothing):
+        last = i == kinds.nothing - 1
+        index = np.flatnonzero(unsure & ((number < i) | (last & (plans.recompute_layers > 0))))
+        if not len(index):
+            continue
+        some = plans.take(index).recomputing(kinds.codes[i], kinds.modules[i])
+        peaks = peak_memory(model, gpu, some).total
+        if not last or not kinds.blocks:
+            result.append((index, some, peaks))
+            continue
+        tried = np.where(plans.recompute[index] == FULL, plans.recompute_layers[index], -1)
+        for limit in belief.safer_limits(gpu, _SAFER_SIGMAS):
+            # where all layers are not enough, they are the safest there is
+            fewer, less = with_fewer_layers(model, gpu, some, peaks, np.maximum(limit, peaks), kinds)
+            new = fewer.recompute_layers != tried
+            result.append((index[new], fewer.take(new), less[new]))
+            tried = fewer.recompute_layers
+    return [found for found in result if len(found[0])]
