@@ -90,9 +90,11 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergy_launch.agent synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergyd.errors synergyd.wire"),
+    ("synergy_launch.communication", "synergyd.errors synergyd.wire synergy_launch.batch synergy_launch.links"),
     (
         "synergy_launch.pytorch",
-        "synergyd.errors synergyd.records synergyd.job_report synergy_launch.batch synergy_launch.agent synergy_launch.links",
+        "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch synergy_launch.agent "
+        "synergy_launch.links synergy_launch.communication",
     ),
     (
         "synergy_launch.megatron_core",

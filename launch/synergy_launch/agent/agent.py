@@ -73,8 +73,10 @@ class StepFigures(TypedDict, total=False):
     tokens: int | None
     #: in samples
     noise_scale: float | None
-    #: what an example brings, of what it does with exact communication
+    #: how much an example brings, of what it does with exact communication
     comm_efficiency: float | None
+    #: False: the replicas step alone, and an average ends this round of steps; its time counts as each one's mean (True)
+    round_over: bool
     #: seconds of this rank's own work in the step, up to its first collective
     own_s: float | None
     #: examples trained, of `total`: from these the scheduler knows when the job ends, and whether it meets its deadline
@@ -153,15 +155,13 @@ class Agent:
         tokens: int | None = None,
         base_batch: int | None = None,
         peers: int | None = None,
-        comm: Exchange = EXACT,
     ) -> None:
         """Training goes on after `step` finished steps.
 
         `checkpoint_interval` in steps; 0: on request and at the end only; None: the interval that loses least
         (synergy_launch.agent.checkpoint_interval). `base_batch` (M0) means that the script asks `take_batch` after each
         step: its batch may change while it runs. `peers` numbers the ranks that do the same work as this one (such as its
-        pipeline stage): all ranks then give each step's `own_s`, and slow nodes are found. `comm`: how its replicas exchange
-        gradients.
+        pipeline stage): all ranks then give each step's `own_s`, and slow nodes are found.
         """
         plan = self.plan
         store = self.checkpointer.store
@@ -176,7 +176,6 @@ class Agent:
             resharding=resharding,
             rebatching=base_batch is not None,
             base_batch=base_batch,
-            comm="" if comm == EXACT else str(comm),
             model=asdict(model) if model else None,
             checkpoint_step=step if step and store else None,
         )
@@ -208,7 +207,7 @@ class Agent:
         """
         now = self._monotonic()
         self.checkpointer.trained(now - self._mark, self._timer.median_s)
-        self._timer.add(now - self._mark)
+        self._timer.add(now - self._mark, figures.get("round_over", True))
         self._mark = now
         if self.status["first_step_s"] is None:
             self.status.update(first_step_s=now - self._began)
@@ -280,6 +279,13 @@ class Agent:
         self._timer = StepTimer(skip=1)
         self.status.update(plan=asdict(plan), step_s=None)
         return plan
+
+    def exchanges(self, comm: Exchange) -> None:
+        """From the next step on the replicas exchange their gradients so."""
+        text = "" if comm == EXACT else str(comm)
+        if self.status["comm"] != text:
+            self._timer = StepTimer(skip=1)
+            self.status.update(comm=text, step_s=None)
 
     def finish(self) -> None:
         """All steps are done: a last checkpoint, and state `done`."""

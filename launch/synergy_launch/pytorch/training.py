@@ -40,15 +40,16 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.background_save import Staged
 from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
-from synergy_launch.agent.host_memory import free_bytes
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.batch.tuner import fitting
+from synergy_launch.communication.choice import choose, communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
+from synergy_launch.pytorch.copy_room import not_copied
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
@@ -56,8 +57,7 @@ from synergy_launch.pytorch.mesh import degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
-
-_COPY_SHARE = 0.5  # of the host's free memory, for copies of the state while it is written
+from synergyd.wire.exchange import EXACT, exchange
 
 
 class SynergyTask:
@@ -73,7 +73,8 @@ class SynergyTask:
     from a copy in host memory, unless SYNERGY_BACKGROUND_SAVES=0. `scheduler` is kept with the optimizer and stepped once for every
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported. `mesh` is plan_mesh()'s, of a model that is
-    cut over its dimension tp; with `model_spec` the scheduler knows what a tp costs, and chooses it.
+    cut over its dimension tp; with `model_spec` the scheduler knows what a tp costs, and chooses it. `comm` lets DDP's
+    replicas exchange less, such as local:8 (synergyd.wire.exchange), where Synergy told nothing; "": exact.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -98,6 +99,7 @@ class SynergyTask:
         batch_range: tuple[int, int] | None = None,
         mesh: DeviceMesh | None = None,
         model_spec: ModelSpec | None = None,
+        comm: str = "",
     ) -> None:
         self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
         self.scaler = scaler
@@ -116,10 +118,13 @@ class SynergyTask:
                 settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
             dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
             self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
+            self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
+            if why:
+                self.agent.note(why)
             newest = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None).checkpoint
             self.noise = NoiseScale()
             if newest is not None:
@@ -145,6 +150,13 @@ class SynergyTask:
         self._own = ForwardTimer()
         self._note_batch()
         self.link_gate = gate_ddp(model) or gate_fsdp(model)
+        self.less = communication(self.exchange, model, optimizer, self.link_gate)
+        self._less_names: list[str] = []
+        self._less_kept: dict[str, Any] | None = newest.meta.get("comm") if newest is not None else None
+        if self.less is not None:
+            if newest is not None and self._less_kept is not None:
+                self._load_communication(newest, self._less_kept)
+            self._follow()
 
     def __enter__(self) -> SynergyTask:
         self._watching = self.agent.watching()
@@ -179,8 +191,10 @@ class SynergyTask:
             # what was loaded ahead for one batch is of no use to the next
             while self.plan is plan and not self.following.finished(steps):
                 before = self.step_count
+                if self.less is not None and self.less.begin(self._rate(), self.samples / self.following.base):
+                    self._follow()
                 for micro_step in range(plan.micro_batches):
-                    with self._norms.synchronised(micro_step):
+                    with self._synchronised(micro_step):
                         batch = next(ahead)
                         self._own.begin()
                         yield batch
@@ -188,7 +202,13 @@ class SynergyTask:
                     raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
                 if not self._go_on:
                     raise SystemExit(0)
+        self._settle()
         self.agent.finish()
+
+    def _synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+        if self.less is not None and self.less.alone:
+            return self.less.replicas.model.no_sync()
+        return self._norms.synchronised(micro_step)
 
     @property
     def samples(self) -> int:
@@ -207,25 +227,23 @@ class SynergyTask:
             return
         losses = torch.stack(self._losses).mean()
         self._losses.clear()
-        if self.scaler is not None:
-            scale = float(self.scaler.get_scale())
-            mean, sums = self._norms.take(losses, 1.0 / scale if scale > 0 else 1.0)
-            self.scaler.unscale_(self.optimizer)
+        scale, less = self._scale(), self.less
+        mean, sums = self._norms.take(losses, 1.0 / scale)
+        more = less.gradients(scale) if less is not None else []
+        loss_all, small, big, *measured = self.ranks.total([mean / self.ranks.world, sums.small, sums.big, *more])
+        each = self.ranks.world if less is not None and less.alone else 1  # the norms are each replica's own
+        if less is not None:
+            less.measured(measured)
+        if less is None or less.tells_noise:
+            self.noise.update(small / each, big / each, sums.b_small, sums.b_big)
+        rate, noise = self._rate(), self._noise()
+        if less is None or less.ready:
+            self._update()
         else:
-            mean, sums = self._norms.take(losses)
-        loss_all, small, big = self.ranks.total([mean / self.ranks.world, sums.small, sums.big])
-        self.noise.update(small, big, sums.b_small, sums.b_big)
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        batch = self.plan.global_batch
-        with at_batch(self.optimizer.param_groups, self.following, batch, self.noise.value):
-            if self.scaler is None:
-                self.optimizer.step()
-            else:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-        self.optimizer.zero_grad()
-        for _ in range(self.following.advance(batch, self.noise.value)):
+            self.optimizer.zero_grad()
+        if less is not None:
+            less.stepped(rate)
+        for _ in range(self.following.advance(self.plan.global_batch, noise)):
             if self.scheduler is not None:
                 self.scheduler.step()
         self.step_count += 1
@@ -233,7 +251,9 @@ class SynergyTask:
             self.step_count,
             loss=loss_all,
             tokens=self.samples * self._tokens_per_sample,
-            noise_scale=self.noise.value,
+            noise_scale=noise,
+            comm_efficiency=less.efficiency if less is not None and less.active else None,
+            round_over=less is None or less.round_over,
             own_s=self._own.take(),
             done=self.following.done,
             total=self.following.total,
@@ -241,9 +261,52 @@ class SynergyTask:
         )
         changed = self.agent.take_batch()
         if changed is not None:
+            self._settle()  # what is under way is of the batch before
             self.plan = changed
-            self._norms.follow(changed)
+            self._follow()
             self._note_batch()
+
+    def _update(self) -> None:
+        """Steps with the gradients that are there."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        with at_batch(self.optimizer.param_groups, self.following, self.plan.global_batch, self._noise()):
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def _scale(self) -> float:
+        scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        return scale if scale > 0 else 1.0
+
+    def _rate(self) -> float:
+        """The schedule's learning rate, of the tuned batch."""
+        return max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups)
+
+    def _noise(self) -> float | None:
+        """The gradient noise scale, None where what the replicas exchange hides it."""
+        return self.noise.value if self.less is None or self.less.tells_noise else None
+
+    def _follow(self) -> None:
+        """Norms and reports follow the plan, and what the replicas exchange now."""
+        less, plan = self.less, self.plan
+        if less is not None and less.alone:  # each as a run of its own
+            plan = replace(plan, dp=1, global_batch=plan.global_batch // plan.dp)
+        self._norms.follow(plan)
+        self.agent.exchanges(self.exchange if less is not None and less.active else EXACT)
+
+    def _settle(self) -> None:
+        """All replicas hold the same state afterwards, so that who goes on and who starts from it do the same."""
+        if self.less is not None:
+            self.less.settle(self._update, self._scale())
+            if self.scaler is not None and self.less.alone:  # an overflow may have been one replica's own
+                self.scaler.load_state_dict(self.ranks.broadcast(self.scaler.state_dict()))
+            self._follow()  # pairs of steps begin anew after a start
 
     def _note_batch(self) -> None:
         words = self.following.words(self.plan.global_batch, self.noise.value)
@@ -254,9 +317,15 @@ class SynergyTask:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
+    def _settled_state(self) -> dict[str, Any]:
+        self._settle()
+        more = self.less.tensors() if self.less is not None else {}
+        self._less_names = sorted(more)  # which the metadata tells
+        return {**self._state(), "communication": more} if more else self._state()
+
     def _save(self, folder: Path) -> Mapping[str, Any]:
         with _without_warnings():
-            dcp_save(self._state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
+            dcp_save(self._settled_state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
         save_random(folder, self.ranks)
         return self._meta()
 
@@ -266,8 +335,8 @@ class SynergyTask:
             self._beside = dist.new_group(backend="gloo")
         if alone:  # warned of in the thread that writes, which no context of this one reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        state = self._state()
-        error = _not_copied(state) or self._random_saved(folder)
+        state = self._settled_state()
+        error = not_copied(state) or self._random_saved(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
         with _without_warnings():
@@ -284,7 +353,11 @@ class SynergyTask:
         return ""
 
     def _meta(self) -> Mapping[str, Any]:
+        comm = self._less_kept and {**self._less_kept, "tensors": []}  # for the replicas that may come again
+        if self.less is not None:
+            comm = {"exchange": str(self.exchange), "tensors": self._less_names, **self.less.state()}
         return {
+            **({"comm": comm} if comm else {}),
             "kind": "pytorch",
             "batch": [self.plan.global_batch, self.plan.micro_batch],
             **self.following.state(),
@@ -319,6 +392,19 @@ class SynergyTask:
         self.noise.restore(checkpoint.meta["noise"])
         load_random(checkpoint.path, self.ranks)
 
+    def _load_communication(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
+        """Goes on where the replicas were, if they exchanged in the same way."""
+        assert self.less is not None
+        before = exchange(str(kept["exchange"]), f"checkpoint {checkpoint.path}")
+        if (before.kind, before.rank) != (self.exchange.kind, self.exchange.rank):
+            return
+        self.less.restore(kept)
+        tensors = self.less.blank(list(kept["tensors"]))
+        if tensors:
+            with _without_warnings():
+                dcp_load({"communication": tensors}, checkpoint_id=str(checkpoint.path))
+        self.less.take(tensors)
+
 
 def _plan(settings: AgentSettings, dp: int, tp: int, global_batch: int, micro_batch: int | None) -> Plan:
     chosen = settings.plan
@@ -340,25 +426,6 @@ def _with_batch(plan: Plan, batch: Any) -> Plan:
     if not isinstance(batch, list) or len(batch) != 2:
         return plan
     return fitting(plan, int(batch[0]), int(batch[1])) or plan
-
-
-def _not_copied(state: Mapping[str, Any]) -> str:
-    """Why a copy of `state` by every process of this node would take more of the host's memory than half of what is left;
-    "" where it would not. Each process copies all that it holds: under DDP that is everything."""
-    needed, free = _bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1), free_bytes()
-    if free is None or needed <= _COPY_SHARE * free:
-        return ""
-    return f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
-
-
-def _bytes(state: Any) -> int:
-    """Of all tensors in nested mappings and sequences, as far as this process holds them."""
-    if isinstance(state, torch.Tensor):
-        local = state.to_local() if hasattr(state, "to_local") else state
-        return int(local.numel() * local.element_size())
-    if isinstance(state, Mapping):
-        return sum(_bytes(one) for one in state.values())
-    return sum(_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0
 
 
 def _without_warnings() -> warnings.catch_warnings[None]:

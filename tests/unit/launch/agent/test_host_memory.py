@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from synergy_launch.agent.host_memory import free_bytes
-from synergy_launch.pytorch import training
+from synergy_launch.pytorch import copy_room
 
 GIB = 2**30
 
@@ -46,9 +46,9 @@ def test_the_first_control_groups_and_nonsense(tmp_path: Path) -> None:
 def test_a_copy_that_would_take_the_hosts_memory_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"model": {"w": torch.zeros(2**18)}, "optimizer": [{"m": torch.zeros(2**18)}, 3, "text"]}  # 2 MiB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setattr(training, "free_bytes", lambda: 32 * 2**20)
-    assert training._not_copied(state) == ""
-    monkeypatch.setattr(training, "free_bytes", lambda: 31 * 2**20)
-    assert training._not_copied(state).startswith("a copy beside training needs 0.0 GiB")
-    monkeypatch.setattr(training, "free_bytes", lambda: None)
-    assert training._not_copied(state) == ""
+    monkeypatch.setattr(copy_room, "free_bytes", lambda: 32 * 2**20)
+    assert copy_room.not_copied(state) == ""
+    monkeypatch.setattr(copy_room, "free_bytes", lambda: 31 * 2**20)
+    assert copy_room.not_copied(state).startswith("a copy beside training needs 0.0 GiB")
+    monkeypatch.setattr(copy_room, "free_bytes", lambda: None)
+    assert copy_room.not_copied(state) == ""

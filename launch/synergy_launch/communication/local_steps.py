@@ -1,0 +1,93 @@
+"""Local steps: replicas step alone, and average their parameters every H steps.
+
+Lin et al. 2020, algorithm 2 (post-local SGD); as local AdamW in Gu et al. 2024 (A Quadratic Synchronization Rule for Distributed Deep
+Learning), whose rule lengthens the period as the learning rate falls: H = max(H_base, floor((alpha / rate)^2)). alpha is
+not tuned here: the rule is to give H_base at the highest rate, so alpha = highest rate * sqrt(H_base). (The paper's tuned ones lie near
+that.) Averaged are parameters and floating-point buffers, such as BatchNorm's; the optimizer's states stay with their
+replicas, but for `settle`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from synergy_launch.communication.communication import Communication
+from synergy_launch.communication.outer_step import OuterStep
+from synergy_launch.communication.replicas import Replicas
+from synergyd.wire.exchange import MAX_PERIOD, Exchange
+
+
+def period(base: int, peak: float, rate: float) -> int:
+    """Steps until the next average at this learning rate, by QSR: `base` at the `peak`, more below it."""
+    if not 0 < rate < peak:
+        return base
+    # rounding must not cost the floor a whole step
+    return max(base, min(MAX_PERIOD, math.floor(base * (peak / rate) ** 2 + 1e-9)))
+
+
+class LocalSteps(Communication):
+    """`exchange.period` is H_base. With `exchange.outer` the period is fixed, and the average passes DiLoCo's outer step."""
+
+    own_gradients = True
+
+    def __init__(self, exchange: Exchange, replicas: Replicas) -> None:
+        super().__init__(exchange, replicas)
+        self._since = 0  # steps since the last average at a period's end
+        self._apart = False  # states differ between replicas
+        self._outer = OuterStep(replicas.names) if exchange.outer else None
+
+    def begin(self, rate: float, steps: float) -> bool:
+        begins = super().begin(rate, steps)
+        if begins and self._outer is not None:
+            self._outer.begin()
+        return begins
+
+    def stepped(self, rate: float) -> None:
+        if not self.active:
+            return
+        self._apart = True
+        self._since += 1
+        base = self.exchange.period
+        self.round_over = self._since >= (base if self.exchange.outer else period(base, self._peak, rate))
+        if self.round_over:
+            self._since = 0
+            self.replicas.average([*self.replicas.parameters, *self.replicas.buffers()])
+            if self._outer is not None:
+                self._outer.step()
+
+    def settle(self, update: Callable[[], None], scale: float) -> None:
+        """One more average, of the optimizer's states too. DiLoCo's period goes on: its outer step stays where it was."""
+        if not self._apart:
+            return
+        self._apart = False
+        if self._outer is None:
+            self._since = 0
+        # 0-dim. states are counts, the same everywhere
+        states = [
+            value
+            for p in self.replicas.parameters
+            for value in self.replicas.optimizer.state.get(p, {}).values()
+            if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point()
+        ]
+        self.replicas.average([*self.replicas.parameters, *self.replicas.buffers(), *states])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self._outer.tensors() if self._outer is not None and self.active else {}
+
+    def blank(self, names: list[str]) -> dict[str, torch.Tensor]:
+        return self._outer.blank(names) if self._outer is not None else {}
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self._outer is not None:
+            self._outer.take(tensors)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "since": self._since}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._since = int(state["since"])
