@@ -57,8 +57,8 @@ class ManySteps(StepTimer):
 
     together = 1
 
-    def add(self, seconds: float) -> None:
-        super().add(seconds / self.together)
+    def add(self, seconds: float, round_over: bool = True) -> None:
+        super().add(seconds / self.together, round_over)
 
 
 @dataclass
