@@ -81,8 +81,8 @@ class AllocationSettings:
             number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
             "A job's finish-time fairness is its time to finish over that with an equal share of the GPUs. A waiting job that would "
             "be beyond this bound starts before others gain anything: others shrink for it or, with Preemption=yes, are stopped, and "
-            "where that is not enough nodes are kept for it. A running job beyond it gets an equal share before others gain "
-            "anything. 0: no bound.",
+            "where that is not enough nodes are kept for it. A running job that would be beyond it even on an equal share from now "
+            "on gets that before others gain anything. 0: no bound.",
         ),
     )
     short_first: float = field(

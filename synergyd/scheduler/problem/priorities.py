@@ -125,10 +125,12 @@ def with_claims(
         if rho is not None:
             fairness[job.job_id] = rho
             if not need[0] and settings.fairness_bound > 0 and job.current is not None:
-                # at an equal share at most: else a job that runs above it would lose its need to another, and that one to it again
-                due = finish_time_fairness(job.age_s, job.progress, min(goodput or share, share), share) or rho
-                if due > settings.fairness_bound:
-                    need = _reachable(job, share, f"it is {due:.2f} times as late as with an equal share of the GPUs")
+                # by what an equal share can still do, whatever it has now: else a job that has its share needs nothing, loses
+                # it to others in the next epoch, and needs it again in the one after
+                due = finish_time_fairness(job.age_s, job.progress, share, share)
+                if due is not None and due > settings.fairness_bound:
+                    late = f"it ends {due:.2f} times as late as on one from its submission on"
+                    need = _reachable(job, share, f"even on an equal share of the GPUs {late}")
         left = job.progress.remaining
         drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(job.job_id, 1.0)

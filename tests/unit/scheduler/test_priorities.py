@@ -232,6 +232,24 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
     assert "equal share" in bounded[1].why
 
 
+@pytest.mark.parametrize(("age_s", "claims"), [(900.0, False), (1900.0, True)])
+def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on(age_s: float, claims: bool) -> None:
+    """2,000 examples in all at 2/s on the share: 1000 s, so the bound is 2000 s. 400 are left, 200 s on the share. On one GPU, at 0.3/s,
+    it would be late both times; on its share only the second time. A claim that goes once it is met would come back in the next epoch."""
+    terms, bound = objective_of(PLAIN), Settings(fairness_bound=2.0)
+    progress = Progress(done=1600.0, remaining=400.0)
+    offers = cells(0.3, 2.0, 2.2)
+    share = equal_share(offers, {"a100": 4}, 2)
+    assert share == pytest.approx(2.0)
+    twin = ask(2, cells(1.0, 2.0, 4.0))
+    needs = []
+    for current in range(3):
+        one = replace(ask(1, offers), current=current, nodes=("n0",), age_s=age_s, progress=progress)
+        (found, _), _ = with_claims([one, twin], (NodeCapacity("n0", "a100", 4),), terms, bound, NOW)
+        needs.append(found.need)
+    assert needs == pytest.approx([share * claims] * 3)
+
+
 # -- objectives --------------------------------------------------------------------------------------------------------
 
 
