@@ -90,7 +90,9 @@ def classify_job(
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
     if sizes_fixed and find_asked(usable, job.asked) is None:
-        usable = CellIndex(_unpredicted(replace(job, shape=job.asked), snapshot)) or usable
+        types = job.directive.gpu_types if job.directive else ()
+        as_asked = _unpredicted(replace(job, shape=job.asked), snapshot)
+        usable = CellIndex(c for c in as_asked if not types or c.shape.gpu_type in types) or usable
     return _request(job, usable, history)
 
 
