@@ -48,9 +48,11 @@ def moved(life: JobLifecycle, by_s: float) -> JobLifecycle:
 def read_back(life: JobLifecycle, now_s: float, limits: ResizeTimes) -> JobLifecycle:
     """A life from a store. Its times may lie ahead, where the clock was set back while no daemon ran: then they count from now.
 
-    So does the wait for a restart in place: what it waits for is a report, and no daemon took one.
+    So does the wait for a restart in place: what it waits for is a report, and no daemon took one. So does the time in which a
+    checkpoint may be asked for: no daemon was there to ask.
     """
-    waits = life.state is ResizeState.RESTARTING and now_s < math.inf
+    unasked = life.state is ResizeState.CHECKPOINTING and not life.asked_s
+    waits = (life.state is ResizeState.RESTARTING or unasked) and now_s < math.inf
     failures = replace(life.failures, until_s=min(life.failures.until_s, now_s + AVOID_S * 2 ** (LIFTS - 1)))
     return replace(
         life,

@@ -110,6 +110,7 @@ def decide(
             _restarts(known.get(job.job_id, usual), settings, job.job_id in given.left),
             (progress or {}).get(job.job_id, _UNKNOWN),
             weight[job.job_id],
+            sizes_fixed=policy.sizes_fixed,
         )
         for job in snapshot.jobs
     ]

@@ -87,7 +87,6 @@ class ExplanationContext:
             job.account,
             tuple(limit.rate(job) for limit in self.problem.limits),
             tuple(limit.most for limit in job.own_limits),
-            job.asked is None,
         )  # nothing else of a waiting job is part of a reason
         if like not in self._told:
             self._told[like] = _waits(self, job), _alternatives(self, index)
@@ -219,8 +218,6 @@ def _needed(job: JobRequest, choice: int, action: Action) -> bool:
 
 
 def _waits(context: ExplanationContext, job: JobRequest) -> str:
-    if context.sizes_fixed and job.asked is None:
-        return "Waits: the policy gives each job the size it asked for, and no plan of this job fits that size."
     cell = job.cells[smallest(job.cells)]
     least = f"the least that it can run on is {shape_words(cell.shape)}"
     cells = CellIndex.of(job.cells)

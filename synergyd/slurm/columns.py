@@ -109,7 +109,7 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         restarts=count(f["RestartCnt"]),
         requeue=f["Requeue"] == "1",
         priority=count(f["PriorityLong"]),
-        batch=f["BatchFlag"] == "1",
+        batch=count(f["BatchFlag"]) > 0,  # Slurm adds 1 at a requeue after a failed node or start
         array=array,
         het=het,
         account=value(f["Account"]),

@@ -237,7 +237,8 @@ def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
         back = replace(life, target=None, stopping=False)
         return to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
     if life.state in STARTING:
-        back = replace(life, target=None, origin=None, attempts=0)
+        # what was refused before the nodes changed is no reason to let it wait
+        back = replace(life, target=None, origin=None, attempts=0, retry_after_s=0.0)
         return to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
     return Step(life)
 

@@ -46,10 +46,14 @@ def classify_job(
     restarts: JobRestarts,
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
+    *,
+    sizes_fixed: bool = False,
 ) -> JobRequest | UntouchedJob:
     """A JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
+    `sizes_fixed`: the policy gives each job the size it asked for. Where no plan is known for that, a waiting job requests it all the
+    same, as plain Slurm would start it: else it would wait for ever.
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight, restarts)
@@ -85,6 +89,10 @@ def classify_job(
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
+    if sizes_fixed and find_asked(usable, job.asked) is None:
+        types = job.directive.gpu_types if job.directive else ()
+        as_asked = _unpredicted(replace(job, shape=job.asked), snapshot)
+        usable = CellIndex(c for c in as_asked if not types or c.shape.gpu_type in types) or usable
     return _request(job, usable, history)
 
 
@@ -304,7 +312,7 @@ def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
 
 
 def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
-    """Cells of exactly the size a fixed job asks for, for a model of which nothing is known: goodput 0 says unknown."""
+    """Cells of exactly the size that a job asks for, where no plan is known for it: goodput 0 says unknown."""
     types = [job.shape.gpu_type] if job.shape.gpu_type else list(snapshot.cluster.gpu_types())
     plan = Plan(dp=job.shape.gpus, global_batch=job.shape.gpus)
     return tuple(Cell(replace(job.shape, gpu_type=t), plan, 0.0, 0.0, 0.0, 0.0, 0) for t in types)

@@ -103,8 +103,19 @@ def test_a_clock_that_was_set_back_while_no_daemon_ran_prolongs_no_wait_by_more_
         )
         assert back.retry_after_s <= NOW_S - HOUR_S + LIMITS.retry_s
         assert back.failures.until_s <= NOW_S - HOUR_S + 240
-        # no daemon took the report that it waits for
-        since_s = NOW_S if state is ResizeState.RESTARTING else life.since_s
+        # no daemon took the report that it waits for, or was there to ask for the checkpoint
+        unasked = state is ResizeState.CHECKPOINTING and not life.asked_s
+        since_s = NOW_S if state is ResizeState.RESTARTING or unasked else life.since_s
         assert read_back(life, NOW_S, LIMITS) == replace(
             life, since_s=since_s, retry_after_s=min(life.retry_after_s, NOW_S + LIMITS.retry_s)
         )
+
+
+def test_a_checkpoint_that_nobody_was_there_to_ask_for_is_asked_for_by_the_next_daemon() -> None:
+    """However long the daemon was away: the job has not been asked yet, so it has missed nothing."""
+    life = JobLifecycle(JOB, 0.0, ResizeState.CHECKPOINTING, NOW_S - HOUR_S, target=LARGE)
+    late = advance(life, Tick(), NOW_S, LIMITS)
+    assert late.life.state is ResizeState.RUNNING and not late.instructions, "this daemon had its time"
+    back = advance(replace(read_back(life, NOW_S, LIMITS), sent_s=0.0), Tick(), NOW_S + 1, LIMITS)
+    assert back.life.state is ResizeState.CHECKPOINTING and back.instructions == (AskCheckpoint(JOB, 0),)
+    assert wait_ends_s(back.life, LIMITS) == NOW_S + LIMITS.checkpoint_timeout_s

@@ -11,7 +11,7 @@ from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.records import Action, Decision, Plan, Snapshot
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.delays import DelayHistory
-from tests.unit.daemon.daemon_world import Site
+from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 
 @pytest.mark.slow
@@ -70,3 +70,26 @@ def test_waits_are_remembered_for_dally_alone(
         site.epoch(60)
     assert told[2][0] > told[0][0]
     assert told[2][1] == (DelayHistory({1: told[0][0]}) if keeps else DelayHistory())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "srtf"])
+def test_a_job_of_no_known_plan_at_its_size_starts_as_it_was_submitted(policy: str, tmp_path: Path) -> None:
+    """Three GPUs at tp=2: no plan of ours. It is put off while another has the GPUs, then runs with its own arguments."""
+    site = Site(tmp_path, policy=policy)
+    site.slurm.gpus = {"n1": 4}
+    site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 resize=no"), tres_per_node="gres:gpu:4")
+    site.slurm.runs(1, "n1")
+    site.slurm.submit(2, SCRIPT.replace("gpt2", "gpt2 tp=2"), tres_per_node="gres:gpu:3")
+    waits = site.epoch()[2]
+    assert waits.action is Action.WAIT and "3 a100 GPUs" in waits.why, waits.why
+    assert site.slurm.jobs[2].eligible_s == site.slurm.now_s + 900
+    site.slurm.cancel(1)
+    site.slurm.pass_time(5)
+    started = site.epoch(60)[2]
+    assert started.action is Action.START and "its goodput can't be predicted" in started.why, started.why
+    for _ in range(5):
+        site.tick(2)
+    job = site.slurm.jobs[2]
+    assert (job.state, job.tres_per_node, job.num_nodes) == ("RUNNING", "gres:gpu:3", 1)
+    assert site.life(2).plan is None
+    assert site.epoch(60)[2].action is Action.KEEP

@@ -41,6 +41,7 @@ NODE = {
         ({"HetJobID": "7"}, "het", True),
         ({"Requeue": "0"}, "requeue", False),
         ({"BatchFlag": "0"}, "batch", False),
+        ({"BatchFlag": "2"}, "batch", True),  # requeued after its node was lost
         ({"tres-per-node": "N/A"}, "tres_per_node", ""),
         ({"tres-per-job": "gres:gpu:8", "tres-per-task": "gres:gpu:1"}, "tres_other", "gres:gpu:8,gres:gpu:1"),
         ({"NodeList": "n[1-3]"}, "node_names", ("n1", "n2", "n3")),

@@ -12,6 +12,7 @@ from synergyd.control.resize.events import (
     Preempted,
     Refused,
     Unwanted,
+    Wanted,
 )
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
@@ -188,6 +189,15 @@ def test_a_pending_job_whose_target_is_lost_waits_for_a_new_decision(state: Resi
 def test_unwanted_changes_nothing_else(state: ResizeState) -> None:
     life = JobLifecycle(JOB, 0.0, state, target=LARGE)
     assert advance(life, Unwanted("no"), 1.0, LIMITS).life == life
+
+
+def test_a_job_that_lost_its_node_after_a_refused_update_starts_elsewhere_at_once() -> None:
+    """Its larger size was refused, it went back to its old one, and that one's node is down."""
+    life = JobLifecycle(JOB, 0.0, ResizeState.RELEASED, target=SMALL, origin=SMALL, retry_after_s=300.0)
+    waits = advance(life, Unwanted("n1 can't take jobs now"), 1.0, LIMITS).life
+    elsewhere = replace(SMALL, nodes=("n2",))
+    started = advance(waits, Wanted(elsewhere, "cause", 0, SMALL), 2.0, LIMITS)
+    assert (started.life.state, started.life.target) == (ResizeState.HELD, elsewhere)
 
 
 def test_a_new_decision_before_the_start_is_set_instead(world: World) -> None:

@@ -124,7 +124,7 @@ def test_the_settings_reader_knows_the_same_names() -> None:
 
 @pytest.mark.parametrize("name", ["fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "dally"])
 def test_a_fixed_size_that_no_plan_fits_is_no_other_size(name: str) -> None:
-    """It waits and is told why; the one behind it starts, and the one that runs goes on."""
+    """As plain Slurm would: it starts as asked, with a goodput that nobody knows; the one that runs goes on."""
     rooms = (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4))
     small = cells(1.0, 1.9)  # on 1 and 2 GPUs
     odd, runs = ask(1, small, 3), ask(3, small, 3, current=1, nodes=("n1",))
@@ -132,8 +132,11 @@ def test_a_fixed_size_that_no_plan_fits_is_no_other_size(name: str) -> None:
     problem = Problem((odd, ask(2, small, 2), runs), rooms, now_s=100.0)
     assert made(name).allocate(problem).choice == (None, 1, 1)
     snapshot = Snapshot(100.0, Cluster((node("n0"), node("n1"))), (queued(1, 3), queued(2, 2)))
-    waits, starts = decide(snapshot, SETTINGS, {1: small, 2: small}, {}, policy=made(name))
-    assert waits.action is Action.WAIT and starts.action is Action.START
-    assert waits.why.startswith(
-        "Waits: the policy gives each job the size it asked for, and no plan of this job fits that size."
-    )
+    as_asked, planned = decide(snapshot, SETTINGS, {1: small, 2: small}, {}, policy=made(name))
+    assert as_asked.action is Action.START and as_asked.cell is not None
+    assert (as_asked.cell.shape, as_asked.cell.goodput) == (snapshot.jobs[0].asked, 0.0)
+    assert as_asked.why.startswith("Starts on 3 a100 GPUs on one node: its goodput can't be predicted.")
+    assert planned.action is Action.START and planned.cell == small[1]
+    full = replace(snapshot, cluster=Cluster((node("n0", used=4), node("n1", used=2))))
+    waits, _ = decide(full, SETTINGS, {1: small, 2: small}, {}, policy=made(name))
+    assert waits.action is Action.WAIT and "the least that it can run on is 3 a100 GPUs on one node" in waits.why
