@@ -50,7 +50,8 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
     - Bytes a parameter with Adam: bf16 weights 2, fp32 gradients 4 and 12 for the optimizer (fp16: 2, 2 and 16; fp32: 4,
       4 and 8). ZeRO 1, 2 and 3 divide the optimizer's, the gradients' and the weights' by d * c (Rajbhandari et al. 2020;
       Megatron-LM's theoretical_memory_usage), experts' by d * c / e, the ranks that hold the same ones (its
-      intra_expt_dp_group); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks together, latent attention's projections down by every tensor rank whole.
+      intra_expt_dp_group); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks together, latent
+      attention's projections down by every tensor rank whole.
     - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any heads, f and g = 3 gated
       units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
       parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
