@@ -108,44 +108,47 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
 
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
-    expert = model.expert_parameters / t / plans.ep
-    first_experts, last_experts = (np.where(p == 1, every, n) * expert for n in (first_layers, last_layers))
     first_activations = held_by(first_layers, in_flight)
     last_activations = held_by(last_layers, in_flight_last)
     first_logits = entry + np.where(p == 1, loss, 0.0)
     last_logits = np.where(p == 1, entry, 0.0) + loss
 
     held, optimizer = _of_a_parameter(gpu, plans, ranks)
-    held_more, optimizer_more = _more_of_an_expert(model, gpu, plans, held, optimizer)
+    expert_held, expert_optimizer = _more_of_experts(model, gpu, plans, held, optimizer)
     if plans.exchange is not None:
         more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
         optimizer = optimizer + more * gpu.state_scale
     gathered: Floats | float = 0.0
     if (plans.zero_stage >= 3).any():  # this layer and the next are whole, this one's gradient too
-        elsewhere = one_layer * (1 - 1 / ranks) - expert * (plans.ep - 1) / ranks
+        elsewhere = one_layer * (1 - 1 / ranks) - model.expert_parameters / t / plans.ep * (plans.ep - 1) / ranks
         whole = 2 * _WEIGHTS[plans.precision] + _GRADIENTS[plans.precision] * gpu.state_scale
         gathered = np.where(plans.zero_stage >= 3, whole * elsewhere, 0.0)
 
-    state, experts_more = held + optimizer, held_more + optimizer_more
-    first = first_parameters * state + first_experts * experts_more + first_activations + first_logits
-    at_end = last_parameters * state + last_experts * experts_more + last_activations + last_logits
+    state = held + optimizer
+    first = first_parameters * state + first_activations + first_logits
+    at_end = last_parameters * state + last_activations + last_logits
+    experts = bool(np.any(model.expert_parameters > 0))
+    first_experts, last_experts = (np.where(p == 1, every, n) if experts else n for n in (first_layers, last_layers))
+    if experts:
+        first = first + first_experts * (expert_held + expert_optimizer)
+        at_end = at_end + last_experts * (expert_held + expert_optimizer)
     # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
     uneven = (p > 1) & (first_layers < per_stage)
     if uneven.any():
         second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
-        second = per_stage * (one_layer * state + expert * experts_more) + second_activations
+        second = per_stage * (one_layer * state + expert_held + expert_optimizer) + second_activations
         middle = uneven & (second > first)
         first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
-        first_experts = np.where(middle, per_stage * expert, first_experts)
+        first_experts = np.where(middle, per_stage, first_experts)
         first_activations = np.where(middle, second_activations, first_activations)
         first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
     use_last = (at_end > first) if last is None else ((at_end > first) | last)
     fullest = np.where(use_last, last_parameters, first_parameters)
-    experts = np.where(use_last, last_experts, first_experts)
+    more = np.where(use_last, last_experts, first_experts) if experts else 0.0
     live = np.where(use_last, at_end, first) + gathered
     return PeakMemory(
-        weights=held * fullest + held_more * experts + gathered,
-        optimizer=optimizer * fullest + optimizer_more * experts,
+        weights=held * fullest + gathered + (more * expert_held if experts else 0.0),
+        optimizer=optimizer * fullest + (more * expert_optimizer if experts else 0.0),
         activations=np.where(use_last, last_activations, first_activations),
         logits=np.where(use_last, last_logits, first_logits),
         other=gpu.fragmentation * live + gpu.base_gib * GIB,
@@ -159,15 +162,16 @@ def _of_a_parameter(gpu: GpuFigures, plans: PlanArrays, ranks: Floats | Ints) ->
     return held, _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
 
 
-def _more_of_an_expert(
+def _more_of_experts(
     model: Dims, gpu: GpuFigures, plans: PlanArrays, held: Floats, optimizer: Floats
 ) -> tuple[Floats, Floats]:
-    """What an expert's parameter takes more than another's `held` and `optimizer`, bytes: it is shared out over those ranks alone that
-    hold the same experts."""
+    """What a layer's experts take more than with a parameter's `held` and `optimizer`, bytes: they are shared out over those ranks
+    alone that hold the same ones."""
     if not np.any(model.expert_parameters > 0):
         return np.zeros(()), np.zeros(())
     of_expert = _of_a_parameter(gpu, plans, np.maximum(plans.shard / plans.ep, 1))
-    return of_expert[0] - held, of_expert[1] - optimizer
+    parameters = model.expert_parameters / plans.tp / plans.ep
+    return parameters * (of_expert[0] - held), parameters * (of_expert[1] - optimizer)
 
 
 def _of_a_layer(
