@@ -95,17 +95,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
 
-    embedding = model.embedding_parameters / t
-    whole_ones = model.replicated_parameters
-    shared_out = model.dense_parameters - whole_ones + model.expert_parameters / plans.ep
-    one_layer = shared_out / t + whole_ones
-    # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
-    norm = np.where(model.gates == 3, h, 2 * h)
-    every, ends = model.layers + model.mtp, model.embedding_parameters + model.head_parameters + model.positions + norm
-    single = (ends + every * shared_out) / t + every * whole_ones
-    first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
-    last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
-
+    one_layer, first_parameters, last_parameters = _parameters(model, plans, first_layers, last_layers)
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
     first_activations = held_by(first_layers, in_flight)
@@ -127,7 +117,7 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     state = held + optimizer
     first = first_parameters * state + first_activations + first_logits
     at_end = last_parameters * state + last_activations + last_logits
-    experts = bool(np.any(model.expert_parameters > 0))
+    experts, every = bool(np.any(model.expert_parameters > 0)), model.layers + model.mtp
     first_experts, last_experts = (np.where(p == 1, every, n) if experts else n for n in (first_layers, last_layers))
     if experts:
         first = first + first_experts * (expert_held + expert_optimizer)
@@ -144,15 +134,33 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
         first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
     use_last = (at_end > first) if last is None else ((at_end > first) | last)
     fullest = np.where(use_last, last_parameters, first_parameters)
-    more = np.where(use_last, last_experts, first_experts) if experts else 0.0
+    layers = np.where(use_last, last_experts, first_experts) if experts else np.zeros(())
     live = np.where(use_last, at_end, first) + gathered
     return PeakMemory(
-        weights=held * fullest + gathered + (more * expert_held if experts else 0.0),
-        optimizer=optimizer * fullest + (more * expert_optimizer if experts else 0.0),
+        weights=held * fullest + gathered + (layers * expert_held if experts else 0.0),
+        optimizer=optimizer * fullest + (layers * expert_optimizer if experts else 0.0),
         activations=np.where(use_last, last_activations, first_activations),
         logits=np.where(use_last, last_logits, first_logits),
         other=gpu.fragmentation * live + gpu.base_gib * GIB,
     )
+
+
+def _parameters(
+    model: Dims, plans: PlanArrays, first_layers: Floats, last_layers: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters that a GPU holds of (a layer, the first stage, the last stage)."""
+    h, t, p = model.hidden, plans.tp, plans.pp
+    embedding = model.embedding_parameters / t
+    whole_ones = model.replicated_parameters
+    shared_out = model.dense_parameters - whole_ones + model.expert_parameters / plans.ep
+    one_layer = shared_out / t + whole_ones
+    # one stage holds both ends and shares the tied embedding; two ends hold a copy each, tied or not
+    norm = np.where(model.gates == 3, h, 2 * h)
+    every, ends = model.layers + model.mtp, model.embedding_parameters + model.head_parameters + model.positions + norm
+    single = (ends + every * shared_out) / t + every * whole_ones
+    first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
+    last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
+    return one_layer, first_parameters, last_parameters
 
 
 def _of_a_parameter(gpu: GpuFigures, plans: PlanArrays, ranks: Floats | Ints) -> tuple[Floats, Floats]:
