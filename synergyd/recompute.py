@@ -6,6 +6,9 @@ core of the attention alone (Korthikanti et al. 2022).
 
 from __future__ import annotations
 
+import math
+from typing import Protocol
+
 NONE, SELECTIVE, FULL = "none", "selective", "full"
 CORE = "core_attn"
 #: in the order in which they are written
@@ -13,6 +16,15 @@ MODULES = (CORE, "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_ex
 #: they need an fp8 recipe other than the delayed one, Megatron's default
 NOT_WITH_FP8 = ("layernorm", "moe_act")
 KINDS = (NONE, SELECTIVE, FULL)
+
+
+class _Recomputes(Protocol):
+    """Of a Plan (records.py)."""
+
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def recompute_layers(self) -> int: ...
 
 
 def modules_of(recompute: str) -> tuple[str, ...]:
@@ -31,6 +43,17 @@ def of_modules(modules: tuple[str, ...] | frozenset[str]) -> str:
 def is_recompute(text: str) -> bool:
     """Whether `text` is a plan's `recompute`, written as `of_modules` does."""
     return text in KINDS or (set(text.split("+")) <= set(MODULES) and of_modules(tuple(text.split("+"))) == text)
+
+
+def keeps_as_much(plan: _Recomputes, than: _Recomputes) -> bool:
+    """Whether `plan` surely keeps what `than` keeps of a layer's activations: of modules and layers, computes none again that `than`
+    does not."""
+    if plan.recompute == FULL:
+        every = math.inf  # layers where 0 is said
+        return than.recompute == FULL and (plan.recompute_layers or every) <= (than.recompute_layers or every)
+    if than.recompute == FULL and than.recompute_layers:
+        return plan.recompute == NONE
+    return than.recompute == FULL or set(modules_of(plan.recompute)) <= set(modules_of(than.recompute))
 
 
 def recompute_words(recompute: str, layers: int) -> str:

@@ -18,7 +18,7 @@ from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
-from synergyd.recompute import FULL, NONE, modules_of
+from synergyd.recompute import keeps_as_much
 from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
 from synergyd.task.shared_profiles import program
 from synergyd.words import plan_words, size_words
@@ -71,18 +71,7 @@ def needs_as_much(plan: Plan, failed: Plan) -> bool:
         failed.vpp,
         failed.sequence_parallel,
     )
-    return split and shared and same and _keeps_as_much(plan, failed) and plan.micro_batch >= failed.micro_batch
-
-
-def _keeps_as_much(plan: Plan, failed: Plan) -> bool:
-    """Whether `plan` surely keeps what `failed` keeps of a layer's activations: of modules and layers, computes none again that
-    `failed` does not."""
-    if plan.recompute == FULL:
-        every = math.inf  # layers where 0 is said
-        return failed.recompute == FULL and (plan.recompute_layers or every) <= (failed.recompute_layers or every)
-    if failed.recompute == FULL and failed.recompute_layers:
-        return plan.recompute == NONE
-    return failed.recompute == FULL or set(modules_of(plan.recompute)) <= set(modules_of(failed.recompute))
+    return split and shared and same and keeps_as_much(plan, failed) and plan.micro_batch >= failed.micro_batch
 
 
 @dataclass

@@ -240,7 +240,9 @@ class JobPlanner:
         )
         if self.present is not None and not self._reshardable:
             degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
-            limits = replace(limits, **degrees, zero_stages=(present.zero_stage,))
+            limits = replace(limits, **degrees, zero_stages=(present.zero_stage,), shards=False)
+        if present.shard and not limits.shards:
+            limits = replace(limits, groups=present.dp * present.cp // present.shard)
         return limits
 
     def _contradiction(self) -> str:

@@ -48,6 +48,7 @@ class PlanLimits:
     uneven: bool = False  # pipeline stages may have unlike numbers of layers (pipeline_stages.py)
     a2a: bool = False  # context-parallel ranks may exchange by all-to-all
     shards: bool = False  # what is shared out may be so over one node's ranks alone
+    groups: int = 1  # of ranks, each of which shares out by itself where they divide; 1: all ranks together
     blocks: bool = False  # full recompute may cover some of the layers
     modules: tuple[str, ...] = ()  # of a layer that may be computed again, besides the attention's core (recompute.py)
 

@@ -241,7 +241,10 @@ def _degrees(
     free = by_vpp[:, :, None, None, None] & by_ep[:, None, :, None, None] & by_zero[:, None, None, :, None]
     free = np.broadcast_to(free, (*free.shape[:4], len(precisions)))
     row, which_vpp, which_ep, which_zero, which_precision = np.nonzero(free)
-    tp, shape = tp[row], shape[row]
+    tp, shape, ranks = tp[row], shape[row], ranks[row]
+    if limits.groups > 1:
+        groups = (ranks // eps[which_ep] % limits.groups == 0) & (zeros[which_zero] >= 1)
+        ranks = np.where(groups, ranks // limits.groups, ranks)
     ones = np.ones_like(tp)
     plans = PlanArrays(
         tp=tp,
@@ -260,7 +263,7 @@ def _degrees(
         ep=eps[which_ep],
         precision=precisions[which_precision],
         cp_comm=np.zeros_like(tp),
-        shard=ranks[row],
+        shard=ranks,
     )
     for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _by_all_to_all)):
         if wanted:

@@ -89,7 +89,7 @@ def node_command(
     threads: str = "1",
     batch_limits: str = "",
     trained: Trained = megatron_arguments.NOTHING_YET,
-    version: tuple[int, int] = megatron_arguments.NEWEST,
+    version: tuple[int, int] | None = megatron_arguments.NEWEST,
     run: int = 0,
 ) -> NodeCommand:
     """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.

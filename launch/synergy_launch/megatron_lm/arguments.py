@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
 from synergy_launch.megatron_lm.options import drop, has, number, values, words
 from synergy_launch.megatron_lm.own_batch import RAMP
 from synergyd.pipeline_stages import stage_layers
-from synergyd.recompute import FULL, MODULES, NONE, SELECTIVE, modules_of, of_modules
+from synergyd.recompute import FULL, KINDS, MODULES, NONE, SELECTIVE, modules_of, of_modules
 from synergyd.records import Plan
 from synergyd.wire.plan import CP_COMMS, MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
-_INSTANCES = "--num-distributed-optimizer-instances"
+_INSTANCES, _MODULES = "--num-distributed-optimizer-instances", "--recompute-modules"
 _FLAGS_WITH_VALUE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--ckpt-format",
-    _INSTANCES,
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", _MODULES, "--ckpt-format",
 )  # fmt: skip
 _FLAGS = (
     "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
@@ -30,6 +30,9 @@ _RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 _FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
 NOTHING_YET = Trained()
 NEWEST = (0, 16)  # that this is written for
+# That plans with a shard group, all-to-alls between context ranks and recomputed modules were run with. The options came with
+# core_v0.10 and core_v0.12; what older versions make of them was not seen, and one that does not know them ends the job.
+YOUNG_DEGREES_FROM = (0, 16)
 _EXCHANGE, _HIERARCHY = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
 _VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
@@ -53,7 +56,7 @@ def with_plan(
     plan: Plan,
     checkpoint: str = "",
     trained: Trained = NOTHING_YET,
-    version: tuple[int, int] = NEWEST,
+    version: tuple[int, int] | None = NEWEST,
     may_overlap: bool = True,
     own_batch: bool = False,
 ) -> list[str]:
@@ -63,10 +66,12 @@ def with_plan(
     plan has them; where it has not, the user's own stay if they still divide, for a plan may not know of them. The
     vocabulary is padded to the same size on every plan: Megatron pads to a multiple of (divisor x tp), so the divisor
     shrinks as tp grows. Where the plan's batch is not the user's, learning rate and lengths follow (batch_arguments);
-    `trained` is where the checkpoint stands. An older `version` gets no option that it does not know. Data-parallel traffic is hidden
+    `trained` is where the checkpoint stands. An older `version` gets no option that it does not know, an unknown one (None) none of the
+    youngest: its modules are then computed again by whole layers, which takes less memory still. Data-parallel traffic is hidden
     behind compute where the script can; without `may_overlap` that stays as the user wrote it. `own_batch`: the plan's batch is the
     user's own, and so is its ramp.
     """
+    plan, version = _known_to(plan, version, arguments), version or NEWEST
     rest = _without(with_batch(arguments, plan.global_batch, trained), own_batch)
     padded = number(arguments, "--make-vocab-size-divisible-by", 128)
     padded *= number(arguments, "--tensor-model-parallel-size", 1)
@@ -95,6 +100,19 @@ def with_plan(
     return _with_folder(out, checkpoint, trained) if checkpoint else out
 
 
+def _known_to(plan: Plan, version: tuple[int, int] | None, arguments: Sequence[str]) -> Plan:
+    """`plan` without the youngest degrees where neither `version` nor the user's own command line shows that they are known."""
+    if version is not None and version >= YOUNG_DEGREES_FROM:
+        return plan
+    if not has(arguments, _INSTANCES):
+        plan = replace(plan, shard=0)
+    if not has(arguments, _EXCHANGE):
+        plan = replace(plan, cp_comm=CP_COMMS[0])
+    if plan.recompute not in KINDS and not has(arguments, _MODULES):
+        plan = replace(plan, recompute=FULL, recompute_layers=0)
+    return plan
+
+
 def _recomputed(plan: Plan) -> list[str]:
     """What `plan` computes again. A block is the first layers of each virtual stage; the core of the attention is selective's default,
     which versions before --recompute-modules know too."""
@@ -104,7 +122,7 @@ def _recomputed(plan: Plan) -> list[str]:
         method = "block" if plan.recompute_layers else "uniform"
         how = ["--recompute-method", method, "--recompute-num-layers", str(plan.recompute_layers or 1)]
         return ["--recompute-granularity", "full", *how]
-    modules = [] if plan.recompute == SELECTIVE else ["--recompute-modules", *modules_of(plan.recompute)]
+    modules = [] if plan.recompute == SELECTIVE else [_MODULES, *modules_of(plan.recompute)]
     return ["--recompute-granularity", "selective", *modules]
 
 
@@ -117,7 +135,7 @@ def _recompute_of(arguments: Sequence[str], layers: int) -> tuple[str, int]:
         return FULL, some if block and not (layers and some >= layers) else 0
     if granularity != SELECTIVE and not has(arguments, "--recompute-activations"):
         return NONE, 0
-    named = frozenset(words(arguments, "--recompute-modules"))
+    named = frozenset(words(arguments, _MODULES))
     return of_modules(named & set(MODULES)) if named else SELECTIVE, 0
 
 
@@ -220,21 +238,25 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
     )  # fmt: skip
 
 
-def version_beside(script: Path) -> tuple[int, int]:
-    """(major, minor) of the Megatron-LM checkout that `script` lies in; NEWEST where that is unknown."""
+def version_beside(script: Path) -> tuple[int, int] | None:
+    """(major, minor) of the Megatron-LM checkout that `script` lies in; None where that is unknown."""
     try:
         with (script.parent / "megatron" / "core" / "package_info.py").open(encoding="utf-8", errors="replace") as file:
             text = file.read(65_536)
     except OSError:
-        return NEWEST
+        return None
     numbers = [re.search(rf"^{name} *= *([0-9]{{1,4}})\b", text, re.MULTILINE) for name in ("MAJOR", "MINOR")]
-    return (int(numbers[0][1]), int(numbers[1][1])) if numbers[0] and numbers[1] else NEWEST
+    return (int(numbers[0][1]), int(numbers[1][1])) if numbers[0] and numbers[1] else None
 
 
 def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
     if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
+    # the user's own number stays where the plan says none, while it divides the ranks that hold the same experts
+    same = plan.dp * plan.cp // number(out, _EXPERT, 1)
+    if plan.shard or not plan.zero_stage or same % number(out, _INSTANCES, 1):
+        out = drop(out, (_INSTANCES,))
     # Megatron FSDP takes it for hybrid sharding
     out = [*out, _INSTANCES, str(plan.dp * plan.cp // plan.shard)] if plan.shard else out
     if plan.zero_stage in _SHARDING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from synergy_launch.megatron_lm.arguments import NEWEST, overlaps
+from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
 from synergyd.recompute import MODULES, NOT_WITH_FP8
 from synergyd.records import NOTHING_MORE, Accepts
 
@@ -31,12 +31,8 @@ _UNEVEN_FROM = (0, 12)
 # word; of an encoder and a decoder each has its own layers.
 _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--encoder-", "--decoder-", "--standalone-")
 
-# --num-distributed-optimizer-instances came with core_v0.10
-_SHARD_FROM = (0, 10)
-# so did --cp-comm-type
-_EXCHANGE_FROM = (0, 10)
-# --recompute-modules came with core_v0.12
-_MODULES_FROM = (0, 12)
+# The user's own groups stay as they are; gradients that are sent in half and added up in fp32 go with no groups.
+_OWN_SHARDING = ("--num-distributed-optimizer-instances", "--ddp-reduce-scatter-with-fp32-accumulation")
 # What CUDA graphs and overlapped all-to-alls allow to be computed again depends on more options than are known here.
 _BOUND_RECOMPUTE = (
     "--cuda-graph",
@@ -60,11 +56,12 @@ def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
     return [name for name in MODULES if there.get(name) and not (delayed and name in NOT_WITH_FP8)]
 
 
-def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap: bool = True) -> Accepts:
+def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_overlap: bool = True) -> Accepts:
     """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
 
     cp and fp8 need Transformer Engine, so `--transformer-impl local` rules cp out; ep needs experts. The precision is
-    the user's own and never changed: another one is another training. `version`: Megatron-LM's. `may_overlap`: see arguments.py.
+    the user's own and never changed: another one is another training. `version`: Megatron-LM's; None where it
+    is not known: then none of the youngest degrees. `may_overlap`: see arguments.py.
     """
     words = [word.partition("=") for word in argv]
     keys = {key for key, _, _ in words}
@@ -76,6 +73,8 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
     cp = not fsdp and given.get("--transformer-impl") != "local"
     graphs = any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
+    young = version is not None and version >= YOUNG_DEGREES_FROM
+    version = version or NEWEST
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
@@ -89,7 +88,7 @@ def accepts(argv: Sequence[str], version: tuple[int, int] = NEWEST, may_overlap:
         overlap=may_overlap and overlaps(argv, version),
         exact_only=True,
         blocks=not graphs,
-        a2a=cp and version >= _EXCHANGE_FROM,
-        shard=not fsdp and version >= _SHARD_FROM,
-        modules="" if graphs or version < _MODULES_FROM else "+".join(_modules(keys, given)),
+        a2a=cp and young,
+        shard=not fsdp and young and not keys & set(_OWN_SHARDING),
+        modules="" if graphs or not young else "+".join(_modules(keys, given)),
     )

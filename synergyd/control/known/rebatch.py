@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from synergyd.job_report import Report
 from synergyd.rates import worth
+from synergyd.recompute import keeps_as_much
 from synergyd.records import Cell, Job, JobState, Plan
 
 GAIN = 1.05  # predicted over measured goodput from which a change is worth its trouble
@@ -14,7 +15,7 @@ GAIN = 1.05  # predicted over measured goodput from which a change is worth its 
 
 def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_scale: float | None) -> Plan | None:
     """The plan that a job should go on with: its own GPUs and degrees with another batch; None where none is better. A batch beyond the
-    job's range (Job.batches) is taken back whatever it gains.
+    job's range (Job.batches) is taken back whatever it gains. It computes again what it does, which must be enough for that batch.
 
     Its present goodput is what it measured: sequences/s x (phi + M0) / (phi + M), M0 the low end of the directive's range
     (synergyd.task.model.efficiency). Only a job that says so (`Report.rebatching`) can be told.
@@ -32,9 +33,15 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
         return None
     best: Cell | None = None
     for cell in cells:
-        same = replace(cell.plan, micro_batch=plan.micro_batch, global_batch=plan.global_batch) == plan
-        if same and cell.shape == job.shape and (best is None or cell.goodput > best.goodput):
-            best = cell
+        own = replace(cell.plan, recompute=plan.recompute, recompute_layers=plan.recompute_layers)
+        same = replace(own, micro_batch=plan.micro_batch, global_batch=plan.global_batch) == plan
+        if (
+            same
+            and keeps_as_much(cell.plan, plan)
+            and cell.shape == job.shape
+            and (best is None or cell.goodput > best.goodput)
+        ):
+            best = replace(cell, plan=own)
     if best is None or best.plan == plan:
         return None
     if beyond:

@@ -269,9 +269,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
 
 def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
     """Whether attention was fused (FlashAttention, 2022): as flags say; never with selective recompute, which would
-    free nothing, nor in fp32; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
-    if plan.precision == "fp32":
-        return False
+    free nothing; always in what is younger: GPUs since Hopper, fp8, FSDP, Llama's kind of model, long sequences."""
     for flag, kind in _BACKENDS.items():
         if flag in flags:
             return kind

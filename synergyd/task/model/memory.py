@@ -49,8 +49,9 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
 
     - Bytes a parameter with Adam: bf16 weights 2, fp32 gradients 4 and 12 for the optimizer (fp16: 2, 2 and 16; fp32: 4,
       4 and 8). ZeRO 1, 2 and 3 divide the optimizer's, the gradients' and the weights' by d * c (Rajbhandari et al. 2020;
-      Megatron-LM's theoretical_memory_usage); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks
-      together, latent attention's projections down by every tensor rank whole.
+      Megatron-LM's theoretical_memory_usage), experts' by d * c / e, the ranks that hold the same ones (its
+      intra_expt_dp_group); under ZeRO-3 two layers are gathered whole. Experts are held by e ranks together, latent
+      attention's projections down by every tensor rank whole.
     - Activations a layer and micro-batch (Korthikanti et al. 2022, written out for any heads, f and g = 3 gated
       units else 2): T*h * (10 + (2 + 2q + 4k + 2*g*f/h)/t) with q, k = query and key width over h without sequence
       parallel, all divided by t with it (34*T*h/t for GPT); plus 5*a*s*T/t of scores unless fused or recomputed
@@ -79,7 +80,6 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
 
     kept, working, saved = _of_a_layer(model, gpu, plans, tokens, spread)
     some = plans.recompute_layers * v  # layers of a stage that are computed again where not all are
-
     blocks = bool(some.any())
 
     def held_by(layers: Floats, in_flight: Floats) -> Floats:
@@ -95,6 +95,61 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
 
+    one_layer, first_parameters, last_parameters = _parameters(model, plans, first_layers, last_layers)
+    entry = in_flight * (8 * tokens + half * tokens * h / spread)
+    loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
+    first_activations = held_by(first_layers, in_flight)
+    last_activations = held_by(last_layers, in_flight_last)
+    first_logits = entry + np.where(p == 1, loss, 0.0)
+    last_logits = np.where(p == 1, entry, 0.0) + loss
+
+    held, optimizer = _of_a_parameter(gpu, plans, ranks)
+    expert_held, expert_optimizer = _more_of_experts(model, gpu, plans, held, optimizer)
+    if plans.exchange is not None:
+        more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
+        optimizer = optimizer + more * gpu.state_scale
+    gathered: Floats | float = 0.0
+    if (plans.zero_stage >= 3).any():  # this layer and the next are whole, this one's gradient too
+        elsewhere = one_layer * (1 - 1 / ranks) - model.expert_parameters / t / plans.ep * (plans.ep - 1) / ranks
+        whole = 2 * _WEIGHTS[plans.precision] + _GRADIENTS[plans.precision] * gpu.state_scale
+        gathered = np.where(plans.zero_stage >= 3, whole * elsewhere, 0.0)
+
+    state = held + optimizer
+    first = first_parameters * state + first_activations + first_logits
+    at_end = last_parameters * state + last_activations + last_logits
+    experts, every = bool(np.any(model.expert_parameters > 0)), model.layers + model.mtp
+    first_experts, last_experts = (np.where(p == 1, every, n) if experts else n for n in (first_layers, last_layers))
+    if experts:
+        first = first + first_experts * (expert_held + expert_optimizer)
+        at_end = at_end + last_experts * (expert_held + expert_optimizer)
+    # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
+    uneven = (p > 1) & (first_layers < per_stage)
+    if uneven.any():
+        second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
+        second = per_stage * (one_layer * state + expert_held + expert_optimizer) + second_activations
+        middle = uneven & (second > first)
+        first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
+        first_experts = np.where(middle, per_stage, first_experts)
+        first_activations = np.where(middle, second_activations, first_activations)
+        first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
+    use_last = (at_end > first) if last is None else ((at_end > first) | last)
+    fullest = np.where(use_last, last_parameters, first_parameters)
+    layers = np.where(use_last, last_experts, first_experts) if experts else np.zeros(())
+    live = np.where(use_last, at_end, first) + gathered
+    return PeakMemory(
+        weights=held * fullest + gathered + (layers * expert_held if experts else 0.0),
+        optimizer=optimizer * fullest + (layers * expert_optimizer if experts else 0.0),
+        activations=np.where(use_last, last_activations, first_activations),
+        logits=np.where(use_last, last_logits, first_logits),
+        other=gpu.fragmentation * live + gpu.base_gib * GIB,
+    )
+
+
+def _parameters(
+    model: Dims, plans: PlanArrays, first_layers: Floats, last_layers: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters that a GPU holds of (a layer, the first stage, the last stage)."""
+    h, t, p = model.hidden, plans.tp, plans.pp
     embedding = model.embedding_parameters / t
     whole_ones = model.replicated_parameters
     shared_out = model.dense_parameters - whole_ones + model.expert_parameters / plans.ep
@@ -105,48 +160,26 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     single = (ends + every * shared_out) / t + every * whole_ones
     first_parameters = np.where(p == 1, single, first_layers * one_layer + embedding + model.positions)
     last_parameters = np.where(p == 1, single, last_layers * one_layer + embedding)
+    return one_layer, first_parameters, last_parameters
 
-    entry = in_flight * (8 * tokens + half * tokens * h / spread)
-    loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
-    first_activations = held_by(first_layers, in_flight)
-    last_activations = held_by(last_layers, in_flight_last)
-    first_logits = entry + np.where(p == 1, loss, 0.0)
-    last_logits = np.where(p == 1, entry, 0.0) + loss
 
-    stage = plans.zero_stage
-    gradient = _GRADIENTS[plans.precision] * gpu.state_scale
-    weight = _WEIGHTS[plans.precision]
-    held = weight / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
-    optimizer = _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
-    if plans.exchange is not None:
-        more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
-        optimizer = optimizer + more * gpu.state_scale
-    gathered: Floats | float = 0.0
-    if (stage >= 3).any():  # this layer and the next are whole, this one's gradient too
-        gathered = np.where(stage >= 3, (2 * weight + gradient) * one_layer * (1 - 1 / ranks), 0.0)
+def _of_a_parameter(gpu: GpuFigures, plans: PlanArrays, ranks: Floats | Ints) -> tuple[Floats, Floats]:
+    """(weight and gradient, optimizer's): bytes of a parameter that is shared out over `ranks`."""
+    stage, gradient = plans.zero_stage, _GRADIENTS[plans.precision] * gpu.state_scale
+    held = _WEIGHTS[plans.precision] / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
+    return held, _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
 
-    state = held + optimizer
-    first = first_parameters * state + first_activations + first_logits
-    at_end = last_parameters * state + last_activations + last_logits
-    # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
-    uneven = (p > 1) & (first_layers < per_stage)
-    if uneven.any():
-        second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
-        second = per_stage * one_layer * state + second_activations
-        middle = uneven & (second > first)
-        first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
-        first_activations = np.where(middle, second_activations, first_activations)
-        first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
-    use_last = (at_end > first) if last is None else ((at_end > first) | last)
-    fullest = np.where(use_last, last_parameters, first_parameters)
-    live = np.where(use_last, at_end, first) + gathered
-    return PeakMemory(
-        weights=held * fullest + gathered,
-        optimizer=optimizer * fullest,
-        activations=np.where(use_last, last_activations, first_activations),
-        logits=np.where(use_last, last_logits, first_logits),
-        other=gpu.fragmentation * live + gpu.base_gib * GIB,
-    )
+
+def _more_of_experts(
+    model: Dims, gpu: GpuFigures, plans: PlanArrays, held: Floats, optimizer: Floats
+) -> tuple[Floats, Floats]:
+    """What a layer's experts take more than with a parameter's `held` and `optimizer`, bytes: they are shared out over those ranks
+    alone that hold the same ones."""
+    if not np.any(model.expert_parameters > 0):
+        return np.zeros(()), np.zeros(())
+    of_expert = _of_a_parameter(gpu, plans, np.maximum(plans.shard / plans.ep, 1))
+    parameters = model.expert_parameters / plans.tp / plans.ep
+    return parameters * (of_expert[0] - held), parameters * (of_expert[1] - optimizer)
 
 
 def _of_a_layer(

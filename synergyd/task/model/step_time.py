@@ -100,7 +100,8 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     # what every tensor rank holds whole (down to the latent widths) is reduced and updated whole
     split = model.dense_parameters - model.replicated_parameters
     dense = per_stage * (split / t + model.replicated_parameters) + model.embedding_parameters / t
-    shard = dense + per_stage * model.expert_parameters / t / plans.ep
+    experts = per_stage * model.expert_parameters / t / plans.ep
+    shard = dense + experts
     gradient_bytes = _GRADIENT_BYTES[plans.precision]
     # gradients are added to those of earlier micro-batches: read and written
     accumulate = 2 * gradient_bytes * shard / at.memory_rate
@@ -110,7 +111,10 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     tied = (p > 1) & (model.head_parameters == 0) & (d > 0)
     embedding_bytes = gradient_bytes * model.embedding_parameters / t
     ends = np.where(tied, 2 * ring(links["ends"], np.full_like(p, 2), embedding_bytes), 0.0)
-    updated = _OPTIMIZER_BYTES * shard / np.where(plans.zero_stage >= 1, plans.shard, 1)
+    # experts' optimizer is shared out over the ranks that hold the same ones
+    of_expert = np.maximum(plans.shard / plans.ep, 1)
+    shared = plans.zero_stage >= 1
+    updated = _OPTIMIZER_BYTES * (dense / np.where(shared, plans.shard, 1) + experts / np.where(shared, of_expert, 1))
     stage = work + per_stage * layer.tp + p2p
     parts = StepTime(
         # the last stage has the logits, and fewer layers where the layout is uneven

@@ -124,3 +124,20 @@ def test_where_jobs_that_span_nodes_may_not_meet_they_take_whole_ones() -> None:
     assert without_partial_nodes(mixed, rooms).banned == {1}
     only = ask(2, (cell(2.0, 2, 4),))
     assert without_partial_nodes(only, rooms).banned == frozenset()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "other",
+    [{"recompute_layers": 6}, {"recompute": "selective", "recompute_layers": 0}, {"shard": 2}, {"cp_comm": "a2a"}],
+)
+def test_no_restart_for_another_recompute_of_the_same_work(policy: Policy, other: dict[str, str | int]) -> None:
+    """The fewest layers that fit move with each report of the peak: on the same GPUs, with the same work, the job stays as it is."""
+    found = cell(4.0, gpus=4)
+    present = replace(found.plan, recompute="full", recompute_layers=5)
+    running = job(1, nodes=("n1",), gpus=4)
+    offers = {1: (replace(found, plan=replace(present, **other), goodput=8.0),)}  # type: ignore[arg-type]
+    (decision,) = decide(
+        snapshot([node("n1", 4)], [running]), Settings(restart_cost_s=0.0), offers, {}, {1: present}, {1: 1e6}, policy
+    )
+    assert decision.action is Action.KEEP

@@ -59,6 +59,22 @@ def test_the_last_stage_alone() -> None:
     assert last == pytest.approx(fullest / 4)
 
 
+def test_experts_state_is_shared_out_among_the_ranks_that_hold_the_same_ones() -> None:
+    """Megatron-Core's intra_expt_dp_group: of dp * cp ranks, or of `shard`, one in ep. So whatever ep is, an expert's optimizer state
+    lies on each rank as much as another parameter's."""
+    alone = Plan(1, 1, 16, 1, 64, zero_stage=1)
+    for plan in (alone, replace(alone, dp=8, cp=2), replace(alone, shard=8)):
+        divided = replace(plan, ep=4)
+        assert memory(divided, MOE).weights[0] < 0.4 * memory(plan, MOE).weights[0]
+        assert memory(divided, MOE).optimizer[0] == pytest.approx(memory(plan, MOE).optimizer[0])
+    by_node = replace(alone, ep=4, shard=8)
+    assert memory(by_node, MOE).optimizer[0] == pytest.approx(2 * memory(replace(by_node, shard=0), MOE).optimizer[0])
+    # a stage of many, and Adam's own time
+    stages = Plan(1, 8, 16, 1, 64, zero_stage=1)
+    assert memory(replace(stages, ep=4), MOE).optimizer[0] == pytest.approx(memory(stages, MOE).optimizer[0])
+    assert time(replace(alone, ep=4), MOE).optimizer[0] == pytest.approx(time(alone, MOE).optimizer[0])
+
+
 def test_context_ranks_share_the_tokens() -> None:
     whole, halved = Plan(1, 1, 1, 1, 4), Plan(1, 1, 1, 1, 4, cp=2)
     assert memory(halved).activations[0] == pytest.approx(memory(whole).activations[0] / 2)

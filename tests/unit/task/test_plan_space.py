@@ -195,11 +195,25 @@ def test_what_a_command_line_accepts(argv: list[str], expected: Accepts) -> None
     megatron = expected != NOTHING_MORE
     found = accepts(argv)
     shard = megatron and "--use-torch-fsdp2" not in argv
-    assert replace(found, modules="") == replace(expected, blocks=megatron, shard=shard, a2a=expected.cp)
+    known = replace(expected, exact_only=megatron, blocks=megatron)
+    assert replace(found, modules="") == replace(known, shard=shard, a2a=expected.cp)
     assert found.modules == ("" if not megatron or expected.precision == "fp8" else "layernorm")
-    # options of uneven stages and of modules are younger than the others
-    assert accepts(argv, (0, 11)) == replace(expected, uneven=False, blocks=megatron, shard=shard, a2a=expected.cp)
-    assert not accepts(argv, (0, 9)).shard and not accepts(argv, (0, 9)).a2a
+    # options of uneven stages are younger than the others; modules, groups and all-to-alls were run with 0.16 alone
+    assert accepts(argv, (0, 11)) == replace(known, uneven=False)
+    assert accepts(argv, (0, 15)) == known == accepts(argv, None)
+
+
+def test_the_users_own_groups_stay() -> None:
+    for own in (["--num-distributed-optimizer-instances", "2"], ["--ddp-reduce-scatter-with-fp32-accumulation"]):
+        assert not accepts([*MEGATRON, *own]).shard
+    present = Plan(tp=2, dp=4, micro_batch=1, global_batch=64, shard=2)
+    for said, profile in ((Accepts(), Profile(resharding=True)), (Accepts(shard=True), Profile())):
+        job = a_task(profile, present, said)
+        assert job.limits().groups == 2 and not job.limits().shards
+        plans = [c.plan for c in job.cells(CLUSTER)]
+        assert plans and all(p.shard_ranks * 2 == p.dp * p.cp for p in plans if p.dp * p.cp % 2 == 0)
+    free = a_task(Profile(resharding=True), present, Accepts(shard=True)).limits()
+    assert free.shards and free.groups == 1
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,30 @@ TOLD = Report(7, 1, 10, step_s=1.0, plan=PRESENT, rebatching=True)
 CELL = Cell(SHAPE, WANTED, 100.0, 0.98, 98.0, 2.56, 0)
 
 
+@pytest.mark.parametrize(
+    ("present", "cell", "goes_on"),
+    [
+        # what the search finds moves by a layer with each report
+        (("full", 6), ("full", 5), True),
+        (("full", 0), ("full", 5), True),
+        (("full", 6), ("none", 0), True),
+        (("selective", 0), ("none", 0), True),
+        # that batch would not fit with what the job computes again
+        (("full", 5), ("full", 6), False),
+        (("none", 0), ("selective", 0), False),
+        (("full", 5), ("full", 0), False),
+    ],
+)
+def test_it_goes_on_with_what_it_computes_again(present: tuple[str, int], cell: tuple[str, int], goes_on: bool) -> None:
+    def at(plan: Plan, kind: tuple[str, int]) -> Plan:
+        return replace(plan, recompute=kind[0], recompute_layers=kind[1])
+
+    told, found = replace(TOLD, plan=at(PRESENT, present)), replace(CELL, plan=at(WANTED, cell))
+    for job in (JOB, replace(JOB, batches=(128, 256))):  # of its own will, and taken back
+        plan = rebatch.better_batch(job, told, [found], 1e6)
+        assert plan == (at(WANTED, present) if goes_on else None)
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path / "state")

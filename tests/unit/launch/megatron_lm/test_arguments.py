@@ -117,8 +117,44 @@ def test_instances_of_the_distributed_optimizer() -> None:
     assert value(with_plan(made, hybrid), "--num-distributed-optimizer-instances") == "16"
     assert plan_of(with_plan(made, hybrid), 128) == hybrid
     whole = replace(plan, shard=0)
-    assert value(with_plan(made, whole), "--num-distributed-optimizer-instances") is None
-    assert plan_of(with_plan(made, whole), 128) == whole
+    assert plan_of(with_plan([*USER, "--bf16"], whole), 128) == whole
+
+
+@pytest.mark.parametrize(
+    ("plan", "kept"),
+    [
+        (Plan(tp=2, dp=8, global_batch=32), "4"),
+        (Plan(tp=2, dp=2, cp=2, global_batch=32), "4"),
+        (Plan(tp=2, dp=6, global_batch=36), None),
+        # of the ranks that hold the same experts there must be as many groups
+        (Plan(tp=2, dp=8, ep=4, global_batch=32), None),
+        # Megatron-Core: no groups without a distributed optimizer
+        (Plan(tp=2, dp=8, global_batch=32, zero_stage=0), None),
+    ],
+)
+def test_the_users_own_instances_stay_while_they_divide(plan: Plan, kept: str | None) -> None:
+    for form in (["--num-distributed-optimizer-instances", "4"], ["--num-distributed-optimizer-instances=4"]):
+        made = with_plan([*USER, *form], plan)
+        assert value(made, "--num-distributed-optimizer-instances") == kept and with_plan(made, plan) == made
+        found = plan_of(made, plan.gpus)
+        assert found is not None and found.shard == (plan.dp * plan.cp // 4 if kept else 0)
+
+
+@pytest.mark.parametrize("version", [None, (0, 9), (0, 15)])
+def test_no_young_degree_where_the_version_may_not_know_it(version: tuple[int, int] | None) -> None:
+    """A flag that a checkout does not know ends the job at its start."""
+    young = {"--num-distributed-optimizer-instances", "--cp-comm-type", "--recompute-modules"}
+    plan = Plan(tp=2, dp=8, cp=2, global_batch=32, shard=4, cp_comm="a2a", recompute="layernorm+mlp")
+    made = with_plan(USER, plan, version=version)
+    assert not young & set(made) and young < set(with_plan(USER, plan))
+    # whole layers take less memory than their modules
+    assert value(made, "--recompute-granularity") == "full"
+    # what the user gives himself is known
+    known = [*USER, "--num-distributed-optimizer-instances", "2", "--cp-comm-type", "p2p", "--recompute-modules", "mlp"]
+    told = with_plan(known, plan, version=version)
+    assert [value(told, name) for name in sorted(young)] == ["a2a", "4", "layernorm"]
+    light = replace(plan, recompute="selective")
+    assert value(with_plan(USER, light, version=version), "--recompute-granularity") == "selective"
 
 
 @pytest.mark.parametrize(

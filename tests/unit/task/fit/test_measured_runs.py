@@ -57,7 +57,7 @@ def test_a_row_and_its_defaults(tmp_path: Path) -> None:
 
 
 def test_software_is_told_apart(tmp_path: Path) -> None:
-    """ZeRO-3 is DeepSpeed's where it is named so; FSDP's selective checkpointing is not Megatron's; fp32 is never fused."""
+    """ZeRO-3 is DeepSpeed's where it is named so; FSDP's selective checkpointing is not Megatron's."""
     zero3 = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3"}
     assert one(tmp_path, **zero3, note="DeepSpeed baseline").deepspeed
     assert one(tmp_path, **zero3, source="Somebody ZeRO-3").deepspeed
@@ -73,7 +73,6 @@ def test_software_is_told_apart(tmp_path: Path) -> None:
     assert sizes == [0, 4, 0, 0]
     megatrons = one(tmp_path, recompute="selective")
     assert megatrons.plan.recompute == "selective" and megatrons.fused is False
-    assert one(tmp_path, precision="fp32", note="--attention-backend=flash").fused is False
 
 
 @pytest.mark.parametrize(
