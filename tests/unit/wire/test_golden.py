@@ -38,12 +38,12 @@ from synergyd.wire.plan_file import PlanFile
 PLAN = Plan(2, 2, 4, 2, 64, "full", True, 0, 2, 2, 4, "fp8")
 PLAN_JSON = (
     '{"tp": 2, "pp": 2, "dp": 4, "micro_batch": 2, "global_batch": 64, "recompute": "full", "sequence_parallel": true, '
-    '"zero_stage": 0, "vpp": 2, "cp": 2, "ep": 4, "precision": "fp8", "exchange": "exact"}'
+    '"zero_stage": 0, "vpp": 2, "cp": 2, "ep": 4, "precision": "fp8"}'
 )
 SMALL = Plan(tp=2, dp=2, global_batch=8)
 SMALL_JSON = (
     '{"tp": 2, "pp": 1, "dp": 2, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, '
-    '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16", "exchange": "exact"}'
+    '"zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
 )
 LATER = replace(PLAN, recompute_layers=3, zero_stage=1, shard=4, cp_comm="a2a")  # what came after 0.1.0
 LATER_JSON = PLAN_JSON.replace("}", ', "recompute_layers": 3, "shard": 4, "cp_comm": "a2a"}').replace(
@@ -105,7 +105,7 @@ def test_plan_file(tmp_path: Path) -> None:
     text = (
         '{"asked": {"gpu_type": "a100", "gpus_per_node": 8, "nodes": 2}, "by": 64030, '
         '"checkpoint": "/daten/\\u00fcbung 1", "format": 1, "job_id": 7, "links": "ctl:7322", "own_batch": true, "plan": {"cp": 2, '
-        '"dp": 4, "ep": 4, "exchange": "exact", "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
+        '"dp": 4, "ep": 4, "global_batch": 64, "micro_batch": 2, "pp": 2, "precision": "fp8", "recompute": "full", '
         '"sequence_parallel": true, "tp": 2, "vpp": 2, "zero_stage": 0}, "report": "ctl:7321"}\n'
     )
     told = PlanFile(7, PLAN, "ctl:7321", "/daten/übung 1", 64030, "ctl:7322", Shape("a100", 2, 8), own_batch=True)
@@ -131,9 +131,9 @@ def test_report() -> None:
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
         '"peak_memory_bytes":50000000000,"checkpoint_step":1100,"checkpoint_requests":2,'
-        '"plan":' + compact(PLAN_JSON).replace("exact", "local:8")
+        '"plan":' + compact(PLAN_JSON)[:-1] + ',"exchange":"local:8"}'
         + ',"resharding":true,"model":' + compact(MODEL_JSON) + ',"note":"note","accepts":{"vpp":true,"cp":false,"ep":true,'
-        '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false,"exact_only":false},'
+        '"precision":"fp8","uneven":false,"overlap":false,"single_stage":false},'
         '"slow_nodes":["n1"],"stalled_s":null,"done":320.0,"total":6400.0,"rebatching":true,"failure":{"kind":"memory","code":1,'
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
@@ -236,7 +236,7 @@ def test_what_came_later_is_written_where_it_says_something() -> None:
             f'"global_batch": 64, "measured": [{{"plan": {PLAN_JSON}, "shape": {{"gpu_type": "a100", "nodes": 1, '
             '"gpus_per_node": 8}, "step_s": 1.25, "samples": 1, "comm_efficiency": null}], "accepts": {"vpp": true, "cp": false, '
             '"ep": true, '
-            '"precision": "fp8", "uneven": false, "overlap": false, "single_stage": false, "exact_only": false}}',
+            '"precision": "fp8", "uneven": false, "overlap": false, "single_stage": false}}',
         ),
     ],
 )  # fmt: skip
