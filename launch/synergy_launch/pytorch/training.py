@@ -132,6 +132,7 @@ class SynergyTask:
                 if settings.plan is None and settings.batch_range is not None:
                     # the run's own choice, which only its checkpoint holds
                     self.plan = self.agent.plan = _with_batch(self.plan, newest.meta.get("batch"))
+            self.plan = self.agent.bounded(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True
