@@ -106,9 +106,11 @@ class Agent:
         sleep: Callable[[float], None] = time.sleep,
         peak_memory: Callable[[], int | None] = lambda: None,
         device_memory: Callable[[], int | None] = lambda: None,
+        exchanges_less: bool = False,
     ) -> None:
-        self.settings = settings
-        self.plan = plan
+        if not exchanges_less:  # no plan is to count on what a loop does not do
+            settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
+        self.settings, self.plan = settings, plan
         self.ranks: Collectives = OneProcess() if ranks is None else ranks
         self.status = StatusFile(settings, plan, clock, monotonic)
         self.checkpointer = Checkpointer(settings, plan.gpus, self.status, monotonic)
@@ -117,8 +119,7 @@ class Agent:
         self._peak_memory, self._device_memory = peak_memory, device_memory
         self._timer = StepTimer()
         self._mark = self._began = monotonic()
-        self._stop = False  # set by the SIGTERM handler
-        self._signalled = False  # set by the SIGUSR2 handler
+        self._stop = self._signalled = False  # set by the handlers of SIGTERM and SIGUSR2
         self._acknowledged = 0
         self._tuner: BatchTuner | None = None
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
@@ -371,8 +372,7 @@ class Agent:
         return batch[0] << _BATCH_BITS | batch[1]
 
     def _go_back(self) -> None:
-        """The loss is lost for good: the run ends for the launcher to start it again from its last checkpoint; where it has
-        none it goes on with a smaller batch."""
+        """The loss is lost for good: the run ends, to go on from its last checkpoint; where it has none its batch shrinks."""
         self.checkpointer.settle()  # of an earlier step
         bound, store = self._lost.bind(), self.checkpointer.store
         if store is not None and self.ranks.rank == 0:
@@ -430,12 +430,11 @@ class Agent:
         # Rank 0's estimate decides for all, or some would save and others leave.
         until = self._monotonic() + self.settings.grace_s
         latest = until - saves.expected_s
-        lost = self._lost.harms
         saves.settle(lambda: self._monotonic() < latest)
         in_time = self.ranks.broadcast(self._monotonic() < latest)
         if saves.under_way:  # too late for this step: complete at least what is under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
-        if in_time and not saves.under_way and not lost:
+        if in_time and not saves.under_way and not self._lost.harms:
             saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")

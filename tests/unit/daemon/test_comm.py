@@ -87,14 +87,14 @@ def test_a_loss_that_goes_on_keeps_it(site: Site) -> None:
     assert not site.life(1).exact_only and not asked(site)
 
 
-def test_a_script_that_can_t_is_told_and_never_asked_again(site: Site) -> None:
+@pytest.mark.parametrize("accepts", [Accepts(exact_only=True), Accepts(refuses="local")])
+def test_a_script_that_can_t_is_told_and_never_asked_again(site: Site, accepts: Accepts) -> None:
     plan = started(site)
     for number in range(3):
-        site.report(
-            1, step=10 + number, plan=replace(plan, exchange="exact"), step_s=4.0, accepts=Accepts(exact_only=True)
-        )
+        site.report(1, step=10 + number, plan=replace(plan, exchange="exact"), step_s=4.0, accepts=accepts)
         decided = site.epoch(60)[1]
-    assert not asked(site)
+    running = site.life(1)
+    assert not asked(site) and running.plan == plan
     assert "comm=local changes nothing: its program exchanges every gradient in every step." in decided.why
 
 

@@ -92,6 +92,11 @@ def test_a_script_that_can_t_and_a_plan_that_it_can_t_have() -> None:
     can_t = Profile(accepts=Accepts(exact_only=True))
     assert {c.plan.exchange for c in cells(job(), can_t)} == {"exact"}
     assert {c.plan.exchange for c in cells(job(tp=2))} == {"exact"}
+    refused = Profile(accepts=Accepts(refuses="local+compressed:powersgd"))
+    assert {c.plan.exchange for c in cells(job(), refused)} == {"exact"}
+    taken = {c.plan.exchange for c in cells(job(("local", "compressed")), refused)}
+    assert taken == {"exact", "compressed:bf16"}
+    assert "its program exchanges every" in JobPlanner(job(), refused, None, {"a100": SLOW}).exchange_remark()
     said = JobPlanner(job(), can_t, None, {"a100": SLOW}).exchange_remark()
     assert said == " comm=local changes nothing: its program exchanges every gradient in every step."
     assert JobPlanner(job(()), can_t, None, {"a100": SLOW}).exchange_remark() == ""
