@@ -9,6 +9,8 @@ from synergyd.errors import UsageError
 
 #: What a directive's `comm=` may allow; `exact` is always allowed.
 KINDS = ("exact", "local", "delayed", "compressed")
+#: What a program may refuse, as Exchange.way has it.
+WAYS = ("local", "delayed", "compressed:bf16", "compressed:powersgd")
 MAX_PERIOD = 10_000  # steps; beyond it replicas would be runs of their own
 MAX_RANK = 64  # PowerSGD's paper goes to 4, torch's default is 1; a rank near a layer's width compresses nothing
 _RIGHT = "exact, local:8, local:64:outer, delayed, compressed:bf16 or compressed:powersgd-4"
@@ -30,6 +32,11 @@ class Exchange:
     period: int = 1
     outer: bool = False
     rank: int = 0
+
+    @property
+    def way(self) -> str:
+        """One of WAYS, or exact."""
+        return f"compressed:{'powersgd' if self.rank else 'bf16'}" if self.kind == "compressed" else self.kind
 
     def __str__(self) -> str:
         if self.kind == "local":

@@ -197,6 +197,8 @@ class Accepts:
     single_stage: bool = False
     #: its replicas exchange every gradient in every step, whatever its directive allows
     exact_only: bool = field(default=False, metadata=LATER)
+    #: ways to exchange less that it refuses, such as local (synergyd.exchange.WAYS), joined by +
+    refuses: str = field(default="", metadata=LATER)
     #: full recompute of some of the layers
     blocks: bool = field(default=False, metadata=LATER)
     #: modules of a layer that it can compute again, joined by +

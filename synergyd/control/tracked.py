@@ -19,9 +19,10 @@ from synergyd.control.resize.lifecycle import (
 )
 from synergyd.control.resize.start_refusal import has_room, still_refused
 from synergyd.control.resize.start_time import after_writing
+from synergyd.exchange import EXACT, exchange
 from synergyd.job_report import Report
 from synergyd.loss_trend import NO_LOSSES, LossTrend
-from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
+from synergyd.records import CALLED, NAMED, NOTHING_MORE, Cluster, Decision, Job, JobState, Node, Plan, Profile
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,11 @@ class Tracked:
         report, job, given = self.report, self.job, self.lifecycle.plan
         if report is None or report.plan is None or job is None or report.restarts != job.restarts:
             return given
-        exact = given is None or (self.profile is not None and self.profile.accepts.exact_only)
-        exchange = "exact" if exact or given is None else given.exchange
-        return report.plan if report.plan.exchange == exchange else replace(report.plan, exchange=exchange)
+        how = EXACT if given is None else exchange(given.exchange, "plan")
+        accepts = self.profile.accepts if self.profile is not None else NOTHING_MORE
+        if accepts.exact_only or how.way in accepts.refuses.split("+"):
+            how = EXACT
+        return report.plan if report.plan.exchange == str(how) else replace(report.plan, exchange=str(how))
 
     def tick(self, cluster: Cluster) -> Tick:
         """Time has passed: with what a released job's start is judged by."""

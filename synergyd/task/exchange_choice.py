@@ -39,7 +39,8 @@ class ExchangeChoice:
         directive = self.job.directive
         if directive is None or not directive.comm or self.job.exact or self.profile.accepts.exact_only:
             return ()
-        return exchange_cost.options(directive.comm)
+        refused = self.profile.accepts.refuses.split("+")
+        return tuple(option for option in exchange_cost.options(directive.comm) if option.way not in refused)
 
     @property
     def looked_at(self) -> tuple[Exchange, ...]:
@@ -94,7 +95,7 @@ class ExchangeChoice:
         said = f" comm={','.join(directive.comm)} changes nothing:"
         if self.job.exact:
             return f"{said} {self.job.exact}."
-        if self.profile.accepts.exact_only:
+        if not self.options:
             return f"{said} its program exchanges every gradient in every step."
         here = [c for c in exact if c.shape == self.job.shape]
         offered = [self._priced(c, o) for o in self.options for c in cells(o) if c.shape == self.job.shape]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from synergyd.exchange import EXACT, KINDS, MAX_PERIOD, MAX_RANK, Exchange, exchange
+from synergyd.exchange import EXACT, KINDS, MAX_PERIOD, MAX_RANK, WAYS, Exchange, exchange
 
-__all__ = ["EXACT", "KINDS", "MAX_PERIOD", "MAX_RANK", "Exchange", "exchange"]
+__all__ = ["EXACT", "KINDS", "MAX_PERIOD", "MAX_RANK", "WAYS", "Exchange", "exchange"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line, shown
-from synergyd.exchange import EXACT, exchange
+from synergyd.exchange import EXACT, WAYS, exchange
 from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.recompute import MODULES
 from synergyd.records import ModelSpec, Plan
@@ -100,9 +100,8 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     """The fields whose wrong values are no reason to refuse a report: what is not clearly said counts as not said."""
     said = data.get("accepts")
     accepts = said if isinstance(said, dict) else {}
-    precision, modules, note, nodes = (
-        accepts.get("precision"), accepts.get("modules"), data.get("note"), data.get("slow_nodes"),
-    )  # fmt: skip
+    precision, modules, refuses = (accepts.get(name) for name in ("precision", "modules", "refuses"))
+    note, nodes = data.get("note"), data.get("slow_nodes")
     names = nodes[:_MAX_NODES] if isinstance(nodes, list) else []
     names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
     times = data.get("slow_times")
@@ -117,6 +116,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
                 )
             },
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",
+            "refuses": "+".join(w for w in WAYS if isinstance(refuses, str) and w in refuses.split("+")),
             "modules": "+".join(m for m in MODULES if isinstance(modules, str) and m in modules.split("+")),
         },
         "resharding": data.get("resharding") is True,

@@ -262,6 +262,7 @@ def progress(comm: str, steps: int, rate: float, batch: int) -> tuple[float | No
     from synergy_launch.communication import progress as told_to
     from torch.nn.parallel import DistributedDataParallel
 
+    torch.set_num_threads(1)  # more wait for each other's cores
     communication.WARM_UP_STEPS = 2
     told_to._STANDARD_ERROR = 0.15  # of some hundred steps
     dist.init_process_group("gloo")

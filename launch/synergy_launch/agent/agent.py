@@ -47,7 +47,7 @@ from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
 from synergy_launch.agent.straggler import Stragglers
-from synergy_launch.batch.tuner import BatchTuner, fitting
+from synergy_launch.batch.tuner import BatchTuner
 from synergyd.errors import SynergyError, one_line
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire.exchange import EXACT, Exchange
@@ -106,9 +106,11 @@ class Agent:
         sleep: Callable[[float], None] = time.sleep,
         peak_memory: Callable[[], int | None] = lambda: None,
         device_memory: Callable[[], int | None] = lambda: None,
+        exchanges_less: bool = False,
     ) -> None:
-        self.settings = settings
-        self.plan = plan
+        if not exchanges_less:  # no plan is to count on what a loop does not do
+            settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
+        self.settings, self.plan = settings, plan
         self.ranks: Collectives = OneProcess() if ranks is None else ranks
         self.status = StatusFile(settings, plan, clock, monotonic)
         self.checkpointer = Checkpointer(settings, plan.gpus, self.status, monotonic)
@@ -117,8 +119,7 @@ class Agent:
         self._peak_memory, self._device_memory = peak_memory, device_memory
         self._timer = StepTimer()
         self._mark = self._began = monotonic()
-        self._stop = False  # set by the SIGTERM handler
-        self._signalled = False  # set by the SIGUSR2 handler
+        self._stop = self._signalled = False  # set by the handlers of SIGTERM and SIGUSR2
         self._acknowledged = 0
         self._tuner: BatchTuner | None = None
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
@@ -138,6 +139,15 @@ class Agent:
         """Where to go on from. The launcher's folder comes before `directory`, the script's own argument."""
         folder = self.settings.checkpoint_dir or directory
         return FoundCheckpoint(None) if folder is None else self.find_in(Checkpoints(folder.absolute(), self.ranks))
+
+    def bounded(self, base_batch: int) -> Plan:
+        """The plan with a batch that a run before this one has borne, for its very first step. Once checkpoints were looked for."""
+        store = self.checkpointer.store
+        bound = self.ranks.broadcast(lost_loss.read(store.directory)) if store else None
+        batch = LostLoss(base_batch, bound).within(self.plan, None)
+        if batch is not None:
+            self.plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])
+        return self.plan
 
     def find_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
         """Where to go on from in `checkpoints`, where this run's will lie too."""
@@ -165,9 +175,7 @@ class Agent:
         """
         plan = self.plan
         store = self.checkpointer.store
-        self._lost = LostLoss(
-            base_batch, None if base_batch is None else lost_loss.read(store.directory if store else None)
-        )
+        self._lost = LostLoss(base_batch, lost_loss.read(store.directory if store else None))
         self.status.update(
             step=step,
             plan=asdict(plan),
@@ -229,11 +237,11 @@ class Agent:
             slow = sorted(self.stragglers.slow.items())
             self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
         number = loss is None or math.isfinite(loss)
-        self._lost.saw(number and figures.get("finite", True), self.plan.global_batch)
+        self._lost.saw(number and figures.get("finite", True))
         request, stop, due = self._agree(noise_scale)
-        if self._lost.harms(self.plan.global_batch):
-            if not stop:
-                self._go_back()
+        if self._lost.for_good and not stop:
+            self._go_back()
+        if self._lost.harms:
             return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
         due = due or self.checkpointer.due_by_step(step)
         if stop:  # as `_end` will decide, which saves if there is time
@@ -336,7 +344,8 @@ class Agent:
         known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
         known += [self._proposal(noise_scale), int(self.checkpointer.due_by_clock), *self.checkpointer.state()]
         known.append(self._lost.in_a_row)  # a rank may not know the loss
-        request, stop, peak_bytes, batch, due, busy, failed, self._lost.in_a_row = self.ranks.maximum(known)
+        request, stop, peak_bytes, batch, due, busy, failed, lost = self.ranks.maximum(known)
+        self._lost.agreed(lost, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
@@ -357,37 +366,25 @@ class Agent:
                     f"global batch {self.plan.global_batch} is taken back to {plan.global_batch}: the loss does worse"
                 )
             batch = plan.global_batch, plan.micro_batch
-        batch = self._bounded(batch)
+        batch = self._lost.within(self.plan, batch)
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return 0
         return batch[0] << _BATCH_BITS | batch[1]
 
-    def _bounded(self, batch: tuple[int, int] | None) -> tuple[int, int] | None:
-        """`batch`, or what the run has, cut down to where its loss is a number."""
-        bound, (now, micro) = self._lost.bound, batch or (self.plan.global_batch, self.plan.micro_batch)
-        if bound is None or now <= bound:
-            return batch
-        below = fitting(self.plan, bound, micro)
-        return (below.global_batch, below.micro_batch) if below is not None else batch
-
     def _go_back(self) -> None:
-        """Where the loss is lost for good the run ends for the launcher to start it again from its last checkpoint; where it has
-        none it goes on with a smaller batch."""
-        batch = self.plan.global_batch
-        bound = self._lost.bounded(batch)
-        if bound is None:
-            return
+        """The loss is lost for good: the run ends, to go on from its last checkpoint; where it has none its batch shrinks."""
         self.checkpointer.settle()  # of an earlier step
-        store, saved = self.checkpointer.store, self.status["checkpoint_step"]
+        bound, store = self._lost.bind(), self.checkpointer.store
         if store is not None and self.ranks.rank == 0:
             lost_loss.write(store.directory, bound)
+        saved = self.status["checkpoint_step"]
         self.status.update(batch_bound=bound)
-        text = f"the loss is no number for {lost_loss.LOST_STEPS} steps at global batch {batch}: at most {bound} from now on"
-        if store is None or saved is None:
-            self.note(text)
+        if saved is None:
+            self._lost.stay()
+            self.note(self._lost.words())
             return
         self.status.enter("failed")
-        self.note(f"{text}, from the checkpoint of step {saved}")
+        self.note(f"{self._lost.words()}, from the checkpoint of step {saved}")
         raise SystemExit(1)
 
     def _newest_request(self) -> int:
@@ -433,12 +430,11 @@ class Agent:
         # Rank 0's estimate decides for all, or some would save and others leave.
         until = self._monotonic() + self.settings.grace_s
         latest = until - saves.expected_s
-        lost = self._lost.harms(self.plan.global_batch)
         saves.settle(lambda: self._monotonic() < latest)
         in_time = self.ranks.broadcast(self._monotonic() < latest)
         if saves.under_way:  # too late for this step: complete at least what is under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
-        if in_time and not saves.under_way and not lost:
+        if in_time and not saves.under_way and not self._lost.harms:
             saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")

@@ -10,6 +10,9 @@ import contextlib
 import json
 from pathlib import Path
 
+from synergy_launch.batch.tuner import fitting
+from synergyd.records import Plan
+
 FILE = "synergy-batch-bound.json"
 #: in a row. A step or two are bad data, or one that a gradient scaler leaves out; parameters that are no numbers stay so
 LOST_STEPS = 10
@@ -24,28 +27,58 @@ class LostLoss:
     have, None: any."""
 
     def __init__(self, base: int | None = None, bound: int | None = None) -> None:
-        self.bound = bound
+        # the folder may be that of a run with a smaller base: what the script asks for itself is never cut
+        self.bound = None if base is None or bound is None else max(base, bound)
         self.in_a_row = 0
         self._base = base
+        self._at = 0  # the largest batch of the steps in this row
+        self._stays = False  # there is nothing to go back to in this row
         self._borne: dict[int, int] = {}  # steps with a loss that was a number, by batch
 
-    def saw(self, finite: bool, batch: int) -> None:
-        """The newest step's loss and gradient, at `batch`."""
+    def saw(self, finite: bool) -> None:
+        """The newest step's loss and gradient, as this rank knows them."""
         self.in_a_row = 0 if finite else self.in_a_row + 1
-        if finite:
+
+    def agreed(self, in_a_row: int, batch: int) -> None:
+        """The most that a rank saw, the newest step having been made at `batch`."""
+        self.in_a_row = in_a_row
+        self._at = max(self._at, batch) if in_a_row else 0
+        if not in_a_row:
+            self._stays = False
             self._borne[batch] = self._borne.get(batch, 0) + 1
 
-    def harms(self, batch: int) -> bool:
-        """The newest step is lost, and `batch` may be why: its state is not to be saved."""
-        return self.in_a_row > 0 and self._base is not None and batch > self._base
+    def stay(self) -> None:
+        """No checkpoint is there that could be gone back to, or replaced by a worse one."""
+        self._stays = True
 
-    def bounded(self, batch: int) -> int | None:
-        """The bound from now on where the loss is lost for good at `batch`; None where it is not."""
-        if not self.harms(batch) or self.in_a_row < LOST_STEPS or self._base is None:
-            return None
-        borne = [b for b, steps in self._borne.items() if b < batch and steps >= BORNE_STEPS]
+    @property
+    def harms(self) -> bool:
+        """The newest step is lost, and a batch that has grown may be why: its state is not to be saved."""
+        return self.in_a_row > 0 and self._base is not None and self._at > self._base and not self._stays
+
+    @property
+    def for_good(self) -> bool:
+        return self.harms and self.in_a_row >= LOST_STEPS
+
+    def bind(self) -> int:
+        """The bound from now on, where the loss is lost for good."""
+        assert self._base is not None
+        borne = [b for b, steps in self._borne.items() if b < self._at and steps >= BORNE_STEPS]
         self.bound = max(self._base, *borne) if borne else self._base
         return self.bound
+
+    def within(self, plan: Plan, batch: tuple[int, int] | None) -> tuple[int, int] | None:
+        """`batch` (global, micro), or what `plan` has, cut down to the bound."""
+        now, micro = batch or (plan.global_batch, plan.micro_batch)
+        if self.bound is None or now <= self.bound:
+            return batch
+        below = fitting(plan, self.bound, micro)
+        return (below.global_batch, below.micro_batch) if below is not None else batch
+
+    def words(self) -> str:
+        return (
+            f"the loss is no number for {LOST_STEPS} steps at global batch {self._at}: at most {self.bound} from now on"
+        )
 
 
 def read(folder: Path | None) -> int | None:

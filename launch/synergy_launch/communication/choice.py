@@ -15,7 +15,7 @@ from synergy_launch.communication.power_sgd import PowerSgd
 from synergy_launch.communication.replicas import Replicas
 from synergy_launch.links.link_gate import LinkGate
 from synergyd.errors import UsageError
-from synergyd.wire.exchange import EXACT, Exchange, exchange
+from synergyd.wire.exchange import EXACT, WAYS, Exchange, exchange
 
 ARGUMENT = "SynergyTask: comm"
 
@@ -35,6 +35,12 @@ def choose(
     if wanted != EXACT and world == 1:
         why = "one process has nobody to exchange with"
     return (EXACT, f"gradients are exchanged exactly, not as {wanted}: {why}") if why else (wanted, "")
+
+
+def refused(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
+    """The ways that this script can't have, joined by +: the same in each of its runs, so that no plan is made with them again."""
+    of = {way: Exchange(way.partition(":")[0], rank=int(way.endswith("powersgd"))) for way in WAYS}
+    return "+".join(way for way, option in of.items() if _obstacle(option, model, optimizer, scaler))
 
 
 def _obstacle(wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:

@@ -2,9 +2,8 @@
 
 Lin et al. 2020, algorithm 2 (post-local SGD); as local AdamW in Gu et al. 2024 (A Quadratic Synchronization Rule for Distributed Deep
 Learning), whose rule lengthens the period as the learning rate falls: H = max(H_base, floor((alpha / rate)^2)). alpha is
-not tuned here: the rule is to give H_base at the highest rate, so alpha = highest rate * sqrt(H_base). (The paper's tuned ones lie near
-that.) Averaged are parameters and floating-point buffers, such as BatchNorm's; the optimizer's states stay with their
-replicas, but for `settle`.
+not tuned here: the rule is to give H_base at the highest rate, so alpha = highest rate * sqrt(H_base). Averaged are parameters and
+floating-point buffers, such as BatchNorm's; the optimizer's states stay with their replicas, but for `settle`.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     with agent.watching():
         spec = model_spec(args)
         checkpoint = agent.find_checkpoint(args.checkpoint).checkpoint
+        plan = agent.bounded(args.global_batch)
         text = TextWindows(args.seq, args.seed)
         run = MegatronRun(
             spec,

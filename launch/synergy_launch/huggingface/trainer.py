@@ -69,7 +69,6 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
-            settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
             chosen, ranks = settings.plan, _ranks("train")
             unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)

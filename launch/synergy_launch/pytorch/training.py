@@ -46,7 +46,7 @@ from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.batch.tuner import fitting
-from synergy_launch.communication.choice import choose, communication
+from synergy_launch.communication.choice import choose, communication, refused
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.copy_room import not_copied
@@ -114,14 +114,22 @@ class SynergyTask:
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             if mesh is not None:  # its tp moves, and it has no pipeline
                 settings = replace(settings, accepts={**(settings.accepts or {}), "single_stage": True})
-            if not isinstance(model, DistributedDataParallel):  # nobody else can exchange less
-                settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
+            able = isinstance(model, DistributedDataParallel)  # nobody else can exchange less
+            if able and (refuses := refused(model, optimizer, scaler)):
+                settings = replace(settings, accepts={**(settings.accepts or {}), "refuses": refuses})
             dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
             self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
             self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
-            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
+            self.agent = Agent(
+                settings,
+                self.plan,
+                self.ranks,
+                peak_memory=peak_memory,
+                device_memory=device_memory,
+                exchanges_less=able,
+            )
             self.agent.install_signals()
             if why:
                 self.agent.note(why)
@@ -132,6 +140,7 @@ class SynergyTask:
                 if settings.plan is None and settings.batch_range is not None:
                     # the run's own choice, which only its checkpoint holds
                     self.plan = self.agent.plan = _with_batch(self.plan, newest.meta.get("batch"))
+            self.plan = self.agent.bounded(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True

@@ -198,9 +198,12 @@ def test_text_is_cut_and_made_harmless() -> None:
     assert from_json(b'{"job_id":7,"restarts":0,"step":1,"note":"\\ud800"}').note == "\\ud800"
     assert load(note=["a"]).note == "" and load(resharding="yes").resharding is False
     assert load(accepts=[1]).accepts == load(accepts={"vpp": 1, "precision": "int4"}).accepts == NOTHING_MORE
-    names = {field.name: True for field in fields(NOTHING_MORE) if field.name not in ("precision", "modules")}
+    names = {
+        field.name: True for field in fields(NOTHING_MORE) if field.name not in ("precision", "modules", "refuses")
+    }
     assert load(accepts={"modules": "mlp+rm -rf+layernorm"}).accepts == Accepts(modules="layernorm+mlp")
-    assert load(accepts={"modules": 7}).accepts == NOTHING_MORE
+    assert load(accepts={"modules": 7, "refuses": ["local"]}).accepts == NOTHING_MORE
+    assert load(accepts={"refuses": "delayed+;ls+local"}).accepts == Accepts(refuses="local+delayed")
     assert asdict(load(accepts=names).accepts) == asdict(NOTHING_MORE) | names, (
         "each degree that a script takes is heard"
     )

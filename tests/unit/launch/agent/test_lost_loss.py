@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from synergy_launch.agent import lost_loss
-from synergy_launch.agent.lost_loss import LOST_STEPS
+from synergy_launch.agent.lost_loss import LOST_STEPS, LostLoss
 from synergy_launch.agent.run_folder import propose_batch
 
 from synergyd.records import Plan
@@ -131,6 +131,61 @@ def test_the_bound_is_the_largest_batch_that_was_borne(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         lose(rig, 91)
     assert lost_loss.read(tmp_path / "checkpoints") == 32
+
+
+def test_a_script_keeps_its_own_batch_above_another_run_s_bound(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    lost_loss.write(tmp_path / "checkpoints", 8)
+    rig = Rig(tmp_path)
+    rig.agent.plan = GROWN
+    rig.agent.find_checkpoint(None)
+    assert rig.agent.bounded(32) == GROWN
+    rig.start(base_batch=32)
+    rig.step(1)
+    assert rig.agent.take_batch() is None and rig.status["batch_bound"] == 32
+    assert LostLoss(16, 8).bound == 16 and LostLoss(None, 8).bound is None
+
+
+def test_the_first_step_after_it_is_below_already(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    lost_loss.write(tmp_path / "checkpoints", 8)
+    rig = Rig(tmp_path)
+    rig.agent.plan = GROWN
+    rig.agent.find_checkpoint(None)
+    assert rig.agent.bounded(4).global_batch == 8 == rig.agent.plan.global_batch
+
+
+def test_a_batch_that_went_down_meanwhile_is_not_acquitted(tmp_path: Path) -> None:
+    """The parameters are ruined since a larger batch: they are saved no more than before."""
+    rig = grown(tmp_path, hold_s=0)
+    lose(rig, 3, 2)
+    propose_batch(rig.run_dir, Plan(micro_batch=4, global_batch=8))
+    lose(rig, 5, 1)
+    assert rig.agent.take_batch() is not None and rig.agent.plan.global_batch == 8
+    rig.request(2)
+    with pytest.raises(SystemExit):
+        lose(rig, 6, LOST_STEPS)
+    assert rig.save.saved == 1 and lost_loss.read(tmp_path / "checkpoints") == 8
+
+
+def test_requests_are_answered_where_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, hold_s=0)
+    rig.agent.plan = GROWN
+    rig.start(base_batch=8)
+    rig.request(1)
+    lose(rig, 1, LOST_STEPS - 1)
+    assert rig.save.saved == 0
+    lose(rig, LOST_STEPS, 2)
+    assert rig.save.saved == 1 and rig.status["checkpoint_requests"] == 1
+
+
+def test_steps_that_another_rank_saw_lost_are_not_borne() -> None:
+    lost = LostLoss(base=4)
+    for _ in range(lost_loss.BORNE_STEPS):
+        lost.saw(True)
+        lost.agreed(1, 8)
+    lost.agreed(LOST_STEPS, 32)
+    assert lost.for_good and lost.bind() == 4
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"batch": 0}', '{"batch": "8"}', '{"batch": true}', "9" * 5000])

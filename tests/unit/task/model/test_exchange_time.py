@@ -114,12 +114,21 @@ def test_every_kind_has_options_and_exact_none() -> None:
 
 def test_priors_cost_more_the_less_is_exchanged() -> None:
     for option in options(KINDS):
-        assert 0.5 < prior_worth(option, 16) < 1 and prior_worth(option, 1) == 1
+        assert 0.05 < prior_worth(option, 16) < 1 and prior_worth(option, 1) == 1
     local = [prior_worth(Exchange("local", period=p), 8) for p in (4, 8, 16)]
     assert local == sorted(local, reverse=True)
     assert prior_worth(Exchange("local", period=8), 32) < prior_worth(Exchange("local", period=8), 2)
     ranks = [prior_worth(Exchange("compressed", rank=r), 8) for r in (1, 2, 4, 32)]
     assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("local:8", 48), ("local:8:outer", 72), ("delayed", 72), ("compressed:powersgd-2", 72), ("compressed:bf16", 40)],
+)
+def test_priors_promise_no_more_than_was_measured(text: str, steps: int) -> None:
+    """Steps where 40 exact ones suffice, of two replicas: docs/benchmarks.md."""
+    assert prior_worth(exchange(text, "test"), 2) <= 40 / steps + 1e-3
 
 
 def test_what_was_measured_takes_the_prior_s_place() -> None:

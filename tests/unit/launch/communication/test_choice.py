@@ -1,0 +1,44 @@
+"""What a script refuses of less communication is told whether it was asked for or not."""
+
+from __future__ import annotations
+
+import pytest
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.settings import AgentSettings
+
+from synergyd.exchange import WAYS, exchange
+from synergyd.records import Plan
+
+
+def test_every_way_is_one_of_an_exchange() -> None:
+    texts = ("local:8", "delayed", "compressed:bf16", "compressed:powersgd-4")
+    assert tuple(exchange(text, "test").way for text in texts) == WAYS and exchange("exact", "test").way == "exact"
+
+
+def test_what_stands_against_a_way() -> None:
+    torch = pytest.importorskip("torch")
+    dist = torch.distributed
+    from synergy_launch.communication.choice import refused
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        assert refused(model, plain, None) == ""
+        # torch's own is known by its name: importing it takes seconds
+        shared = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})(model.parameters(), 0.1)
+        assert refused(model, shared, None) == "local"
+        assert refused(model, plain, scaler) == "compressed:powersgd"
+        model.register_comm_hook(None, lambda _, bucket: None)
+        assert refused(model, plain, None) == "compressed:bf16+compressed:powersgd"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_loop_with_a_bare_agent_exchanges_exactly() -> None:
+    """No plan is to count on what it does not do."""
+    settings = AgentSettings(accepts={"blocks": True})
+    assert Agent(settings, Plan()).status["accepts"] == {"blocks": True, "exact_only": True}
+    assert Agent(settings, Plan(), exchanges_less=True).status["accepts"] == {"blocks": True}
