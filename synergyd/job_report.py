@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan
+from synergyd.accepts import NOTHING_MORE, Accepts
+from synergyd.records import ModelSpec, Plan
 
 #: a run that has so many steps behind it, or a checkpoint, is past its first ones
 FIRST_STEPS = 10

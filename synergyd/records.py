@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from types import MappingProxyType
 
+from synergyd.accepts import NOTHING_MORE, Accepts
+from synergyd.later import LATER
 from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergyd.restarts import RestartTimes
 from synergyd.shared_links import Sharing
-
-# of a field that came after 0.1.0: what has its default reads and is written as it was then
-LATER = MappingProxyType({"later": True})
 
 
 class JobState(StrEnum):
@@ -177,39 +175,6 @@ class Plan:
         return self.global_batch // (self.dp * self.micro_batch)
 
 
-@dataclass(frozen=True)
-class Accepts:
-    """Which degrees besides tp, pp and dp a job's script can be told, and which of these not."""
-
-    #: virtual pipeline stages
-    vpp: bool = False
-    #: context parallelism
-    cp: bool = False
-    #: expert parallelism
-    ep: bool = False
-    #: what it computes in; "": the hardware's usual one
-    precision: str = ""
-    #: pipeline stages of unlike numbers of layers
-    uneven: bool = False
-    #: data-parallel traffic behind backward and forward
-    overlap: bool = False
-    #: it has no pipeline: pp stays 1
-    single_stage: bool = False
-    #: its replicas exchange every gradient in every step, whatever its directive allows
-    exact_only: bool = field(default=False, metadata=LATER)
-    #: ways to exchange less that it refuses, such as local (synergyd.exchange.WAYS), joined by +
-    refuses: str = field(default="", metadata=LATER)
-    #: full recompute of some of the layers
-    blocks: bool = field(default=False, metadata=LATER)
-    #: modules of a layer that it can compute again, joined by +
-    modules: str = field(default="", metadata=LATER)
-    #: the optimizer shared out over some of the data-parallel ranks
-    shard: bool = field(default=False, metadata=LATER)
-    #: context parallelism by all-to-all
-    a2a: bool = field(default=False, metadata=LATER)
-
-
-NOTHING_MORE = Accepts()
 # numbers of a plan for which 0 means something
 MAY_BE_0 = frozenset(("zero_stage", "recompute_layers", "shard"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from synergyd.accepts import NOTHING_MORE
 from synergyd.control.known.credibility import LengthClaim, follow
 from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.resize.events import Tick
@@ -22,7 +23,7 @@ from synergyd.control.resize.start_time import after_writing
 from synergyd.exchange import EXACT, exchange
 from synergyd.job_report import Report
 from synergyd.loss_trend import NO_LOSSES, LossTrend
-from synergyd.records import CALLED, NAMED, NOTHING_MORE, Cluster, Decision, Job, JobState, Node, Plan, Profile
+from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
 
 
 @dataclass(frozen=True)

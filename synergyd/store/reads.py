@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, func, select
 
+from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
 from synergyd.records import (
     CALLED,
     NAMED,
-    NOTHING_MORE,
-    Accepts,
     Action,
     Alternative,
     Cell,

@@ -12,8 +12,9 @@ from sqlalchemy import Connection, Table, delete, null, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from synergyd.accepts import NOTHING_MORE
 from synergyd.notice import Notice
-from synergyd.records import NOTHING_MORE, Profile
+from synergyd.records import Profile
 from synergyd.steering import Steering
 from synergyd.store.records import (
     Changes,

@@ -33,7 +33,7 @@ def clean(text: str) -> str:
 def encode(value: object) -> Any:
     """A record, or anything made of records, containers, numbers and text, as JSON-able values.
 
-    Dataclasses become dicts of their fields (of those that came later, records.LATER, only where they are not the default), enums
+    Dataclasses become dicts of their fields (of those that came later, synergyd.later, only where they are not the default), enums
     their value, tuples and sets lists, float infinities and NaN text.
     Raises TypeError for anything else.
     """

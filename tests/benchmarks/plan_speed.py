@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from synergyd.accepts import Accepts
 from synergyd.recompute import MODULES
-from synergyd.records import Accepts, Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
+from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
 from synergyd.task import job_planner
 from synergyd.task.cell_search import rank
 from synergyd.task.job_planner import JobPlanner

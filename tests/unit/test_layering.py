@@ -15,7 +15,7 @@ SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrat
 
 BASE = (
     "synergyd.errors synergyd.exchange synergyd.ordinary_file synergyd.constraint synergyd.node_needs synergyd.restarts "
-    "synergyd.shared_links synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage "
+    "synergyd.shared_links synergyd.accepts synergyd.records synergyd.job_report synergyd.words synergyd.steering synergyd.usage "
     "synergyd.notice synergyd.masking synergyd.rates synergyd.pipeline_stages synergyd.recompute synergyd.link_names "
     "synergyd.loss_trend synergyd.setting synergyd.settings_allocation synergyd.settings"
 )
@@ -38,8 +38,10 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.node_needs", ""),
     ("synergyd.restarts", ""),
     ("synergyd.shared_links", ""),
-    ("synergyd.records", "synergyd.node_needs synergyd.restarts synergyd.shared_links"),
-    ("synergyd.job_report", "synergyd.records"),
+    ("synergyd.later", ""),
+    ("synergyd.accepts", "synergyd.later"),
+    ("synergyd.records", "synergyd.later synergyd.accepts synergyd.node_needs synergyd.restarts synergyd.shared_links"),
+    ("synergyd.job_report", "synergyd.accepts synergyd.records"),
     ("synergyd.recompute", ""),
     ("synergyd.words", "synergyd.recompute synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),
@@ -81,13 +83,13 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch"),
     (
         "synergy_launch.megatron_lm",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages synergyd.recompute synergyd.wire "
-        "synergy_launch.agent",
+        "synergyd.errors synergyd.accepts synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages "
+        "synergyd.recompute synergyd.wire synergy_launch.agent",
     ),
     (
         "synergy_launch.launcher",
-        "synergyd synergyd.errors synergyd.recompute synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch "
-        "synergy_launch.agent synergy_launch.megatron_lm",
+        "synergyd synergyd.errors synergyd.accepts synergyd.recompute synergyd.records synergyd.job_report synergyd.wire "
+        "synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergyd.errors synergyd.wire"),
     ("synergy_launch.communication", "synergyd.errors synergyd.wire synergy_launch.batch synergy_launch.links"),

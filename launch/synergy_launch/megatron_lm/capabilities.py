@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
+from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.recompute import MODULES, NOT_WITH_FP8
-from synergyd.records import NOTHING_MORE, Accepts
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
 _TRAINING = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.accepts import Accepts
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.exchange import KINDS
-from synergyd.records import Accepts, Plan
+from synergyd.records import Plan
 from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import Site
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from synergyd.accepts import Accepts
 from synergyd.job_report import Report
-from synergyd.records import Accepts, Action, Alternative, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
+from synergyd.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.store.records import EpochRecord, StoredLifecycle
 
 # What a stranger may call a job: quotes, SQL, newline, NUL, not UTF-8, more than 16 bits

@@ -15,9 +15,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import event, text
 
+from synergyd.accepts import Accepts
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.records import (
-    Accepts,
     Action,
     Decision,
     Profile,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from synergyd.accepts import Accepts
 from synergyd.exchange import KINDS
 from synergyd.job_report import Report
 from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import (
-    Accepts,
     Cell,
     Cluster,
     Directive,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synergyd.accepts import Accepts
 from synergyd.job_report import Report
 from synergyd.records import (
-    Accepts,
     Cell,
     Cluster,
     Directive,

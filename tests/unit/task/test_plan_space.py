@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from synergy_launch.megatron_lm.capabilities import accepts
 
+from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.errors import UsageError
 from synergyd.recompute import MODULES
 from synergyd.records import (
-    NOTHING_MORE,
-    Accepts,
     Cluster,
     Directive,
     Job,

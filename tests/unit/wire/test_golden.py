@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from synergyd.accepts import Accepts
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.launch_failure import LaunchFailures, Started
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, validate
@@ -16,7 +17,6 @@ from synergyd.control.resize.start_time import WrittenStart
 from synergyd.errors import UsageError
 from synergyd.job_report import EarlyFailure, InPlace, Report
 from synergyd.records import (
-    Accepts,
     Action,
     Alternative,
     Cell,

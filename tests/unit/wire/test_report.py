@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.job_report import EarlyFailure, Report
-from synergyd.records import NOTHING_MORE, Accepts, ModelSpec, Plan
+from synergyd.records import ModelSpec, Plan
 from synergyd.wire import munge, report
 from synergyd.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
 from tests.unit.wire.test_admin_comment import plans
