@@ -130,7 +130,7 @@ def with_claims(
                 due = finish_time_fairness(job.age_s, job.progress, share, share)
                 if due is not None and due > settings.fairness_bound:
                     late = f"it ends {due:.2f} times as late as on one from its submission on"
-                    need = _reachable(job, share, f"even on an equal share of the GPUs {late}")
+                    need = _timely(job, share, goodput, f"even on an equal share of the GPUs {late}")
         left = job.progress.remaining
         drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
         factor = short.get(job.job_id, 1.0)
@@ -277,7 +277,11 @@ def _within_share(job: JobRequest, need: tuple[float, float, str], gpus: float) 
     return (min(need[0], most), most, why) if most > 0 else (0.0, 0.0, "")
 
 
-def _reachable(job: JobRequest, need: float, why: str) -> tuple[float, float, str]:
-    """An equal share, or the best that the job can have below it."""
-    need = min(need, CellIndex.of(job.cells).best_goodput)
+def _timely(job: JobRequest, share: float, goodput: float, why: str) -> tuple[float, float, str]:
+    """An equal share, or the best that the job can have below it; what it has, `goodput`, where it ends as soon with that as
+    with the share after another restart."""
+    need = min(share, CellIndex.of(job.cells).best_goodput)
+    left = job.progress.remaining
+    if left and 0 < goodput < need and left / goodput <= job.restart.cost.mean_s + left / need:
+        need = goodput
     return need, need, why

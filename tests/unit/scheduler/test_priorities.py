@@ -21,6 +21,7 @@ from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
 
 PLAIN = Settings(fairness_bound=0.0)
+BOUNDED = Settings(fairness_bound=2.0)
 RESTART = JobRestarts(cost=RestartCost(mean_s=60.0))
 ROOMS = (NodeCapacity("n0", "a100", 8),)
 
@@ -236,7 +237,7 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
 def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on(age_s: float, claims: bool) -> None:
     """2,000 examples in all at 2/s on the share: 1000 s, so the bound is 2000 s. 400 are left, 200 s on the share. On one GPU, at 0.3/s,
     it would be late both times; on its share only the second time. A claim that goes once it is met would come back in the next epoch."""
-    terms, bound = objective_of(PLAIN), Settings(fairness_bound=2.0)
+    terms, bound = objective_of(PLAIN), BOUNDED
     progress = Progress(done=1600.0, remaining=400.0)
     offers = cells(0.3, 2.0, 2.2)
     share = equal_share(offers, {"a100": 4}, 2)
@@ -248,6 +249,18 @@ def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on
         (found, _), _ = with_claims([one, twin], (NodeCapacity("n0", "a100", 4),), terms, bound, NOW)
         needs.append(found.need)
     assert needs == pytest.approx([share * claims] * 3)
+
+
+@pytest.mark.parametrize(("remaining", "needed"), [(100.0, 1.5), (400.0, 2.0)])
+def test_a_claim_is_no_reason_for_a_restart_that_the_job_itself_does_not_gain_by(
+    remaining: float, needed: float
+) -> None:
+    """At 1.5/s what is left takes 67 or 267 s, at 2/s 50 or 200 s and a restart of 60 s before."""
+    offers, progress = cells(1.5, 2.0, 2.2), Progress(done=2000.0 - remaining, remaining=remaining)
+    late = replace(ask(1, offers), current=0, nodes=("n0",), age_s=5e3, progress=progress, restart=RESTART)
+    rooms = (NodeCapacity("n0", "a100", 4),)
+    (found, _), _ = with_claims([late, ask(2, cells(1.0, 2.0, 4.0))], rooms, objective_of(PLAIN), BOUNDED, NOW)
+    assert (found.need, found.need_anew) == pytest.approx((needed, needed))
 
 
 # -- objectives --------------------------------------------------------------------------------------------------------
