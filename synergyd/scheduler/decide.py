@@ -85,8 +85,7 @@ def decide(
     training time of jobs that have ended, seconds. `policy` overrides the one that the settings name. Raises UsageError
     for an unknown policy name. `slurm_limits`: what Slurm's associations and QOS leave; `caps`: what the bounds on changes of
     running jobs leave. `restarts`: what restarts cost and have cost, by job id; RestartCost where it is not known, and for policies
-    that go by a rule of their own. `passed`: waiting jobs that others without a directive have passed. `delays`:
-    of this snapshot, for Dally.
+    that go by a rule of their own. `passed`: waiting jobs that others without a directive passed. `delays`: of this snapshot, for Dally.
 
     A running job is stopped (Action.WAIT: it gives back all its GPUs) only with the setting Preemption; else it keeps at
     least its smallest Cell, whatever the policy. Held jobs, jobs with a wrong directive and fixed ones are not touched:

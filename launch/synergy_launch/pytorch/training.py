@@ -46,7 +46,7 @@ from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.batch.tuner import fitting
-from synergy_launch.communication.choice import choose, communication, refused
+from synergy_launch.communication.choice import choose, communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.copy_room import not_copied
@@ -55,6 +55,7 @@ from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
 from synergy_launch.pytorch.mesh import degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
+from synergy_launch.pytorch.run_settings import run_settings
 from synergyd.errors import UsageError
 from synergyd.records import ModelSpec, Plan
 from synergyd.wire.exchange import EXACT, exchange
@@ -107,16 +108,9 @@ class SynergyTask:
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
         with exit_on_error(int(os.environ.get("RANK", "0"))):
-            settings = AgentSettings.from_environment()
-            if batch_range is not None and settings.batch_range is None and not settings.daemon_chooses_batch:
-                settings = replace(settings, batch_range=batch_range)
+            settings = run_settings(model, optimizer, scaler, batch_range, mesh)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
-            if mesh is not None:  # its tp moves, and it has no pipeline
-                settings = replace(settings, accepts={**(settings.accepts or {}), "single_stage": True})
-            able = isinstance(model, DistributedDataParallel)  # nobody else can exchange less
-            if able and (refuses := refused(model, optimizer, scaler)):
-                settings = replace(settings, accepts={**(settings.accepts or {}), "refuses": refuses})
             dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
             self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
             self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
@@ -128,7 +122,7 @@ class SynergyTask:
                 self.ranks,
                 peak_memory=peak_memory,
                 device_memory=device_memory,
-                exchanges_less=able,
+                exchanges_less=isinstance(model, DistributedDataParallel),  # nobody else can
             )
             self.agent.install_signals()
             if why:
