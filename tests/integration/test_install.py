@@ -10,7 +10,7 @@ import sys
 import venv
 import zipfile
 from configparser import ConfigParser
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from synergyd import __version__
 from synergyd.cli.shared.context import SERVER_LIBRARIES
 from synergyd.records import Plan
 from synergyd.wire import plan_file
+from synergyd.wire.codec import encode
 from synergyd.wire.plan_file import PlanFile
 from tests.paths import ROOT
 
@@ -101,7 +102,7 @@ def test_the_launcher_runs_a_script_with_its_plan_and_its_own_modules(node: Node
     words = ("synergy-launch", "--runner", "python", "train.py", "--lr", "it's 1e-4")
     done = node.run(work, *words, SYNERGY_PLAN=str(written))
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == ["my launch", "my sql", ["--lr", "it's 1e-4"], asdict(plan)]
+    assert json.loads(done.stdout) == ["my launch", "my sql", ["--lr", "it's 1e-4"], encode(plan)]
 
 
 def test_an_installed_launch_is_taken_before_the_old_names(node: Node, tmp_path: Path) -> None:
