@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from synergyd.exchange import EXACT, Exchange, exchange
-from synergyd.records import Cell, Job, ModelSpec, Plan, Profile, Shape
-from synergyd.task.cell_search import rank
-from synergyd.task.memory_belief import MemoryBelief
+from synergyd.records import Cell, Job, Plan, Profile, Shape
 from synergyd.task.model import exchange_cost
 from synergyd.task.model.exchange_cost import TAKEN_BACK, UNMEASURED_GAIN
 from synergyd.task.model.hardware import GpuFigures
@@ -134,32 +131,3 @@ def replicas_alone(limits: PlanLimits) -> PlanLimits | None:
     if any((getattr(limits, name) or 1) > 1 for name in ("tp", "pp", "vpp", "cp", "ep")):
         return None
     return replace(limits, tp=1, pp=1, vpp=1, cp=1, ep=1, zero_stages=(0,), uneven=False)
-
-
-@lru_cache(maxsize=4096)
-def best_cells(
-    model: ModelSpec,
-    gpu: GpuFigures,
-    shapes: tuple[Shape, ...],
-    limits: PlanLimits,
-    noise_scale: float | None,
-    smallest_batch: int,
-    memory: MemoryBelief,
-    option: Exchange,
-) -> tuple[Cell, ...]:
-    """The best Cell of each of `shapes` with slow links, all replicas exchanging by `option`, an example's worth not counted; speed 1."""
-    alone, some = replicas_alone(limits), [shape for shape in shapes if may_exchange_less(gpu, shape)]
-    if alone is None or not some:
-        return ()
-    ranked = rank(
-        model,
-        gpu,
-        some,
-        alone,
-        noise_scale=noise_scale,
-        smallest_batch=smallest_batch,
-        memory=memory,
-        cells_only=True,
-        option=option,
-    )
-    return tuple(cell for cell in ranked.best_cells() if cell.plan.dp > 1)

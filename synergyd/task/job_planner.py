@@ -12,7 +12,7 @@ from synergyd.records import Cell, Cluster, Directive, Job, ModelSpec, Plan, Pro
 from synergyd.task import plan_distance, unknown_model
 from synergyd.task.asked_size import at_least_linear
 from synergyd.task.cell_search import rank, uncertainty
-from synergyd.task.exchange_choice import ExchangeChoice, best_cells, may_exchange_less, replicas_alone
+from synergyd.task.exchange_choice import ExchangeChoice, may_exchange_less, replicas_alone
 from synergyd.task.learning import level, refined
 from synergyd.task.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.task.model import throughput
@@ -268,12 +268,14 @@ class JobPlanner:
     def _exchanging(self, gpu_type: str, shapes: Sequence[Shape], option: Exchange) -> list[Cell]:
         """The best Cells where replicas exchange by `option`; what that makes an example worth is not counted."""
         gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
+        if option != EXACT:
+            if (alone := replicas_alone(limits)) is None:
+                return []
+            limits, shapes = alone, [shape for shape in shapes if may_exchange_less(gpu, shape)]
         speed, samples = self._believed(gpu_type)
         # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
-            if option != EXACT:
-                shapes = [s for s in shapes if may_exchange_less(gpu, s)] if replicas_alone(limits) else []
             return unknown_model.cells(
                 gpu,
                 shapes,
@@ -287,8 +289,8 @@ class JobPlanner:
                 speed=1.0 if profile.measured else speed,
                 option=option,
             )
-        asked = (model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), self._memory(gpu_type))
-        best = _best_cells(*asked) if option == EXACT else best_cells(*asked, option)
+        memory = self._memory(gpu_type)
+        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), memory, option)
         on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
         if samples and not on_type:  # reports of which no plan is known
             sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
@@ -348,9 +350,10 @@ def _best_cells(
     noise_scale: float | None,
     smallest_batch: int,
     memory: MemoryBelief,
+    option: Exchange,
 ) -> tuple[Cell, ...]:
-    """The best Cell of every shape and pipeline degree, at speed 1: a job's speed scales all of them alike, so it changes no
-    plan's rank, and jobs that differ in speed alone share one search."""
+    """The best Cell of every shape and pipeline degree, all replicas exchanging by `option`, at speed 1: a job's speed scales all of
+    them alike, so it changes no plan's rank, and jobs that differ in speed alone share one search."""
     result: list[Cell] = []
     for start in range(0, len(shapes), _SHAPES_AT_ONCE):
         some = shapes[start : start + _SHAPES_AT_ONCE]
@@ -363,6 +366,7 @@ def _best_cells(
             smallest_batch=smallest_batch,
             memory=memory,
             cells_only=True,
+            option=option,
         )
         result += ranked.best_cells()
     return tuple(result)

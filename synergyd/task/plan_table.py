@@ -217,11 +217,11 @@ def _count(
     memory = MemoryBelief(sigma=gpu.memory_uncertainty)
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale, memory=memory)
     found = _rows(model, gpu, ranked, top)
-    alone = replicas_alone(limits) if exchanges and may_exchange_less(gpu, shape) else None
-    for option in exchanges if alone is not None else ():
-        assert alone is not None
-        less = rank(model, gpu, [shape], alone, noise_scale=noise_scale, memory=memory, option=option)
-        found += [_worth(row, option) for row in _rows(model, gpu, less, top)]
+    alone = replicas_alone(limits)
+    if alone is not None and may_exchange_less(gpu, shape):
+        for option in exchanges:
+            less = rank(model, gpu, [shape], alone, noise_scale=noise_scale, memory=memory, option=option)
+            found += [_worth(row, option) for row in _rows(model, gpu, less, top)]
     found.sort(key=lambda row: -row.cell.goodput)
     rows = [replace(row, rank=i) for i, row in enumerate(found[:top], 1)]
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
