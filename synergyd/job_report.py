@@ -109,7 +109,7 @@ class Report:
     in_place: InPlace | None = None
     #: global batch that its script's own learning rate is tuned for, sequences
     base_batch: int | None = None
-    #: how its replicas exchange gradients (wire.exchange), empty: every one in every step
+    #: how its replicas exchange gradients (synergyd.exchange), empty: every one in every step
     comm: str = ""
     #: how far an example brings it, of what it does with every gradient exchanged; null: not measured
     comm_efficiency: float | None = None

@@ -80,7 +80,10 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.control", f"{BASE} synergyd.links {MODELS} {ALLOCATION} synergyd.control.resize synergyd.control.known"),
     # what runs inside jobs: of synergyd only what needs the standard library alone
     ("synergy_launch.batch", "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.loss_trend"),
-    ("synergy_launch.agent", "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch"),
+    (
+        "synergy_launch.agent",
+        "synergyd.errors synergyd.exchange synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch",
+    ),
     (
         "synergy_launch.megatron_lm",
         "synergyd.errors synergyd.accepts synergyd.records synergyd.job_report synergyd.rates synergyd.pipeline_stages "
@@ -88,14 +91,14 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.launcher",
-        "synergyd synergyd.errors synergyd.accepts synergyd.recompute synergyd.records synergyd.job_report synergyd.wire "
+        "synergyd synergyd.errors synergyd.exchange synergyd.accepts synergyd.recompute synergyd.records synergyd.job_report synergyd.wire "
         "synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergyd.errors synergyd.wire"),
-    ("synergy_launch.communication", "synergyd.errors synergyd.wire synergy_launch.batch synergy_launch.links"),
+    ("synergy_launch.communication", "synergyd.errors synergyd.exchange synergy_launch.batch synergy_launch.links"),
     (
         "synergy_launch.pytorch",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.wire synergy_launch.batch synergy_launch.agent "
+        "synergyd.errors synergyd.exchange synergyd.records synergyd.job_report synergy_launch.batch synergy_launch.agent "
         "synergy_launch.links synergy_launch.communication",
     ),
     (
@@ -105,7 +108,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "synergy_launch.huggingface",
-        "synergyd.errors synergyd.records synergyd.job_report synergyd.rates synergyd.wire synergy_launch.batch synergy_launch.agent "
+        "synergyd.errors synergyd.exchange synergyd.records synergyd.job_report synergyd.rates synergy_launch.batch synergy_launch.agent "
         "synergy_launch.pytorch",
     ),
     ("synergy_launch", "synergy_launch.pytorch"),

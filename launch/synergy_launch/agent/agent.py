@@ -14,7 +14,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
 | SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
-| SYNERGY_COMM | how replicas exchange gradients (synergyd.wire.exchange); absent: exact |
+| SYNERGY_COMM | how replicas exchange gradients (synergyd.exchange); absent: exact |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; `told`: a daemon chooses |
 | SYNERGY_LINK_ARBITER | host:port to ask before an all-reduce between nodes (synergy_launch.links.hooks); absent: none is asked |
 | SYNERGY_LINK_ARBITER_UID | the daemon's uid: only it, root and the job's own user are accepted as the arbiter |
@@ -49,8 +49,8 @@ from synergy_launch.agent.step_timer import StepTimer
 from synergy_launch.agent.straggler import Stragglers
 from synergy_launch.batch.tuner import BatchTuner
 from synergyd.errors import SynergyError, one_line
+from synergyd.exchange import EXACT, Exchange
 from synergyd.records import ModelSpec, Plan
-from synergyd.wire.exchange import EXACT, Exchange
 
 _BATCH_BITS = 31
 _LAST_WRITES_S = 2.0  # of the grace: for the status file and a clean end

@@ -12,8 +12,8 @@ from typing import Any
 
 from synergy_launch.batch.tuner import batch_range
 from synergyd.errors import UsageError
+from synergyd.exchange import EXACT, Exchange, exchange
 from synergyd.records import MAY_BE_0, Plan
-from synergyd.wire.exchange import EXACT, Exchange, exchange
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
 OWN_BATCH = "SYNERGY_OWN_BATCH"

@@ -15,7 +15,7 @@ from synergy_launch.communication.power_sgd import PowerSgd
 from synergy_launch.communication.replicas import Replicas
 from synergy_launch.links.link_gate import LinkGate
 from synergyd.errors import UsageError
-from synergyd.wire.exchange import EXACT, WAYS, Exchange, exchange
+from synergyd.exchange import EXACT, WAYS, Exchange, exchange
 
 ARGUMENT = "SynergyTask: comm"
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from synergy_launch.communication.replicas import Replicas
-from synergyd.wire.exchange import Exchange
+from synergyd.exchange import Exchange
 
 WARM_UP_STEPS = 100  # of the tuned batch: what torch's PeriodicModelAverager and post_localSGD_hook are shown with
 

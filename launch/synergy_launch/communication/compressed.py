@@ -12,7 +12,7 @@ from synergy_launch.batch.gradient_sample import every
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.progress import Ratio
 from synergy_launch.communication.replicas import Replicas
-from synergyd.wire.exchange import Exchange
+from synergyd.exchange import Exchange
 
 
 class Bfloat16(Communication):

@@ -14,7 +14,7 @@ import torch
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.progress import Ratio
 from synergy_launch.communication.replicas import MeanUnderWay, Replicas
-from synergyd.wire.exchange import Exchange
+from synergyd.exchange import Exchange
 
 
 class Delayed(Communication):

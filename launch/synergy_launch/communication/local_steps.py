@@ -17,7 +17,7 @@ import torch
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.outer_step import OuterStep
 from synergy_launch.communication.replicas import Replicas
-from synergyd.wire.exchange import MAX_PERIOD, Exchange
+from synergyd.exchange import MAX_PERIOD, Exchange
 
 
 def period(base: int, peak: float, rate: float) -> int:

@@ -23,7 +23,7 @@ from synergy_launch.batch.gradient_sample import GradientSample
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.progress import Ratio
 from synergy_launch.communication.replicas import Replicas
-from synergyd.wire.exchange import Exchange
+from synergyd.exchange import Exchange
 
 _TORCH: Any = torch_hook  # with what it keeps to itself
 

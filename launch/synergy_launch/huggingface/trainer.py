@@ -30,9 +30,9 @@ from synergy_launch.huggingface.accumulation import Accumulation, rounded, why_f
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergyd.errors import UsageError
+from synergyd.exchange import EXACT
 from synergyd.rates import factors, usual_rule
 from synergyd.records import Plan
-from synergyd.wire.exchange import EXACT
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 

@@ -16,9 +16,9 @@ from synergy_launch.launcher.start import plan_json
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.errors import UsageError, one_line
+from synergyd.exchange import EXACT
 from synergyd.recompute import recompute_words
 from synergyd.records import Plan, Shape
-from synergyd.wire.exchange import EXACT
 
 LAUNCHER = "synergy-launch"
 MAX_INPUT_BYTES = 64 * 1024  # of a user's batch script

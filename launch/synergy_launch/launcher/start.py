@@ -16,9 +16,9 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 from synergy_launch.megatron_lm.own_batch import at_own_batch
 from synergyd.accepts import NOTHING_MORE
+from synergyd.exchange import EXACT
 from synergyd.records import Plan
 from synergyd.wire.codec import encode
-from synergyd.wire.exchange import EXACT
 from synergyd.wire.plan_file import PlanFile
 
 TORCHRUN = "synergy_launch.launcher.torchrun"

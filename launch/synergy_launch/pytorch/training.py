@@ -57,8 +57,8 @@ from synergy_launch.pytorch.mesh import degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_settings import run_settings
 from synergyd.errors import UsageError
+from synergyd.exchange import EXACT, exchange
 from synergyd.records import ModelSpec, Plan
-from synergyd.wire.exchange import EXACT, exchange
 
 
 class SynergyTask:
@@ -75,7 +75,7 @@ class SynergyTask:
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported. `mesh` is plan_mesh()'s, of a model that is
     cut over its dimension tp; with `model_spec` the scheduler knows what a tp costs, and chooses it. `comm` lets DDP's
-    replicas exchange less, such as local:8 (synergyd.wire.exchange), where Synergy told nothing; "": exact.
+    replicas exchange less, such as local:8 (synergyd.exchange), where Synergy told nothing; "": exact.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.

@@ -9,8 +9,8 @@ import pytest
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan, parse_plan
 
 from synergyd.errors import UsageError
+from synergyd.exchange import EXACT, Exchange
 from synergyd.records import Plan
-from synergyd.wire.exchange import EXACT, Exchange
 
 
 def test_settings_from_the_environment(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synergy_launch.communication.local_steps import period
 
-from synergyd.wire.exchange import MAX_PERIOD
+from synergyd.exchange import MAX_PERIOD
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.wire.exchange import EXACT, KINDS, Exchange, exchange
+from synergyd.exchange import EXACT, KINDS, Exchange, exchange
 
 SAID = {
     "exact": EXACT,
