@@ -51,6 +51,7 @@ from synergyd.scheduler.problem.records import (
     Problem,
     Progress,
 )
+from synergyd.scheduler.problem.restart_horizon import with_horizon
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.problem.utility import relative_goodput, value_terms
 from synergyd.scheduler.spares import with_spares
@@ -119,7 +120,7 @@ def decide(
     requests = with_own_limits(tuple(job for job in sorted_jobs if isinstance(job, JobRequest)), slurm_limits)
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
-    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages)
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages, policy)
     solved, due = solve_due(replace(problem, delays=delays), policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared, delayed = _linked(answer, policy, settings, outside)
@@ -221,6 +222,7 @@ def _problem(
     typical_s: float | None,
     slurm_limits: SlurmLimits,
     ages_s: Mapping[int, float],
+    policy: Policy,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
     terms, nodes = objective_of(settings), node_capacities(snapshot, requests)
@@ -230,6 +232,8 @@ def _problem(
     gpus = sum(node.free for node in nodes)
     requests = with_guarantees(requests, gpus, settings.guaranteed_share, snapshot.jobs, ages_s)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
+    if not policy.rule:  # a peer prices restarts as its paper does
+        requests = tuple(with_horizon(request) for request in requests)
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:

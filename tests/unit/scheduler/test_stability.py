@@ -90,7 +90,7 @@ def test_same_input_same_answer_and_a_small_change_moves_few(seed: int, policy: 
 
 
 def test_no_resize_that_does_not_pay_its_restart() -> None:
-    """At 600 s of age and a restart of 60 s the factor is 600/660: a gain below 10 % is none."""
+    """At 600 s of age and a restart of 60 s the factor is 1 / (1 + 60/600/0.4): a gain below 25 % is none."""
     site = snapshot([node("n0", 4)], [job(1, 2, nodes=("n0",), gpus=2)])
 
     def action(gain: float, **more: object) -> Action:
@@ -98,7 +98,7 @@ def test_no_resize_that_does_not_pay_its_restart() -> None:
         (found,) = decide(site, Settings(), offers, {}, ages_s={1: 600.0}, **more)  # type: ignore[arg-type]
         return found.action
 
-    assert [action(g) for g in (0.05, 0.09, 0.11, 0.5)] == [Action.KEEP, Action.KEEP, Action.RESIZE, Action.RESIZE]
+    assert [action(g) for g in (0.05, 0.24, 0.26, 0.5)] == [Action.KEEP, Action.KEEP, Action.RESIZE, Action.RESIZE]
     # with 100 sequences left, 100 s as it is: 60 s of restart and 100/1.5 s are more than that
     assert action(0.5, progress={1: Progress(remaining=100.0)}) is Action.KEEP
     assert action(0.5, progress={1: Progress(remaining=1000.0)}) is Action.RESIZE

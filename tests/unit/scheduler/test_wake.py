@@ -140,8 +140,8 @@ def test_a_running_job_stays_where_its_restart_would_wait() -> None:
 
 
 def test_no_restart_is_begun_that_does_not_pay_in_what_is_left() -> None:
-    """2 to 4 GPUs: paid back in 67 s after a restart of 60 s."""
-    for left_s, action in ((120.0, Action.KEEP), (140.0, Action.RESIZE), (None, Action.RESIZE)):
+    """2 to 4 GPUs, 1.9 to 3.6: paid back in 67 s after a restart of 60 s, which must be 0.4 of what is left then."""
+    for left_s, action in ((225.0, Action.KEEP), (230.0, Action.RESIZE), (None, Action.RESIZE)):
         runs = job(1, nodes=("n0",), gpus=2, time_left_s=left_s, submit_s=NOW - 1e7)
         assert run(snapshot([node("n0")], [runs]), {1: GOOD}, ages_s={1: 1e7})[1].action is action
 
@@ -216,9 +216,9 @@ def test_the_time_to_power_up_is_priced() -> None:
     assert grows(sleeping(33_000.0)).action is Action.RESIZE
     assert grows(sleeping(35_000.0)).action is Action.KEEP
     assert grows(sleeping(float("inf"))).action is Action.KEEP
-    # of its own limit: 7.0 (1 - 160 / left) over 3.6
-    assert grows(sleeping(100.0), time_left_s=300.0).action is Action.KEEP
-    assert grows(sleeping(100.0), time_left_s=400.0).action is Action.RESIZE
+    # of its own limit: 7.0 (left - 160) / (left - 60) / (1 + 60 / (0.4 (left - 60))) over 3.6
+    assert grows(sleeping(100.0), time_left_s=400.0).action is Action.KEEP
+    assert grows(sleeping(100.0), time_left_s=450.0).action is Action.RESIZE
 
 
 def test_a_restart_beyond_its_share_is_not_spent_on_nodes_that_sleep() -> None:
