@@ -34,6 +34,15 @@ class ServiceSettings:
             "The time between two decisions of the daemon.",
         ),
     )
+    early_epochs: bool = field(
+        default=True,
+        metadata=about(
+            "EarlyEpochs",
+            FLAG,
+            "An epoch comes early when a job was submitted: a sixth of Epoch after the last one began at the soonest, and only as often as "
+            "a tenth of the time suffices for. Not under the peers' policies, whose rounds are part of them.",
+        ),
+    )
     partitions: tuple[str, ...] = field(
         default=(),
         metadata=about(

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from synergyd.control.arrivals import Arrivals
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, JobStatus, present
 from synergyd.control.move_limits import caps_beside
@@ -51,6 +52,7 @@ from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.records import EpochRecord, epoch_record
 
@@ -100,7 +102,9 @@ class Daemon:
         self._day_time = DayTime(tools.clock, self._monotonic)
         self._looked_s: float | None = None  # by the monotonic clock
         self._losses_looked_s = -math.inf  # likewise
-        self.hurries = False  # a job has lost a node: the next epoch should not wait
+        self.hurries = False  # a job has lost a node, or was submitted: the next epoch should not wait
+        self._arrivals = Arrivals(settings.epoch_s)
+        self._comes_early = settings.early_epochs and not policy_named(settings.policy).rule
 
     @property
     def acts(self) -> bool:
@@ -116,6 +120,7 @@ class Daemon:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began, counted_s, self.hurries = self._now(), self._monotonic(), False
         phase = self.tools.phases.of
+        self._arrivals.epoch_began(counted_s, self._submissions())
         with phase("observe"):
             snapshot = self._observe(began)
         with phase("model"):
@@ -139,6 +144,7 @@ class Daemon:
         self._account(forecasts, began)
         with phase("store"):
             self.tools.store.flush()
+        self._arrivals.epoch_ended(self._monotonic())
         return record
 
     def tick(self) -> None:
@@ -153,6 +159,7 @@ class Daemon:
         if leaving - self.controller.leaving:
             self._unblock()
         self._look_for_losses()
+        self._look_for_arrivals()
         self.heartbeat.go_on(self._now())
         self.tools.store.flush()
 
@@ -315,6 +322,20 @@ class Daemon:
         self._losses_looked_s = at_s
         up = frozenset(n.name for n in self.observer.read_nodes().nodes if n.up)
         self.hurries = self.controller.lost_nodes(up, self._now())
+
+    def _look_for_arrivals(self) -> None:
+        if self._arrivals.may_look(self._monotonic()):
+            self.hurries |= self._arrivals.came(self._monotonic(), self._submissions())
+
+    def _submissions(self) -> int | None:
+        """None where no epoch comes early, or Slurm does not tell."""
+        if not (self._comes_early and self.acts):
+            return None
+        try:
+            return self.tools.writer.submissions()
+        except SlurmError as error:
+            log.debug("epochs do not come early: %s", error)
+            return None
 
     def _unblock(self) -> None:
         """What the last epoch decided and could not be done yet is done as soon as others have left its GPUs: not for a job that

@@ -62,6 +62,7 @@ def simulate(
     known, a job that can't run or never starts."""
     checked(scenario)
     director: TiresiasReference | SynergyDirector
+    early = False
     if policy == REFERENCE:
         if len(scenario.cluster.gpu_types()) > 1 and any(job.can_run is None for job in scenario.jobs):
             raise UsageError(
@@ -79,6 +80,7 @@ def simulate(
         director = SynergyDirector(
             told, policy_named(policy), belief, scenario.costs, policy in RIGID if rigid is None else rigid
         )
+        early = told.early_epochs and not director.policy.rule
     yardsticks = ideals or Ideals(scenario)
 
     def worth(live: Live) -> float:
@@ -89,7 +91,7 @@ def simulate(
         rates = yardsticks.asked(live.job)
         return 0.0 if rates is None or rates[live.stage] <= 0 else 1.0 / float(rates[live.stage])
 
-    world = World(scenario, director, worth=worth, usual_s=usual_s)
+    world = World(scenario, director, early, worth=worth, usual_s=usual_s)
     began = time.perf_counter()
     world.run(on_progress)
     return SimulatedRun(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from synergyd.control.arrivals import EARLIEST, LOOKS
 from synergyd.errors import UsageError
 from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.records import Plan
@@ -78,6 +79,7 @@ class World:
 
     scenario: Scenario
     director: Director
+    early: bool = False  # an epoch comes early when a job arrives
     now_s: float = 0.0
     jobs: dict[int, Live] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class World:
         self._arrivals = iter(enumerate(self.scenario.jobs, start=1))
         self._left = len(self.scenario.jobs)
         self._epoch_at_s: float | None = None
+        self._last_epoch_s = -math.inf
         self._changed_s = 0.0
         submits = [job.submit_s for job in self.scenario.jobs]
         self._arriving_s = min(submits, default=0.0), max(submits, default=0.0)
@@ -199,13 +202,15 @@ class World:
     def placed(self, live: Live) -> Placed:
         return Placed(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
 
-    def wake(self) -> None:
-        """An epoch at the next point of the period's grid."""
+    def wake(self, early: bool = False) -> None:
+        """An epoch at the next point of the period's grid; `early`: or as soon as the daemon has seen that a job was submitted."""
         period = self.scenario.epoch_s
         # the grid starts one period after zero: nobody decides before there was anything to see
         next_s = max(
             max(1, math.ceil(self.now_s / period - 1e-9)) * period, self.now_s
         )  # a hair beyond a point is at it
+        if early:
+            next_s = min(next_s, max(self.now_s + period / LOOKS, self._last_epoch_s + period / EARLIEST))
         if self._epoch_at_s is None or next_s < self._epoch_at_s:
             self._epoch_at_s = next_s
             self.at(next_s, EPOCH, self._epoch)
@@ -227,12 +232,12 @@ class World:
         self._changed_s = self.now_s
         self._next_arrival()
         self.director.arrived(self, live)
-        self.wake()
+        self.wake(self.early)
 
     def _epoch(self) -> None:
         if self._epoch_at_s != self.now_s:
             return
-        self._epoch_at_s = None
+        self._epoch_at_s, self._last_epoch_s = None, self.now_s
         if not self.jobs:
             return
         self.director.epoch(self)

@@ -67,6 +67,10 @@ class SlurmWriter(Protocol):
         are none. Raises SlurmError."""
         ...
 
+    def submissions(self) -> int:
+        """How many jobs were submitted since slurmctld last began to count: at its start, and at midnight. Raises SlurmError."""
+        ...
+
     def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         """One job now; None when it has left the queue. `ended`: as long as Slurm knows it (MinJobAge)."""
         ...

@@ -53,6 +53,8 @@ DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
+SUBMISSIONS_TIMEOUT_S = 5.0  # nothing waits for this answer
+_SUBMITTED = re.compile(rb"^Jobs submitted: *([0-9]{1,18})$", re.MULTILINE)
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
@@ -152,6 +154,12 @@ class CommandLine(Commands):
 
     def reservations(self) -> str:
         return self.run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
+
+    def submissions(self) -> int:
+        found = _SUBMITTED.search(self.run("sdiag", timeout_s=SUBMISSIONS_TIMEOUT_S))
+        if found is None:
+            raise SlurmError("sdiag", "tells no jobs submitted", transient=False)
+        return int(found[1])
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         """One call or two: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""

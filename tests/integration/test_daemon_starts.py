@@ -48,6 +48,15 @@ def test_a_start_that_slurmd_refuses_is_tried_again_on_another_node(site: SlurmC
     site.run("scancel", str(job_id))
 
 
+def test_a_job_that_arrives_does_not_wait_for_the_minute_to_be_over() -> None:
+    with make_cluster(epoch_s=300) as cluster, synergyd(cluster):
+        until_beat(cluster)
+        job_id = light_job.submit(cluster, directive="min_gpus=1 max_gpus=2")
+        # it is seen within 25 s, and decided about 50 s after the first epoch began
+        cluster.wait_for(lambda: cluster.state(job_id) == "RUNNING", 150, "its start long before the next epoch")
+        assert explain(cluster, job_id)["decision"]["action"] in ("start", "keep")
+
+
 def test_a_start_time_that_its_user_sets_while_synergy_parks_it_is_kept(site: SlurmCluster) -> None:
     filling = site.sbatch("#!/bin/bash\nsleep 600\n", "--nodes=2", "--gres=gpu:4", "--output=/dev/null")
     site.wait_for(lambda: site.state(filling) == "RUNNING", 60, "the nodes to be full")

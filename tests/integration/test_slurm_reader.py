@@ -101,6 +101,17 @@ def test_command_line_ignores_the_users_habits(small: SlurmCluster, monkeypatch:
     assert line.calls == 3  # the first asks for the release
 
 
+def test_slurm_counts_what_is_submitted_and_no_requeue(small: SlurmCluster) -> None:
+    backend = CommandLine(environment=small.env)
+    before = backend.submissions()
+    job = small.sbatch(SLEEP)
+    assert backend.submissions() == before + 1
+    small.wait_for(lambda: small.state(job) == "RUNNING", 60, "the job to run")
+    small.run("scontrol", "requeue", str(job))
+    small.wait_for(lambda: small.state(job) == "PENDING", 60, "the job to be requeued")
+    assert backend.submissions() == before + 1
+
+
 def test_a_column_that_slurm_does_not_know_is_an_error(small: SlurmCluster) -> None:
     """Slurm leaves such a column out and ends with exit code 0."""
     with pytest.raises(SlurmError) as error:

@@ -89,6 +89,7 @@ class FakeCluster(FakeSlurm):
     # -- what tests do -------------------------------------------------------------------------------------------------
 
     def submit(self, job_id: int, script: str | None = SCRIPT, **changes: object) -> None:
+        self.submitted += 1
         self.jobs[job_id] = row(job_id, submit_s=self.now_s, eligible_s=self.now_s, **changes)
         self.scripts[job_id] = script
 

@@ -32,6 +32,15 @@ def test_an_arrival_at_an_epochs_instant_takes_part_in_it() -> None:
     assert only.start_s == 60.0
 
 
+def test_an_epoch_comes_early_for_an_arrival() -> None:
+    """Slurm's count is seen within a twelfth of 60 s; two early ones are a sixth apart."""
+    director = FirstFit()
+    world = World(scenario(job(100.0, 1, 100.0), job(101.0, 1, 10.0), job(106.0, 1, 10.0)), director, early=True)
+    world.run()
+    assert [one.start_s for one in results_in_order(world)] == [105.0, 105.0, 115.0]
+    assert director.epochs[:4] == [105.0, 115.0, 120.0, 180.0]
+
+
 def test_starts_cost_time_on_the_gpus() -> None:
     _, (only,) = run(scenario(job(0.0, 2, 100.0)), FirstFit(delay_s=30.0))
     assert only.finish_s == 60 + 30 + 50

@@ -57,6 +57,8 @@ class FakeSlurm:
     full: bool = False
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
     woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
+    submitted: int = 0  # as sdiag tells it
+    counts: bool = True  # sdiag answers
     silent: set[str] = field(default_factory=set)  # nodes that have not registered since a takeover
     reserved: str = ""  # as scontrol shows reservations
     drained: dict[str, str] = field(default_factory=dict)  # reason by node
@@ -70,6 +72,11 @@ class FakeSlurm:
         self._reach("squeue")
         row = self.jobs.get(job_id)
         return row if row is None or ended or state_of(row) is not JobState.DONE else None
+
+    def submissions(self) -> int:
+        if not self.counts:
+            raise SlurmError("sdiag", "Access denied", transient=False)
+        return self.submitted
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")

@@ -216,6 +216,20 @@ def test_json_of_another_kind_is_one_clear_line(shell: Shell, out: bytes) -> Non
         shell.backend.admin_comments(range(5))
 
 
+def test_jobs_submitted(shell: Shell) -> None:
+    shell.answers(
+        "sdiag", b"Server thread count:  1\n\nJobs submitted: 1207\nJobs started:   1206\nJobs completed: 3\n"
+    )
+    assert shell.backend.submissions() == 1207
+    assert shell.calls == [["sdiag"]]
+
+
+def test_an_sdiag_that_tells_no_jobs_is_an_error(shell: Shell) -> None:
+    shell.answers("sdiag", b"Jobs submitted: many\n")
+    with pytest.raises(SlurmError, match="tells no jobs submitted"):
+        shell.backend.submissions()
+
+
 def test_required_nodes(shell: Shell) -> None:
     fields = (("JobID", 12), ("ReqNodes", 65536))
     for text, names in (("n[1-2],n4", ("n1", "n2", "n4")), ("", ())):

@@ -28,7 +28,7 @@ def test_without_a_line_all_is_default(folder: Path) -> None:
 def test_every_key(folder: Path) -> None:
     loaded = load(
         folder,
-        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
+        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m EarlyEpochs=no Partitions=gpu,debug Policy=sia\n"
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 RestartShare=0.05 Preemption=no # seconds\n"
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
@@ -51,6 +51,7 @@ def test_every_key(folder: Path) -> None:
     assert loaded.settings == Settings(
         database="postgresql+psycopg://u@h/db",
         epoch_s=300,
+        early_epochs=False,
         partitions=("gpu", "debug"),
         policy="sia",
         fairness=-2.5,
@@ -133,7 +134,7 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY NoticeUrl=file:///etc/passwd", "NoticeUrl"),
         ("#SYNERGY NoticeEvents=hold,all", "NoticeEvents"),
         ("#SYNERGY Epock=5", "unknown key Epock; did you mean Epoch?"),
-        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, DryRun, "),
+        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, EarlyEpochs, Partitions, DryRun, "),
         ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
         ("#SYNERGY Epoch=0", "Epoch=0 is not right; Epoch takes 1 s to 1 day, such as 60, 60s or 5m"),
         ("#SYNERGY Epoch=5weeks", "Epoch=5weeks is not right; "),
