@@ -75,7 +75,7 @@ def job_row(j: Any) -> JobRow:
         licenses=",".join(j.licenses),
         switches=j.required_switches or 0,
         time_limit_s=None if j.time_limit is None else 60.0 * j.time_limit,
-        end_s=None if pending and not j.start_time else _time(j.end_time),
+        end_s=None if pending and not (j.start_time and j.time_limit is not None) else _time(j.end_time),
         min_time_s=60.0 * (j.time_limit_min or 0),
         dependency=_dependency(j.dependencies),
         array_job_id=j.array_id or 0,

@@ -151,7 +151,7 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
     tres = j["tres_alloc_str"] or j["tres_req_str"] or ""
     nodes, cpus = nodes_and_cpus(tres)
     memory, min_memory = mib_of(tres_counts(tres).get("mem", "")), int(j["pn_min_memory"])
-    pending = j["job_state"] == "PENDING"
+    pending, limited = j["job_state"] == "PENDING", isinstance(j["time_limit"], int)
     unit = [j["sockets_per_node"], j["cores_per_socket"]]
     return JobRow(
         job_id=job_id,
@@ -199,8 +199,9 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         core_spec=j["core_spec"] or 0,
         licenses=",".join(f"{name}:{count}" for name, count in (j["licenses"] or {}).items()),
         switches=j["req_switch"],
-        time_limit_s=60.0 * j["time_limit"] if isinstance(j["time_limit"], int) else None,
-        end_s=None if pending and not j["start_time"] else _time(j["end_time"]),
+        time_limit_s=60.0 * j["time_limit"] if limited else None,
+        # of one that waits without a limit, libslurm has its planned start and 136 years
+        end_s=None if pending and not (limited and j["start_time"]) else _time(j["end_time"]),
         min_time_s=60.0 * j["time_min"],
         dependency=j["dependency"] or "",
         array_job_id=j["array_job_id"] or 0,

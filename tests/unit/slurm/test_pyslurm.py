@@ -85,6 +85,7 @@ def test_what_rows_say(put: Put, shape: str) -> None:
         (True, 12, 1),
         (False, 0, 0),
     ]
+    assert (jobs[14].start_s, jobs[14].end_s) == (1060.0, None), "as squeue has one that is planned, without a limit"
     assert (jobs[14].time_limit_s, jobs[14].nice, jobs[14].requeue, jobs[14].priority) == (None, -5, False, 0)
     odd = jobs[15]
     assert (odd.min_memory_mib, odd.memory_per_cpu, odd.features, odd.licenses) == (
