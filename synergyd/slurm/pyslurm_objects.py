@@ -22,7 +22,7 @@ def counts_gpus(config: Any) -> bool:
 
 def job_row(j: Any) -> JobRow:
     """`j`: a pyslurm.Job. Raises SlurmError for a host list, IndexError where pyslurm can't read a request by GPU."""
-    job_id, pending = int(j.id), j.state == "PENDING"
+    job_id, limit_s = int(j.id), None if j.time_limit is None else 60.0 * j.time_limit
     tres = j.allocated_tres or j.requested_tres
     total = {name: _count(getattr(tres, name, None)) for name in ("node", "cpu", "mem")}
     gpus, by_node = _gpus(tres), _items(j.gres_per_node)
@@ -74,8 +74,8 @@ def job_row(j: Any) -> JobRow:
         core_spec=j.cores_reserved_for_system or j.threads_reserved_for_system or 0,
         licenses=",".join(j.licenses),
         switches=j.required_switches or 0,
-        time_limit_s=None if j.time_limit is None else 60.0 * j.time_limit,
-        end_s=None if pending and not (j.start_time and j.time_limit is not None) else _time(j.end_time),
+        time_limit_s=limit_s,
+        end_s=end_of(j.state, _time(j.start_time), limit_s, _time(j.end_time)),
         min_time_s=60.0 * (j.time_limit_min or 0),
         dependency=_dependency(j.dependencies),
         array_job_id=j.array_id or 0,
@@ -111,6 +111,12 @@ def node_row(n: Any) -> NodeRow:
         threads_per_core=n.threads_per_core or 1,
         tmp_disk_mib=n.temporary_disk or 0,
     )
+
+
+def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: float | None) -> float | None:
+    """The job's end as squeue has it: libslurm has one also before a start is planned, and 1 or 136 years away without a limit."""
+    known = limit_s is not None or state == "COMPLETING"
+    return end_s if known and not (state == "PENDING" and start_s is None) else None
 
 
 def _time(value: int | None) -> float | None:

@@ -63,8 +63,8 @@ def _split(text: str | None, by: str = ",") -> list[str] | None:
     return text.split(by) if text else None
 
 
-def old_job(r: dict[str, Any]) -> dict[str, Any]:
-    """`Job_dict`."""
+def old_job(r: dict[str, Any], *, leaks: bool = False) -> dict[str, Any]:
+    """`Job_dict`. `leaks`: of a pyslurm that Cython 3 has made, where `value is NO_VAL16` is never true (24.11.0, 25.5)."""
     array = r["array_job_id"] and (r["array_task_str"] or r["array_task_id"] != NO_VAL)
     limit = {NO_VAL: "Partition_Limit", INFINITE: "UNLIMITED"}.get(r["time_limit"], r["time_limit"])
     return {
@@ -75,10 +75,10 @@ def old_job(r: dict[str, Any]) -> dict[str, Any]:
         "het_job_offset": r["het_job_offset"] if r["het_job_id"] else None,
         "contiguous": bool(r["contiguous"]),
         "requeue": bool(r["requeue"]),
-        "core_spec": _or_none(r["core_spec"]),
-        "cores_per_socket": _or_none(r["cores_per_socket"]),
-        "sockets_per_node": _or_none(r["sockets_per_node"]),
-        "threads_per_core": _or_none(r["threads_per_core"]),
+        "core_spec": r["core_spec"] if leaks else _or_none(r["core_spec"]),
+        "cores_per_socket": r["cores_per_socket"] if leaks else _or_none(r["cores_per_socket"]),
+        "sockets_per_node": r["sockets_per_node"] if leaks else _or_none(r["sockets_per_node"]),
+        "threads_per_core": r["threads_per_core"] if leaks else _or_none(r["threads_per_core"]),
         "cpus_per_task": "N/A" if r["cpus_per_tres"] else r["cpus_per_task"],
         "features": _split(r["features"]) or [],
         "req_nodes": _split(r["req_nodes"]) or [],
@@ -222,7 +222,7 @@ def fill(
     numbers = tuple(int(x) for x in (version + ".0.0").split(".")[:3])
     names.update(__version__=version, slurm_api_version=lambda: numbers)
     if shape != "new":
-        table = {r["job_id"]: old_job(r) for r in jobs}
+        table = {r["job_id"]: old_job(r, leaks=shape == "mixed") for r in jobs}
         names["job"] = lambda: SimpleNamespace(get=lambda: rpc(table))
     if shape == "old":
         hosts = {r["name"]: old_node(r) for r in nodes}
