@@ -12,7 +12,7 @@ from typing import Any
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import node_names
 from synergyd.slurm.parsed.node_states import heard
-from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, job_state, node_state, shown
 
 
 def counts_gpus(config: Any) -> bool:
@@ -34,7 +34,7 @@ def job_row(j: Any) -> JobRow:
         user=j.user_name,
         uid=j.user_id,
         partition=j.partition or "",
-        state=j.state,
+        state=job_state(j.state),
         reason=shown(j.state_reason or "", REASON_BYTES),
         num_nodes=total["node"] or j.num_nodes or 0,
         num_cpus=total["cpu"] or j.cpus,
@@ -75,7 +75,7 @@ def job_row(j: Any) -> JobRow:
         licenses=",".join(j.licenses),
         switches=j.required_switches or 0,
         time_limit_s=limit_s,
-        end_s=end_of(j.state, _time(j.start_time), limit_s, _time(j.end_time)),
+        end_s=end_of(job_state(j.state), _time(j.start_time), limit_s, _time(j.end_time)),
         min_time_s=60.0 * (j.time_limit_min or 0),
         dependency=_dependency(j.dependencies),
         array_job_id=j.array_id or 0,

@@ -21,7 +21,7 @@ from synergyd.slurm.pace import Pace
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
-from tests.unit.slurm.fake_pyslurm import JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
+from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
 
 SHAPES = ("old", "mixed", "new")  # 22.5 to 24.11, 25.5, 25.11
 Put = Callable[..., PyslurmProcess]
@@ -129,6 +129,11 @@ def test_what_the_new_classes_can_not_tell_is_refused(put: Put, says: dict[str, 
 def test_a_request_by_job_is_known_by_its_total(put: Put) -> None:
     jobs, _ = rows(put("new", jobs=[{**JOB, **RUNNING, "tres_per_node": None, "tres_per_job": "gres/gpu:8"}]))
     assert (jobs[7].tres_per_node, jobs[7].tres_other) == ("", "gres/gpu:8")
+
+
+def test_a_job_that_slurm_expedites_waits(put: Put) -> None:
+    jobs, _ = rows(put("new", jobs=[{**JOB, "job_state": "EXPEDITING", "time_limit": INFINITE}]))
+    assert (jobs[7].state, jobs[7].end_s) == ("PENDING", None)
 
 
 # -- its process ---------------------------------------------------------------------------------------------------
