@@ -1,7 +1,8 @@
 """Rows out of the objects of pyslurm's newer classes: `Nodes.load()` of 25.5, and `Jobs.load()` too of 25.11.
 
 They leave out what the older classes told: GPUs in use by node are known only as far as AccountingStorageTRES counts them, a request
-by job, task or socket only by its total, and of a request by GPU (--mem-per-gpu) the property itself may fail.
+by job, task or socket only by its total. A request by GPU (--mem-per-gpu, --cpus-per-gpu) they don't tell: the property fails, or (25.11.2
+on 25.11.7) is None while memory of a node has the number. With one GPU a node that is no different from --mem; else the totals tell.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ def counts_gpus(config: Any) -> bool:
 
 
 def job_row(j: Any) -> JobRow:
-    """`j`: a pyslurm.Job. Raises SlurmError for a host list, IndexError where pyslurm can't read a request by GPU."""
+    """`j`: a pyslurm.Job. Raises SlurmError for a host list and a request by GPU, or IndexError where that fails in pyslurm."""
     job_id, limit_s = int(j.id), None if j.time_limit is None else 60.0 * j.time_limit
     tres = j.allocated_tres or j.requested_tres
     total = {name: _count(getattr(tres, name, None)) for name in ("node", "cpu", "mem")}
     gpus, by_node = _gpus(tres), _items(j.gres_per_node)
     array, het = j.array_id is not None, j.heterogeneous_id is not None
     of_node, unit = j.memory_per_node or 0, (j.sockets_per_node, j.cores_per_socket)
+    if j.cpus_per_task is None or (
+        of_node and total["mem"] and total["node"] and total["mem"] != of_node * total["node"]
+    ):
+        raise SlurmError(
+            "pyslurm jobs", f"job {job_id} asks for CPUs or memory by GPU, of which it tells nothing", transient=False
+        )
     return JobRow(
         job_id=job_id,
         name=shown(j.name or "", NAME_BYTES),

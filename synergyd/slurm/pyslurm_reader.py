@@ -35,6 +35,7 @@ DIFFERENCES: Mapping[str, str] = {
     "JobRow.reason": "pyslurm writes underscores for the spaces of a long reason",
     "NodeRow.state": "pyslurm gives MAINT, REBOOT, PLANNED or RESERVED in place of the state with that flag, and mixed "
     "for a full node that keeps cores for the system",
+    "NodeRow.gres_used": "pyslurm's newer class does not name the GPUs themselves (IDX)",
 }
 
 # squeue shows none of these unless it is asked to

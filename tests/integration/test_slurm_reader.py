@@ -15,7 +15,7 @@ from synergyd.errors import UsageError
 from synergyd.slurm.backends import Fallback, open_reader
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
-from tests.integration.test_slurm_backends import BACKENDS, SLEEP, available, read, read_raw
+from tests.integration.test_slurm_backends import BACKENDS, SLEEP, available, gpus_counted, read, read_raw
 from tests.paths import python_path
 from tests.throwaway.slurm import NodeGroup, SlurmCluster, missing_programs
 from tests.unit.slurm.fake_pyslurm import module
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture
 def small() -> Iterator[SlurmCluster]:
-    with SlurmCluster([NodeGroup("a100", 1, 1)], slurm_conf=["MessageTimeout=2"]) as c:
+    with SlurmCluster([NodeGroup("a100", 1, 1)], slurm_conf=["MessageTimeout=2"], accounting=gpus_counted()) as c:
         yield c
 
 

@@ -113,7 +113,18 @@ MANY = {**NODE, "gres": "gpu:a100:2,gpu:v100:2"}
     ("says", "call", "why"),
     [
         ({"jobs": [{**JOB, "mem_per_tres": "gres/gpu:512", "pn_min_memory": NO_VAL64}]}, "jobs", "job 7 can't be read"),
-        ({"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": NO_VAL16}]}, "jobs", "job 7 can't be read"),
+        (
+            {"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": NO_VAL16}]},
+            "jobs",
+            "job 7 asks for CPUs or",
+        ),
+        # as Slurm 25.11.7 sends them: neither property fails, and neither tells
+        ({"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": 1}]}, "jobs", "job 7 asks for CPUs or"),
+        (
+            {"jobs": [{**JOB, "mem_per_tres": "gres/gpu:16000", "pn_min_memory": 16000}]},
+            "jobs",
+            "job 7 asks for CPUs or",
+        ),
         ({"tres": "cpu,mem,node"}, "nodes", "AccountingStorageTRES has gres/gpu"),
         ({"nodes": [{**MANY, "alloc_tres_fmt_str": "gres/gpu=1"}]}, "nodes", "node n1 has GPUs of several types"),
     ],
