@@ -37,7 +37,7 @@ def job_row(j: Any) -> JobRow:
         )
     return JobRow(
         job_id=job_id,
-        name=shown(j.name or "", NAME_BYTES),
+        name=shown(text_of(j, "name"), NAME_BYTES),
         user=j.user_name,
         uid=j.user_id,
         partition=j.partition or "",
@@ -124,6 +124,14 @@ def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: floa
     """The job's end as squeue has it: libslurm has one also before a start is planned, and 1 or 136 years away without a limit."""
     known = limit_s is not None or state == "COMPLETING"
     return end_s if known and not (state == "PENDING" and start_s is None) else None
+
+
+def text_of(owner: Any, name: str) -> str:
+    """An attribute that a user has written, which need not be UTF-8: pyslurm then raises what it could not decode."""
+    try:
+        return getattr(owner, name) or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
 
 
 def _time(value: int | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.slurm import backends
+from synergyd.slurm import backends, pyslurm_objects
 from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
@@ -145,6 +145,15 @@ def test_a_request_by_job_is_known_by_its_total(put: Put) -> None:
 def test_a_job_that_slurm_expedites_waits(put: Put) -> None:
     jobs, _ = rows(put("new", jobs=[{**JOB, "job_state": "EXPEDITING", "time_limit": INFINITE}]))
     assert (jobs[7].state, jobs[7].end_s) == ("PENDING", None)
+
+
+def test_a_name_that_is_not_utf_8_stops_no_read() -> None:
+    class Job:
+        @property
+        def name(self) -> str:
+            return b"caf\xe9".decode()
+
+    assert pyslurm_objects.text_of(Job(), "name") == "caf\ufffd"
 
 
 # -- its process ---------------------------------------------------------------------------------------------------
