@@ -1,7 +1,8 @@
 """Rows out of the objects of pyslurm's newer classes: `Nodes.load()` of 25.5, and `Jobs.load()` too of 25.11.
 
 They leave out what the older classes told: GPUs in use by node are known only as far as AccountingStorageTRES counts them, a request
-by job, task or socket only by its total, and of a request by GPU (--mem-per-gpu) the property itself may fail.
+by job, task or socket only by its total. A request by GPU (--mem-per-gpu, --cpus-per-gpu) they don't tell: the property fails, or (25.11.2
+on 25.11.7) is None while memory of a node has the number. With one GPU a node that is no different from --mem; else the totals tell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import node_names
 from synergyd.slurm.parsed.node_states import heard
-from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, node_state, shown
+from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, job_state, node_state, shown
 
 
 def counts_gpus(config: Any) -> bool:
@@ -21,20 +22,26 @@ def counts_gpus(config: Any) -> bool:
 
 
 def job_row(j: Any) -> JobRow:
-    """`j`: a pyslurm.Job. Raises SlurmError for a host list, IndexError where pyslurm can't read a request by GPU."""
-    job_id, pending = int(j.id), j.state == "PENDING"
+    """`j`: a pyslurm.Job. Raises SlurmError for a host list and a request by GPU, or IndexError where that fails in pyslurm."""
+    job_id, limit_s = int(j.id), None if j.time_limit is None else 60.0 * j.time_limit
     tres = j.allocated_tres or j.requested_tres
     total = {name: _count(getattr(tres, name, None)) for name in ("node", "cpu", "mem")}
     gpus, by_node = _gpus(tres), _items(j.gres_per_node)
     array, het = j.array_id is not None, j.heterogeneous_id is not None
     of_node, unit = j.memory_per_node or 0, (j.sockets_per_node, j.cores_per_socket)
+    if j.cpus_per_task is None or (
+        of_node and total["mem"] and total["node"] and total["mem"] != of_node * total["node"]
+    ):
+        raise SlurmError(
+            "pyslurm jobs", f"job {job_id} asks for CPUs or memory by GPU, of which it tells nothing", transient=False
+        )
     return JobRow(
         job_id=job_id,
-        name=shown(j.name or "", NAME_BYTES),
+        name=shown(text_of(j, "name"), NAME_BYTES),
         user=j.user_name,
         uid=j.user_id,
         partition=j.partition or "",
-        state=j.state,
+        state=job_state(j.state),
         reason=shown(j.state_reason or "", REASON_BYTES),
         num_nodes=total["node"] or j.num_nodes or 0,
         num_cpus=total["cpu"] or j.cpus,
@@ -74,8 +81,8 @@ def job_row(j: Any) -> JobRow:
         core_spec=j.cores_reserved_for_system or j.threads_reserved_for_system or 0,
         licenses=",".join(j.licenses),
         switches=j.required_switches or 0,
-        time_limit_s=None if j.time_limit is None else 60.0 * j.time_limit,
-        end_s=None if pending and not j.start_time else _time(j.end_time),
+        time_limit_s=limit_s,
+        end_s=end_of(job_state(j.state), _time(j.start_time), limit_s, _time(j.end_time)),
         min_time_s=60.0 * (j.time_limit_min or 0),
         dependency=_dependency(j.dependencies),
         array_job_id=j.array_id or 0,
@@ -111,6 +118,20 @@ def node_row(n: Any) -> NodeRow:
         threads_per_core=n.threads_per_core or 1,
         tmp_disk_mib=n.temporary_disk or 0,
     )
+
+
+def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: float | None) -> float | None:
+    """The job's end as squeue has it: libslurm has one also before a start is planned, and 1 or 136 years away without a limit."""
+    known = limit_s is not None or state == "COMPLETING"
+    return end_s if known and not (state == "PENDING" and start_s is None) else None
+
+
+def text_of(owner: Any, name: str) -> str:
+    """An attribute that a user has written, which need not be UTF-8: pyslurm then raises what it could not decode."""
+    try:
+        return getattr(owner, name) or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
 
 
 def _time(value: int | None) -> float | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from synergyd.daemon import heartbeat
 from tests.benchmarks.downtime import steps, wait
 from tests.throwaway import failing_job, light_job
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, set_down
 from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
 from tests.throwaway.synergy import explain, make_cluster, synergyd
 
@@ -73,9 +73,8 @@ class Run:
         if not made or made[-1] < (failing_job.MID if self.state == "mid" else failing_job.FIRST):
             return
         name = cluster.run("squeue", "-h", "-j", str(self.job_id), "-o", "%N").stdout.strip()
-        self.failed_s = time.time()
         power_off(cluster, name)
-        cluster.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")  # as after SlurmdTimeout
+        self.failed_s = set_down(cluster, name)  # as after SlurmdTimeout
 
     @property
     def _said(self) -> int:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from tests.benchmarks.polling import submit
-from tests.integration.test_slurm_backends import available, read_raw
+from tests.integration.test_slurm_backends import available, gpus_counted, read_raw
 from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
 
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         parser.error("--jobs takes 1 to 19000, --times 1 or more")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
-        with SlurmCluster([NodeGroup("a100", 8, 8)]) as cluster:
+        with SlurmCluster([NodeGroup("a100", 8, 8)], accounting=gpus_counted()) as cluster:
             _, took_s = submit(cluster, options.jobs, 0)
             print(f"{options.jobs} jobs queued in {took_s:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
             for backend in available():

@@ -9,10 +9,11 @@ from urllib.parse import unquote
 import pytest
 
 from synergyd.wire import admin_comment
-from tests.integration.daemon_site import explain, status, until_beat
+from tests.integration.daemon_site import explain, status, until_beat, until_steps
 from tests.throwaway import light_job
+from tests.throwaway.power import power_off, set_down
 from tests.throwaway.slurm import SlurmCluster
-from tests.throwaway.slurm_output import row_of
+from tests.throwaway.slurm_output import release, row_of
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = pytest.mark.slurm
@@ -25,7 +26,8 @@ def site() -> Iterator[SlurmCluster]:
     prolog = cluster.folder / "prolog"
     prolog.write_text(f"#!/bin/bash\n! rmdir {cluster.folder}/fail-$SLURM_JOB_ID 2>/dev/null\n")
     prolog.chmod(0o755)
-    cluster.slurm_conf = (*cluster.slurm_conf, f"Prolog={prolog}")
+    expedites = ("SlurmctldParameters=enable_expedited_requeue",) * (release() >= (25, 11))
+    cluster.slurm_conf = (*cluster.slurm_conf, f"Prolog={prolog}", *expedites)
     with cluster, synergyd(cluster):
         until_beat(cluster)
         yield cluster
@@ -86,4 +88,18 @@ def test_an_operator_s_admin_comment_is_kept_beside_the_stamp(site: SlurmCluster
     site.wait_for(lambda: "note=" in row_of(site, job_id)["admin_comment"], 60, "the stamp")
     stamp = admin_comment.decode(row_of(site, job_id)["admin_comment"])
     assert stamp is not None and stamp.asked is not None and unquote(stamp.note) == "ticket 12: see ops = yes"
+    site.run("scancel", str(job_id))
+
+
+@pytest.mark.skipif(release() < (25, 11), reason="--requeue=expedite is of 25.11")
+def test_a_job_that_slurm_expedites_is_not_bound_to_the_node_that_it_lost(site: SlurmCluster) -> None:
+    """As the last one here: a node is lost."""
+    job_id = light_job.submit(site, directive="min_gpus=1 max_gpus=2", options=("--requeue=expedite",))
+    site.wait_for(lambda: site.state(job_id) == "RUNNING", 60, "its start")
+    until_steps(site, job_id, timeout_s=120)
+    lost = row_of(site, job_id)["nodes"]
+    power_off(site, lost)
+    set_down(site, lost)
+    site.wait_for(lambda: row_of(site, job_id)["nodes"] not in ("", lost), 60, "its start elsewhere")
+    assert site.state(job_id) == "RUNNING"
     site.run("scancel", str(job_id))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.throwaway.faults import FAULTS, STATES, Matrix, Pairs, Result, matrix
-from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.power import power_off, set_down
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
@@ -46,3 +48,14 @@ def test_a_pair_that_ends_wrong_leaves_nothing_to_the_next_one(monkeypatch: pyte
         second = running.run("RUNNING", "synergyd-killed")
     assert not second.wrong, f"{'; '.join(second.wrong)}\n{second.told}"
     assert clusters[1].folder != clusters[0].folder
+
+
+def test_a_node_without_power_that_is_set_down_stays_so() -> None:
+    """Its slurmd has answered just before, so that slurmctld may have yet to take that answer in."""
+    with SlurmCluster([NodeGroup("cpu", 1, 1)]) as cluster:
+        job = cluster.sbatch("#!/bin/sh\n#SBATCH --no-requeue -o /dev/null\nexec sleep 600\n")
+        cluster.wait_for(lambda: cluster.state(job) == "RUNNING", 60, "the job to run")
+        power_off(cluster, "n1")
+        set_down(cluster, "n1")
+        time.sleep(3)
+        assert cluster.run("sinfo", "-h", "-N", "-o", "%T").stdout.strip() == "down"

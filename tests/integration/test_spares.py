@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.integration.daemon_site import explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, set_down
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -50,9 +49,8 @@ def test_a_node_that_was_lent_is_given_back_between_two_epochs(cluster: SlurmClu
         assert sizes(cluster, stays, lends) == [4, 4]
         names = cluster.run("squeue", "-h", "-j", str(stays), "-o", "%N").stdout.strip()
         lost = cluster.run("scontrol", "show", "hostnames", names).stdout.split()[-1]
-        at_s = time.time()
         power_off(cluster, lost)
-        cluster.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")  # as after SlurmdTimeout
+        at_s = set_down(cluster, lost)  # as after SlurmdTimeout
         try:
             cluster.wait_for(lambda: steps(cluster, stays)[-1]["restarts"] == 1, 150, "steps after the loss")
         except RuntimeError:

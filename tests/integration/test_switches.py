@@ -13,6 +13,28 @@ from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 TOPOLOGY = "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]\nSwitchName=spine Switches=a,b\n"
+BLOCKS = {
+    "topology.conf": "BlockName=a Nodes=n[1-2]\nBlockName=b Nodes=n[3-4]\nBlockSizes=2\n",
+    # the first topology is no partition's
+    "topology.yaml": """
+- topology: other
+  cluster_default: false
+  tree:
+    switches:
+      - switch: all
+        nodes: n[1-4]
+- topology: blocks
+  cluster_default: true
+  block:
+    block_sizes:
+      - 2
+    blocks:
+      - block: a
+        nodes: n[1-2]
+      - block: b
+        nodes: n[3-4]
+""",
+}
 
 
 def test_a_job_gets_what_fits_under_one_leaf_switch() -> None:
@@ -37,11 +59,22 @@ def test_a_job_gets_what_fits_under_one_leaf_switch() -> None:
         )
 
 
-@pytest.mark.skipif(release() < (23, 11), reason=f"Slurm {release()[0]}.{release()[1]:02} has no topology/block")
-def test_a_job_gets_nodes_of_one_block() -> None:
+def since(first: tuple[int, int], what: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(release() < first, reason=f"Slurm {release()[0]}.{release()[1]:02} has no {what}")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param("topology.conf", marks=since((23, 11), "topology/block")),
+        pytest.param("topology.yaml", marks=since((25, 5), "topology.yaml")),
+    ],
+)
+def test_a_job_gets_nodes_of_one_block(file: str) -> None:
     """By topology/block: nodes of two blocks, where one would do, Slurm refuses for good."""
-    cluster = make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=("TopologyPlugin=topology/block",))
-    (cluster.folder / "topology.conf").write_text("BlockName=a Nodes=n[1-2]\nBlockName=b Nodes=n[3-4]\nBlockSizes=2\n")
+    settings = ("TopologyPlugin=topology/block",) if file == "topology.conf" else ()
+    cluster = make_cluster([NodeGroup("cpu", 4, 2)], epoch_s=1, settings=settings)
+    (cluster.folder / file).write_text(BLOCKS[file])
     with cluster, synergyd(cluster):
         until_beat(cluster)
         assert CommandLine(cluster.env).leaf_switches() == {"n1": "a", "n2": "a", "n3": "b", "n4": "b"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -17,6 +16,7 @@ from tests.throwaway import agent_job
 from tests.throwaway.chaos_checks import ENDED, JobSeen
 from tests.throwaway.chaos_site import GPUS, Site
 from tests.throwaway.ledger import read_ledger
+from tests.throwaway.slurm_output import job_rows
 
 END_S = 30.0  # from a job's last word to its leaving of the nodes
 LIFE_RE = re.compile(r"job (\d+) ([A-Z]+): ")
@@ -105,7 +105,7 @@ class Jobs:
         if done is None or done.returncode:
             return False
         try:
-            rows = {j["job_id"]: j for j in json.loads(done.stdout)["jobs"]}
+            rows = {j["job_id"]: j for j in job_rows(done.stdout)}
         except ValueError:
             return False
         for job in self.all:
@@ -124,11 +124,8 @@ class Jobs:
         }  # fmt: skip
         job_id = self.site.cluster.sbatch((_TRAINING if managed else _PLAIN).format(**words))
         self.submitted_s = time.monotonic()
-        row = next(
-            j
-            for j in json.loads(self.site.cluster.run("squeue", "-a", "--json").stdout)["jobs"]
-            if j["job_id"] == job_id
-        )
+        queue = job_rows(self.site.cluster.run("squeue", "-a", "--json").stdout)
+        row = next(j for j in queue if j["job_id"] == job_id)
         self.all.append(ChaosJob(job_id, managed, gpus, folder, row, row))
         return self.all[-1]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.throwaway import agent_job
 from tests.throwaway.ledger import lost_steps, overlaps, read_ledger, twice_started
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, set_down
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.stall import Stalls
 from tests.throwaway.synergy import Synergyd, explain, hook
@@ -149,7 +149,7 @@ class Matrix:
             lost = "n1"
             power_off(self.cluster, lost)
             self.killed.append(lost)
-            self._control("update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+            set_down(self.cluster, lost)
             if state == "RUNNING":
                 self._control("update", "NodeName=n2", "State=RESUME")
         elif fault == "reconfigure":

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.slurm_output import release
+
+# what nodes answered waits up to 2 s for slurmctld's own thread (src/slurmctld/agent.c, _agent_nodes_update, from 23.11 on)
+ANSWERS_WAIT_S = 2.5
 
 
 def cloud_settings(cluster: SlurmCluster, *, resume_timeout_s: int) -> tuple[str, ...]:
@@ -62,3 +67,13 @@ def power_off(cluster: SlurmCluster, node: str) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def set_down(cluster: SlurmCluster, node: str) -> float:
+    """Sets a node that has lost its power DOWN, for good: with ReturnToService=2 an answer from before, taken in afterwards, makes
+    it idle again (node_mgr.c, _node_did_resp). Returns when Slurm was told, in seconds since 1970."""
+    if release() >= (23, 11):
+        time.sleep(ANSWERS_WAIT_S)
+    at_s = time.time()
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    return at_s

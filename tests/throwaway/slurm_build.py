@@ -26,9 +26,10 @@ def build(source: Path) -> tuple[str, Path]:
     if found is None:
         return f"{source} is no folder of Slurm's source: it has no META with a Version", source
     prefix = BUILT / found[1]
-    if (prefix / ".ready").exists():
+    ready, made = prefix / ".ready", f"{prefix} {' '.join(OPTIONS)}"
+    if ready.exists() and ready.read_text() == made:
         return "", prefix
-    print(f"== Slurm {found[1]} from {source}, into {prefix.relative_to(ROOT)} (half an hour, once)", flush=True)
+    print(f"== Slurm {found[1]} from {source}, into {prefix} (half an hour, once)", flush=True)
     shutil.rmtree(prefix, ignore_errors=True)
     prefix.mkdir(parents=True)
     log = prefix.with_name(f"{prefix.name}.log")
@@ -48,5 +49,5 @@ def build(source: Path) -> tuple[str, Path]:
     lacks = [name for name in PLUGINS if not (prefix / "lib" / "slurm" / f"{name}.so").exists()]
     if lacks:
         return f"built without {', '.join(lacks)}: it needs {NEEDS}", prefix
-    (prefix / ".ready").touch()
+    ready.write_text(made)  # a Slurm knows its own folder: that of another checkout would not do
     return "", prefix

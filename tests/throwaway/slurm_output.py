@@ -27,9 +27,13 @@ def release() -> tuple[int, int]:
 
 
 def queue(cluster: SlurmCluster) -> list[dict[str, Any]]:
-    """All jobs as squeue's JSON has them. From 23.11 it has lists and {set, infinite, number}."""
-    rows = json.loads(cluster.run("squeue", "-t", "all", "--json", errors="replace").stdout)["jobs"]
-    return [{key: _plain(key, value) for key, value in row.items()} for row in rows]
+    """All jobs as squeue's JSON has them."""
+    return job_rows(cluster.run("squeue", "-t", "all", "--json", errors="replace").stdout)
+
+
+def job_rows(text: str) -> list[dict[str, Any]]:
+    """The jobs in squeue's JSON, which from 23.11 on has lists and {set, infinite, number}. Raises ValueError."""
+    return [{key: _plain(key, value) for key, value in row.items()} for row in json.loads(text)["jobs"]]
 
 
 def row_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
@@ -46,5 +50,6 @@ def _plain(key: str, value: Any) -> Any:
     if key == "job_state" and isinstance(value, list):
         return value[0]
     if isinstance(value, dict) and {"set", "number"} <= value.keys():
-        return value["number"] if value["set"] else 0
+        unset = None if key == "time_limit" else 0
+        return value["number"] if value["set"] else unset
     return value

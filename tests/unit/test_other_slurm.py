@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.throwaway import debian_root, other_slurm
-from tests.throwaway.slurm_build import build
+from tests.throwaway import debian_root, other_slurm, slurm_build
+from tests.throwaway.slurm_build import PLUGINS, build
 
 STATUS = """Package: slurm-wlm-doc
 Status: install ok installed
@@ -47,6 +47,26 @@ def test_no_release_and_no_source(
     assert "it has no META with a Version" in build(tmp_path)[0]
     ended, lines = ends(monkeypatch, capfd, "--source", str(tmp_path), "true")
     assert ended == 1 and len(lines) == 1 and str(tmp_path) in lines[0]
+
+
+def test_a_source_is_built_once_for_its_folder_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source, counted = tmp_path / "source", tmp_path / "count"
+    source.mkdir()
+    (source / "META").write_text("  Version:\t25.11.7\n")
+    libraries = " ".join(f"{name}.so" for name in PLUGINS)
+    (source / "configure").write_text(
+        f"#!/bin/sh\necho >> {counted}\n"
+        f'printf "all:\\ninstall:\\n\\tmkdir -p ${{1#*=}}/lib/slurm; cd ${{1#*=}}/lib/slurm; touch {libraries}\\n" > Makefile\n'
+    )
+    (source / "configure").chmod(0o755)
+    monkeypatch.setattr(slurm_build, "BUILT", tmp_path / "here")
+    assert build(source) == build(source) == ("", tmp_path / "here" / "25.11.7")
+    assert len(counted.read_text()) == 1
+    monkeypatch.setattr(slurm_build, "OPTIONS", ("--with-more",))
+    assert build(source)[0] == "" and len(counted.read_text()) == 2
+    (tmp_path / "here").rename(tmp_path / "there")  # the checkout moves
+    monkeypatch.setattr(slurm_build, "BUILT", tmp_path / "there")
+    assert build(source)[0] == "" and len(counted.read_text()) == 3
 
 
 def test_the_version_in_a_root(tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ def shown(text: str, limit: int) -> str:
     return text.encode(errors="replace")[:limit].decode(errors="ignore").strip()
 
 
+def job_state(text: str) -> str:
+    """Slurm's word for a job's state, but for one of 25.11: EXPEDITING is PENDING, with priority over all others (--requeue=expedite)."""
+    return "PENDING" if text == "EXPEDITING" else text
+
+
 def node_state(text: str) -> str:
     """Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
     base, *flags = text.lower().split("+")

@@ -16,8 +16,6 @@ _STATES = {
     "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
     "CONFIGURING": JobState.RUNNING, "RESIZING": JobState.RUNNING, "SIGNALING": JobState.RUNNING, "STAGE_OUT": JobState.COMPLETING,
     "STOPPED": JobState.SUSPENDED, "REQUEUED": JobState.PENDING, "REQUEUE_HOLD": JobState.PENDING, "REQUEUE_FED": JobState.PENDING,
-    # 25.11's --requeue=expedite: Slurm keeps its nodes and starts it again by itself
-    "EXPEDITING": JobState.COMPLETING,
     "SPECIAL_EXIT": JobState.PENDING, "RESV_DEL_HOLD": JobState.PENDING, "POWER_UP_NODE": JobState.RUNNING,
     **dict.fromkeys(
         ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),

@@ -35,7 +35,8 @@ JOBS = [
     {**JOB, **RUNNING, "job_id": 11, "array_job_id": 10, "array_task_id": 0},
     {**JOB, "job_id": 12, "het_job_id": 12, "het_job_offset": 0, "partition": "main,second"},
     {**JOB, "job_id": 13, "het_job_id": 12, "het_job_offset": 1},
-    {**JOB, "job_id": 14, "time_limit": INFINITE, "priority": 0, "nice": -5, "user_id": 4_000_000, "requeue": 0, "batch_flag": 0},
+    {**JOB, "job_id": 14, "time_limit": INFINITE, "start_time": 1060, "end_time": 1060 + INFINITE, "priority": 0, "nice": -5,
+     "user_id": 4_000_000, "requeue": 0, "batch_flag": 0},
     {**JOB, "job_id": 15, "pn_min_memory": 2000 | PER_CPU, "tres_req_str": "cpu=8,mem=16000M,node=1,gres/gpu=4", "features": "ib&fast",
      "tres_per_node": "gres/gpu:4", "licenses": "matlab:2,abaqus:1", "req_switch": 1, "shared": "NO", "contiguous": 1,
      "dependency": "afterok:3:4", "time_min": 30, "core_spec": 2, "sockets_per_node": 2, "threads_per_core": 1, "resv_name": "week"},
@@ -62,8 +63,8 @@ def _split(text: str | None, by: str = ",") -> list[str] | None:
     return text.split(by) if text else None
 
 
-def old_job(r: dict[str, Any]) -> dict[str, Any]:
-    """`Job_dict`."""
+def old_job(r: dict[str, Any], *, leaks: bool = False) -> dict[str, Any]:
+    """`Job_dict`. `leaks`: of a pyslurm that Cython 3 has made, where `value is NO_VAL16` is never true (24.11.0, 25.5)."""
     array = r["array_job_id"] and (r["array_task_str"] or r["array_task_id"] != NO_VAL)
     limit = {NO_VAL: "Partition_Limit", INFINITE: "UNLIMITED"}.get(r["time_limit"], r["time_limit"])
     return {
@@ -74,10 +75,10 @@ def old_job(r: dict[str, Any]) -> dict[str, Any]:
         "het_job_offset": r["het_job_offset"] if r["het_job_id"] else None,
         "contiguous": bool(r["contiguous"]),
         "requeue": bool(r["requeue"]),
-        "core_spec": _or_none(r["core_spec"]),
-        "cores_per_socket": _or_none(r["cores_per_socket"]),
-        "sockets_per_node": _or_none(r["sockets_per_node"]),
-        "threads_per_core": _or_none(r["threads_per_core"]),
+        "core_spec": r["core_spec"] if leaks else _or_none(r["core_spec"]),
+        "cores_per_socket": r["cores_per_socket"] if leaks else _or_none(r["cores_per_socket"]),
+        "sockets_per_node": r["sockets_per_node"] if leaks else _or_none(r["sockets_per_node"]),
+        "threads_per_core": r["threads_per_core"] if leaks else _or_none(r["threads_per_core"]),
         "cpus_per_task": "N/A" if r["cpus_per_tres"] else r["cpus_per_task"],
         "features": _split(r["features"]) or [],
         "req_nodes": _split(r["req_nodes"]) or [],
@@ -221,7 +222,7 @@ def fill(
     numbers = tuple(int(x) for x in (version + ".0.0").split(".")[:3])
     names.update(__version__=version, slurm_api_version=lambda: numbers)
     if shape != "new":
-        table = {r["job_id"]: old_job(r) for r in jobs}
+        table = {r["job_id"]: old_job(r, leaks=shape == "mixed") for r in jobs}
         names["job"] = lambda: SimpleNamespace(get=lambda: rpc(table))
     if shape == "old":
         hosts = {r["name"]: old_node(r) for r in nodes}

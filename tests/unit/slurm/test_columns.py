@@ -71,6 +71,7 @@ NODE = {
         ({"TimeLimit": "3-04:06:00"}, "time_limit_s", 3 * 86400 + 4 * 3600 + 360.0),
         ({"TimeLimit": "10:00"}, "time_limit_s", 600.0),
         ({"EndTime": "1700001000"}, "end_s", 1700001000.0),
+        ({"State": "EXPEDITING"}, "state", "PENDING"),
         ({"MinTime": "5:00"}, "min_time_s", 300.0),
         ({"Dependency": "afterok:1(unfulfilled)"}, "dependency", "afterok:1(unfulfilled)"),
         ({"ArrayJobID": "5", "ArrayTaskID": "1-9%2"}, "array_task", "1-9%2"),

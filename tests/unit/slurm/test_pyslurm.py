@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from synergyd.errors import UsageError
-from synergyd.slurm import backends
+from synergyd.slurm import backends, pyslurm_objects
 from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
@@ -21,7 +21,7 @@ from synergyd.slurm.pace import Pace
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
-from tests.unit.slurm.fake_pyslurm import JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
+from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
 
 SHAPES = ("old", "mixed", "new")  # 22.5 to 24.11, 25.5, 25.11
 Put = Callable[..., PyslurmProcess]
@@ -85,6 +85,7 @@ def test_what_rows_say(put: Put, shape: str) -> None:
         (True, 12, 1),
         (False, 0, 0),
     ]
+    assert (jobs[14].start_s, jobs[14].end_s) == (1060.0, None), "as squeue has one that is planned, without a limit"
     assert (jobs[14].time_limit_s, jobs[14].nice, jobs[14].requeue, jobs[14].priority) == (None, -5, False, 0)
     odd = jobs[15]
     assert (odd.min_memory_mib, odd.memory_per_cpu, odd.features, odd.licenses) == (
@@ -112,7 +113,18 @@ MANY = {**NODE, "gres": "gpu:a100:2,gpu:v100:2"}
     ("says", "call", "why"),
     [
         ({"jobs": [{**JOB, "mem_per_tres": "gres/gpu:512", "pn_min_memory": NO_VAL64}]}, "jobs", "job 7 can't be read"),
-        ({"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": NO_VAL16}]}, "jobs", "job 7 can't be read"),
+        (
+            {"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": NO_VAL16}]},
+            "jobs",
+            "job 7 asks for CPUs or",
+        ),
+        # as Slurm 25.11.7 sends them: neither property fails, and neither tells
+        ({"jobs": [{**JOB, "cpus_per_tres": "gres/gpu:4", "cpus_per_task": 1}]}, "jobs", "job 7 asks for CPUs or"),
+        (
+            {"jobs": [{**JOB, "mem_per_tres": "gres/gpu:16000", "pn_min_memory": 16000}]},
+            "jobs",
+            "job 7 asks for CPUs or",
+        ),
         ({"tres": "cpu,mem,node"}, "nodes", "AccountingStorageTRES has gres/gpu"),
         ({"nodes": [{**MANY, "alloc_tres_fmt_str": "gres/gpu=1"}]}, "nodes", "node n1 has GPUs of several types"),
     ],
@@ -128,6 +140,20 @@ def test_what_the_new_classes_can_not_tell_is_refused(put: Put, says: dict[str, 
 def test_a_request_by_job_is_known_by_its_total(put: Put) -> None:
     jobs, _ = rows(put("new", jobs=[{**JOB, **RUNNING, "tres_per_node": None, "tres_per_job": "gres/gpu:8"}]))
     assert (jobs[7].tres_per_node, jobs[7].tres_other) == ("", "gres/gpu:8")
+
+
+def test_a_job_that_slurm_expedites_waits(put: Put) -> None:
+    jobs, _ = rows(put("new", jobs=[{**JOB, "job_state": "EXPEDITING", "time_limit": INFINITE}]))
+    assert (jobs[7].state, jobs[7].end_s) == ("PENDING", None)
+
+
+def test_a_name_that_is_not_utf_8_stops_no_read() -> None:
+    class Job:
+        @property
+        def name(self) -> str:
+            return b"caf\xe9".decode()
+
+    assert pyslurm_objects.text_of(Job(), "name") == "caf\ufffd"
 
 
 # -- its process ---------------------------------------------------------------------------------------------------
