@@ -12,12 +12,10 @@ from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import (
     Cell,
     Cluster,
-    Directive,
     Job,
     JobState,
     Measurement,
     ModelSpec,
-    Node,
     Plan,
     Profile,
     Shape,
@@ -29,18 +27,17 @@ from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse, update_profile
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
+from tests.unit.task import builders
 
 SLOW = replace(figures("a100"), gpu_type="a100", inter_gbs=0.05)
 TWO, ONE = Shape("a100", 2, 4), Shape("a100", 1, 4)
-CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 4, partitions=("gpu",)) for i in range(2)))
+CLUSTER = Cluster(builders.nodes("a100", 2, 4))
 GPT = load_model("gpt3-350m")
 
 
 def job(comm: tuple[str, ...] = ("local",), shape: Shape = TWO, **directive: Any) -> Job:
-    chosen = Directive(min_gpus=shape.gpus, max_gpus=shape.gpus, global_batch=(64, 64), comm=comm, **directive)
-    return Job(
-        7, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, None, None, 0, shape=shape, asked=shape, directive=chosen
-    )
+    """It runs on `shape`, and on as many GPUs as that has."""
+    return builders.job(shape, JobState.RUNNING, min_gpus=shape.gpus, max_gpus=shape.gpus, comm=comm, **directive)
 
 
 def cells(
