@@ -157,6 +157,33 @@ def test_a_report_s_efficiency_is_kept_with_its_plan() -> None:
     assert coarse(profile).measured == coarse(replace(profile, measured=(moved, other))).measured
 
 
+def test_what_several_processes_have_shown_one_does_not_take_back() -> None:
+    eight, one = Plan(dp=8, global_batch=64), Plan(dp=1, global_batch=64)
+
+    def after(profile: Profile, plan: Plan, accepts: Accepts) -> Accepts:
+        return update_profile(profile, Report(7, 0, 5, plan=plan, accepts=accepts), None, None).accepts
+
+    can_t = Profile(accepts=after(Profile(), eight, Accepts(exact_only=True, refuses="local")))
+    scaled = Accepts(refuses="compressed:powersgd")
+    assert after(can_t, one, scaled) == Accepts(exact_only=True, refuses="local+compressed:powersgd")
+    assert after(can_t, eight, scaled) == scaled and after(Profile(), one, Accepts()) == Accepts()
+
+
+def test_a_period_that_the_rule_has_made_longer_is_priced_as_it_runs() -> None:
+    present = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0, exchange="local:4")
+
+    def here(ran: str) -> tuple[Cell, Cell]:
+        seen = Measurement(replace(present, exchange=ran), TWO, 4.0, 500)
+        found = {c.plan.exchange: c for c in cells(job(), Profile(measured=(seen,), samples=500), present)}
+        return found["local:4"], found["exact"]
+
+    (as_planned, exact), (longer, more_exact) = here("local:4"), here("local:64")
+    # a step of 4 s with 1/64 of the exchange in it says more of computation than one with 1/4
+    assert more_exact.step_s > 4.0 and longer.step_s == pytest.approx(as_planned.step_s, rel=0.1)
+    assert longer.efficiency == as_planned.efficiency, "the rule's longer period loses no more"
+    assert exact.step_s != more_exact.step_s
+
+
 def losses(values: list[float], exchange: str, first: int) -> list[Report]:
     plan = Plan(dp=8, micro_batch=8, global_batch=64, exchange=exchange)
     return [Report(7, 0, first + i, loss=value, plan=plan) for i, value in enumerate(values)]
