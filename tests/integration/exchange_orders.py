@@ -14,6 +14,7 @@ from typing import Any
 
 from synergyd.job_report import Report
 from synergyd.records import Plan
+from synergyd.wire import report
 from synergyd.wire.report import Told
 
 PLAN = Plan(dp=2, micro_batch=1, global_batch=8)
@@ -25,8 +26,9 @@ _STEP_S = 0.2  # so that orders come in time
 
 def launcher() -> None:
     """synergy-launch, each report answered as the daemon would: it asks for a checkpoint, and then orders another plan."""
-    from synergy_launch.launcher import reporter, status_reports
+    from synergy_launch.launcher import status_reports
     from synergy_launch.launcher.command import command
+    from synergy_launch.launcher.reporter import Reporter
 
     asked: list[int] = []
 
@@ -40,8 +42,8 @@ def launcher() -> None:
         saved = told.checkpoint_requests >= number
         return Told(replace(PLAN, exchange=ORDERS[number - 1][0]), number) if saved else None
 
-    vars(reporter.report)["send"] = send
-    vars(status_reports)["Reporter"] = partial(reporter.Reporter, every_s=0.2)
+    setattr(report, "send", send)  # noqa: B010
+    setattr(status_reports, "Reporter", partial(Reporter, every_s=0.2))  # noqa: B010
     command(["--runner", "torchrun", __file__, *sys.argv[2:]])
 
 
@@ -64,8 +66,7 @@ def rank() -> None:
                 stream.write(json.dumps(told | said) + "\n")
         return goes_on
 
-    vars(communicating)["Agent"] = Agent
-    Agent.after_step = after_step  # type: ignore[method-assign]
+    setattr(Agent, "after_step", after_step)  # noqa: B010
     communicating.trained("", checkpoints, STEPS)
 
 
