@@ -115,6 +115,10 @@ class ModelSpec:
     mtp_layers: int = 0
 
 
+#: what Plan.cp_comm can be
+CP_COMMS = ("p2p", "a2a")
+
+
 @dataclass(frozen=True, slots=True)  # there are millions of them
 class Plan:
     """How a job uses its GPUs.

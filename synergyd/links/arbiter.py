@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from synergyd.links.disciplines import LOOK_AHEAD, Discipline, Srsf, discipline_named
-from synergyd.links.model import Topology, pace
+from synergyd.links.model import Topology
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class ArbiterTick:
 Event = JobJoined | SendAsked | SendDone | JobLeft | ArbiterTick
 
 
-@dataclass(frozen=True)
-class SendWait:
+class SendWait(NamedTuple):  # made by the dozen in a question, where a dataclass costs three times as much
     """A message that waits. `overtaken_by`: the jobs on its links that were granted meanwhile; none is granted twice."""
 
     size_mb: float
@@ -83,8 +83,7 @@ class SendWait:
     overtaken_by: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class SendUnderWay:
+class SendUnderWay(NamedTuple):
     """A message under way: `left_mb` of it at `since_s`, at `ms_per_mb` from then on; granted at `granted_s`."""
 
     left_mb: float
@@ -147,8 +146,9 @@ def step(
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
         flights = _repaced(flights, links, links[job_id], now_s, terms.topology)
+        mine = frozenset(links[job_id])
         for other, behind in waiting.items():
-            if not set(links[job_id]).isdisjoint(links[other]):
+            if not mine.isdisjoint(links[other]):
                 waiting[other] = SendWait(behind.size_mb, behind.since_s, behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
     return ArbiterState(members, links, waiting, flights), tuple(grants)
@@ -193,7 +193,9 @@ def _admitted(
     """(job, why) of those `affected` that may send, one after another, each counted before the next is decided."""
     if not affected:
         return
-    flights, links, figures = dict(state.flights), state.links, terms.topology.figures
+    flights, links = dict(state.flights), state.links
+    figures = {x: terms.topology.figures(x) for x in {x for i in affected for x in links[i]}}
+    left_mb: dict[int, float] = {}  # of those on their way, as far as they were looked at
     kept: dict[str, float] = {}
 
     def order(job_id: int) -> tuple[float, int]:
@@ -201,8 +203,13 @@ def _admitted(
         by_time = terms.chosen.get(job_id, terms.discipline).by_time
         return member.left_s * (1 if by_time else member.gpus), job_id
 
+    def rest(job_id: int) -> float:
+        if job_id not in left_mb:
+            left_mb[job_id] = flights[job_id].rest(now_s)
+        return left_mb[job_id]
+
     # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
-    turns = {i for i in affected if any(i in w.overtaken_by for w in state.waiting.values())}
+    turns = {i for w in state.waiting.values() for i in w.overtaken_by}.intersection(affected)
     left = dict(state.waiting)
     carried: dict[str, list[int]] = {}
     for j in flights:
@@ -211,29 +218,28 @@ def _admitted(
     for job_id in sorted(affected, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
         discipline = terms.chosen.get(job_id, terms.discipline)
-        beside = dict.fromkeys(j for x in mine for j in carried.get(x, ()))
-        sharers = {x: len(carried.get(x, ())) for x in mine}
-        busiest = max(mine, key=lambda x: (sharers[x], figures(x).per_mb))
+        sharers, _, last = max((len(carried.get(x, ())), figures[x].per_mb, -n) for n, x in enumerate(mine))
+        busiest = figures[mine[-last]]
         if now_s >= wait.since_s + terms.bound_s:
             why = "bound"
         elif job_id in turns and any(
             job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()
         ):
             why = ""
-        elif any(x in kept for x in mine):
-            end = now_s + wait.size_mb * max(figures(x).per_mb for x in mine) / 1000.0
-            why = "rule" if not beside and all(end <= kept.get(x, end) for x in mine) else ""
+        elif not kept.keys().isdisjoint(mine):
+            end = now_s + wait.size_mb * max(figures[x].per_mb for x in mine) / 1000.0
+            why = "rule" if not sharers and all(end <= kept.get(x, end) for x in mine) else ""
         else:
-            rests = [flights[j].rest(now_s) for j in beside]
-            why = "rule" if discipline.rule.admits(wait.size_mb, sharers[busiest], rests, figures(busiest)) else ""
+            rests = [rest(j) for j in {j for x in mine for j in carried.get(x, ())}]
+            why = "rule" if discipline.rule.admits(wait.size_mb, sharers, rests, busiest) else ""
         if why:
-            flights[job_id] = SendUnderWay(wait.size_mb, now_s, figures(busiest).cost(sharers[busiest] + 1), now_s)
+            flights[job_id] = SendUnderWay(wait.size_mb, now_s, busiest.cost(sharers + 1), now_s)
             for x in mine:
                 carried.setdefault(x, []).append(job_id)
             del left[job_id]
             yield job_id, why
-        elif discipline.reserve:
-            ends = [now_s + flights[j].rest(now_s) * flights[j].ms_per_mb / 1000.0 for j in beside]
+        elif discipline.reserve and not kept.keys() >= set(mine):
+            ends = [now_s + rest(j) * flights[j].ms_per_mb / 1000.0 for x in mine for j in carried.get(x, ())]
             for x in mine:
                 kept.setdefault(x, max(ends, default=now_s))
 
@@ -250,11 +256,12 @@ def _repaced(
     for job_id in flights:
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0) + 1
-    repaced = dict(flights)
+    costs = {x: topology.figures(x).cost(count) for x, count in load.items()}
+    repaced, changed = dict(flights), frozenset(changed)
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
-        if not any(x in changed for x in mine):
+        if changed.isdisjoint(mine):
             continue
-        cost = pace([topology.figures(x) for x in mine], [load[x] for x in mine])
+        cost = max(costs[x] for x in mine)  # the costliest link decides
         repaced[job_id] = SendUnderWay(flight.rest(now_s), now_s, cost or flight.ms_per_mb, flight.granted_s)
     return repaced

@@ -6,18 +6,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from synergyd.errors import UsageError
+from synergyd.exchange import EXACT, Exchange
 from synergyd.job_report import Report
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measurement, ModelSpec, Plan, Profile, Shape
 from synergyd.scheduler.problem.records import Progress
+from synergyd.sim.exchanging_truth import told_worth
 from synergyd.sim.records import TraceJob, asked_shape, placed_on
 from synergyd.sim.world import Live
+from synergyd.task.exchange_choice import ExchangeChoice
 from synergyd.task.fit.population import prior_of
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import CoarseProfiles
+from synergyd.task.model.exchange_cost import prior_worth
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
 from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
@@ -92,6 +96,8 @@ class LearntBelief:
                 noise_scale=None if live.pace.noise_scale is None else live.pace.noise_scale * self._noisy(),
                 plan=live.plan,
                 trained_s=until_s - live.ready_s,
+                comm="" if live.plan.exchange == str(EXACT) else live.plan.exchange,
+                comm_efficiency=told_worth(live.plan),
             )
             for _ in range(min(due, _AT_MOST))
         )
@@ -195,10 +201,15 @@ class OracleBelief:
         kept = self._kept.get(live.job_id)
         if kept is None or kept[0] != key:
             shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
-            cells = [found for shape in shapes if (found := self._best(live, shape, fixed_batch(job)))]
+            batch = fixed_batch(job)
+            cells = self._best(live, shapes, batch, EXACT)
+            choice = ExchangeChoice.of(job, profile, live.plan)
+            if choice.looked_at:
+                cells += choice.beside(cells, lambda option: self._best(live, shapes, batch, option))
             if live.plan is not None and job.state is JobState.RUNNING:
                 # what it runs with now, so that a better batch on the same GPUs can be seen
-                cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and c not in cells]
+                known = any((c.shape, c.plan) == (job.shape, live.plan) for c in cells)
+                cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and not known]
             kept = self._kept[live.job_id] = key, tuple(cells)
         return kept[1], "" if kept[1] else "nothing was measured within its limits"
 
@@ -208,9 +219,17 @@ class OracleBelief:
     def forget(self, job_id: int) -> None:
         self._kept.pop(job_id, None)
 
-    def _best(self, live: Live, shape: Shape, batch: int | None) -> Cell | None:
-        found = [c for plan in live.job.truth.plans(shape, batch) if (c := _cell(live, shape, plan))]
-        return max(found, key=lambda c: c.goodput, default=None)
+    def _best(self, live: Live, shapes: Sequence[Shape], batch: int | None, option: Exchange) -> list[Cell]:
+        """Of each shape, where replicas exchange by `option`; what that makes an example worth is not counted."""
+        result = []
+        for shape in shapes:
+            plans = [plan for plan in live.job.truth.plans(shape, batch) if plan.exchange == str(option)]
+            found = [c for plan in plans if (c := _cell(live, shape, plan))]
+            if found:
+                best = max(found, key=lambda c: c.goodput)
+                worth = prior_worth(option, best.plan.dp)
+                result.append(replace(best, efficiency=best.efficiency / worth, goodput=best.goodput / worth))
+        return result
 
 
 def progressed(live: Live) -> Progress:
@@ -257,6 +276,7 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         reshard=job.reshard,
         resize=job.resize,
         guaranteed=job.guaranteed,
+        comm=() if rigid else job.comm,
     )
 
 

@@ -111,7 +111,8 @@ class PolluxTruth:
         step, sync = self.times(placed.per_node, plan.micro_batch)
         gain, noise_scale = self._one_gain(stage, plan.global_batch)
         step_s = step + (step - sync) * (plan.micro_batches - 1)
-        return Pace(gain / step_s, step_s, noise_scale, min(sync, step_s) if len(placed.per_node) > 1 else 0.0)
+        sync = min(sync, step_s)
+        return Pace(gain / step_s, step_s, noise_scale, sync if len(placed.per_node) > 1 else 0.0, sync)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if batch is not None:

@@ -37,13 +37,14 @@ class Pace:
     """How a job truly moves: `rate` units of progress a second, `step_s` seconds an optimizer step.
 
     `noise_scale` is the true gradient noise scale in sequences at this point of the training, None where the trace has
-    none (then the batch is fixed). `sync_s` of `step_s` it sends between nodes, with its links to itself.
+    none (then the batch is fixed). `sync_s` of `step_s` it sends between nodes, with its links to itself, and `exchange_s` over any.
     """
 
     rate: float
     step_s: float
     noise_scale: float | None
     sync_s: float = 0.0
+    exchange_s: float = 0.0
 
 
 class Truth(Protocol):
@@ -126,6 +127,7 @@ class TraceJob:
     can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
     resize: bool = True  # its user lets it be resized
+    comm: tuple[str, ...] = ()  # what its replicas may exchange less, see exchanging_truth.py
     guaranteed: bool = False  # its user pays for at least the goodput of the size asked for
     costs: Costs | None = None  # of its own; None: the scenario's
 

@@ -53,7 +53,8 @@ class ScalingTruth:
         if (self.gpu_types and placed.gpu_type not in self.gpu_types) or plan.gpus != placed.gpus:
             return None
         step_s = self.step_s * self.relative(placed) / self.relative(self.asked)
-        return Pace(1.0 / step_s, step_s, None, step_s * self._sent(placed) / self.relative(placed))
+        sync_s = step_s * self._sent(placed) / self.relative(placed)
+        return Pace(1.0 / step_s, step_s, None, sync_s, sync_s)
 
     def relative(self, placed: Placed) -> float:
         """Its step, in steps on one GPU."""

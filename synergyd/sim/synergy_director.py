@@ -47,6 +47,7 @@ from synergyd.sim.belief import submitted
 from synergyd.sim.records import Costs
 from synergyd.sim.simulated_slurm import SimulatedSlurm, cluster_now
 from synergyd.sim.world import Live, World
+from synergyd.task.exchange_choice import with_exchange
 
 
 class Belief(Protocol):
@@ -88,7 +89,8 @@ class SynergyDirector:
     # -- what the World tells ------------------------------------------------------------------------------------------
 
     def arrived(self, world: World, live: Live) -> None:
-        self._submitted[live.job_id] = submitted(live, world.scenario.cluster, rigid=self.rigid)
+        job = submitted(live, world.scenario.cluster, rigid=self.rigid)
+        self._submitted[live.job_id] = with_exchange(job, False, self.settings.comm_options)
         self._run(world, JobObserved(live.job_id, live.job.submit_s, Observed("PENDING")))
 
     def moved(self, world: World, live: Live) -> None:

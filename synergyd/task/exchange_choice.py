@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from synergyd.exchange import EXACT, Exchange, exchange
+from synergyd.exchange import EXACT, MAX_PERIOD, Exchange, exchange
 from synergyd.records import Cell, Job, Plan, Profile, Shape
 from synergyd.task.model import exchange_cost
 from synergyd.task.model.exchange_cost import TAKEN_BACK, UNMEASURED_GAIN
@@ -20,15 +20,21 @@ CellsWith = Callable[[Exchange], Iterable[Cell]]
 
 @dataclass(frozen=True)
 class ExchangeChoice:
-    """What one job may be given besides the exact exchange. `present`: what it runs with."""
+    """What one job may be given besides the exact exchange. `present`: what it runs with. `longer`: local steps' periods as its run
+    makes them, of the plan's (QSR, as the learning rate falls)."""
 
     job: Job
     profile: Profile
     present: Exchange = EXACT
+    longer: float = 1.0
 
     @classmethod
     def of(cls, job: Job, profile: Profile, plan: Plan | None) -> ExchangeChoice:
-        return cls(job, profile, exchange(plan.exchange, "present plan") if plan else EXACT)
+        present = exchange(plan.exchange, "present plan") if plan else EXACT
+        # what was measured last is what runs
+        last = exchange(profile.measured[-1].plan.exchange, "measured") if profile.measured else EXACT
+        follows = present.kind == last.kind == "local" and not present.outer and not last.outer
+        return cls(job, profile, present, max(1.0, last.period / present.period) if follows else 1.0)
 
     @property
     def options(self) -> tuple[Exchange, ...]:
@@ -45,6 +51,13 @@ class ExchangeChoice:
         options = self.options
         return options if self.present == EXACT or self.present in options else (*options, self.present)
 
+    def runs(self, option: Exchange) -> Exchange:
+        """What the job would run where its plan says `option`. The rule lengthens a period by what costs no more examples, so its worth
+        stays that of the plan's."""
+        if option.kind != "local" or option.outer:
+            return option
+        return replace(option, period=min(MAX_PERIOD, round(option.period * self.longer)))
+
     def worth(self, option: Exchange, replicas: int) -> float:
         """What an example brings, of what it does with every gradient exchanged."""
         worth = exchange_cost.worth(option, replicas, self.profile.measured)
@@ -52,12 +65,14 @@ class ExchangeChoice:
 
     def beside(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
         """The Cells to add to the `exact` ones: for each shape the best option, where it predicts clearly more than the best exact plan,
-        and than what the job runs with, which is added on its own shape. `cells(option)`: the best plan of each shape, an example's
-        worth not counted."""
+        and than what the job runs with, which is added on its own shape. `cells(option)`: the best plan of each shape that runs
+        `option`, an example's worth not counted."""
         least: dict[_Key, float] = {}
         for cell in exact:
             least[_key(cell.shape)] = max(least.get(_key(cell.shape), 0.0), cell.goodput)
-        priced = {option: [self._priced(cell, option) for cell in cells(option)] for option in self.looked_at}
+        priced = {
+            option: [self._priced(cell, option) for cell in cells(self.runs(option))] for option in self.looked_at
+        }
         present = [cell for cell in priced.get(self.present, ()) if cell.shape == self.job.shape]
         known = {o for o in self.options if exchange_cost.is_measured(o, self.profile.measured)}
         best: dict[_Key, Cell] = {}
@@ -95,7 +110,7 @@ class ExchangeChoice:
         if not self.options:
             return f"{said} its program exchanges every gradient in every step."
         here = [c for c in exact if c.shape == self.job.shape]
-        offered = [self._priced(c, o) for o in self.options for c in cells(o) if c.shape == self.job.shape]
+        offered = [self._priced(c, o) for o in self.options for c in cells(self.runs(o)) if c.shape == self.job.shape]
         if not here or not offered:
             return f"{said} its replicas have no slow link between them."
         best, base = max(offered, key=lambda c: c.goodput), max(here, key=lambda c: c.goodput)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from synergyd.accepts import Accepts
+from synergyd.exchange import WAYS
 from synergyd.job_report import Report
 from synergyd.records import Measurement, ModelSpec, Profile, Shape
 from synergyd.task.fit.parameters import TIME, RowBatch, backward, forward, log_time, plausible, solve
@@ -49,7 +51,8 @@ def update_profile(
     logarithm averaged, weight 1/(n+1) down to 0.2. The first measurement counts in full; after n of them the step is
     at most 3/n (at least 0.5) before weighting, so after six one odd report moves a correction by at most a
     tenth. Values that are missing, not finite or not positive are passed over. Model, batches, resharding, rebatching and accepts are
-    taken as reported. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
+    taken as reported, but for what one GPU can't tell of accepts. With the `shape` that it ran on, the plan and its step time are
+    remembered for `refined`.
     """
     samples, speed = profile.samples, profile.speed
     if (ratio := _ratio(predicted_step_s, report.step_s)) is not None:
@@ -75,13 +78,23 @@ def update_profile(
         samples=samples,
         noise_scale=noise,
         resharding=report.resharding,
-        accepts=report.accepts,
+        accepts=_accepted(profile.accepts, report),
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
         measured=_remembered(profile.measured, report, shape, predicted_step_s),
         rebatching=report.rebatching,
         base_batch=report.base_batch or profile.base_batch,
     )
+
+
+def _accepted(before: Accepts, report: Report) -> Accepts:
+    """What the script has said that it can, with what it can't exchange as replicas that only several processes show."""
+    said = report.accepts
+    if report.plan is None or report.plan.gpus > 1 or not (before.exact_only or before.refuses):
+        return said
+    ways = {*said.refuses.split("+"), *before.refuses.split("+")}
+    refuses = "+".join(way for way in WAYS if way in ways)
+    return replace(said, exact_only=said.exact_only or before.exact_only, refuses=refuses)
 
 
 def coarse(profile: Profile) -> Profile:

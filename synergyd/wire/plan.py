@@ -9,11 +9,10 @@ from typing import Any
 from synergyd.errors import UsageError, shown
 from synergyd.exchange import exchange
 from synergyd.recompute import FULL, MODULES, is_recompute
-from synergyd.records import MAY_BE_0, Plan
+from synergyd.records import CP_COMMS, MAY_BE_0, Plan
 from synergyd.wire.codec import Checks, decode
 
 MAX_NUMBER = 100_000_000  # of a plan: far above any real one, and within what databases hold
-CP_COMMS = ("p2p", "a2a")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 _SHORT = {
     "tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "gb": "global_batch", "rc": "recompute",

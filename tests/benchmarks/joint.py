@@ -11,7 +11,8 @@ need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs tak
 
 Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `lwf-K`,
 `quiet` and `dally` with that Placement, also as `joint+lwf-K`; `policy=NAME`, also as `policy=NAME+lwf-K`, in place of --policy;
-`free`: alone without contention in truth, for what contention costs.
+`free`: alone without contention in truth, for what contention costs; `comm`: alone, every job of replicas alone says
+comm=local,delayed,compressed, also as `free+comm`.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
 deviation over seeds.
@@ -32,6 +33,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from synergyd.exchange import KINDS
 from synergyd.links.model import TEN_GBE, Topology, topology_of
 from synergyd.links.sharing import sharings, traffic_of
 from synergyd.records import Cell, Plan, Shape
@@ -40,6 +42,7 @@ from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
 from synergyd.scheduler.problem.utility import allocation, find_asked, relative_goodputs
 from synergyd.settings import Settings
+from synergyd.sim.exchanging_truth import with_comm
 from synergyd.sim.ideal import Ideals
 from synergyd.sim.metrics import metrics_of
 from synergyd.sim.records import Scenario, TraceJob, cluster_of
@@ -48,7 +51,7 @@ from synergyd.sim.simulate import simulate
 from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
 GPUS = 4
-WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1", "dally")
+WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1", "dally", "comm")
 
 
 def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
@@ -73,6 +76,7 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     topology = topology_of("10gbe", args.uplink, {n.name: n.leaf for n in nodes})
     scenario = Scenario(jobs_of(args, seed), cluster, seed=seed)
     ideals = Ideals(scenario)
+    less = replace(scenario, jobs=with_comm(scenario.jobs, KINDS[1:]))
     found = {}
     for way in args.ways:
         parts = way.split("+")
@@ -85,7 +89,8 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
             node_link="10gbe",
             leaf_uplink=args.uplink,
         )
-        truth = scenario if way == "free" else replace(scenario, topology=topology)
+        truth = less if "comm" in parts else scenario
+        truth = truth if "free" in parts else replace(truth, topology=topology)
         told = metrics_of(simulate(truth, policy, settings, oracle=args.oracle, ideals=ideals), ideals)
         found[way] = {
             "jct_s": told.avg_jct_s,

@@ -158,7 +158,9 @@ def fsdp_told(gated: bool) -> dict[str, Any]:
     return {"told": made[0][1].told if made else [], "weights": weights}
 
 
-def megatron_told(plan: Any, steps: int, gated: bool, from_outside: bool = False) -> dict[str, Any]:
+def megatron_told(
+    plan: Any, steps: int, gated: bool, from_outside: bool = False, distributed: bool = False
+) -> dict[str, Any]:
     """What each leader's gate was told in some steps of a small GPT, and the losses. `from_outside`: as an unchanged script is."""
     import torch.distributed as dist
     from synergy_launch.agent.collectives import TorchCollectives
@@ -172,7 +174,8 @@ def megatron_told(plan: Any, steps: int, gated: bool, from_outside: bool = False
     if from_outside:
         gated_script.install()
     ranks: TorchCollectives = start_process_group()
-    run = MegatronRun(training_ranks.SPEC, plan, ranks, TextWindows(training_ranks.SPEC.seq).sample)
+    sample = TextWindows(training_ranks.SPEC.seq).sample
+    run = MegatronRun(training_ranks.SPEC, plan, ranks, sample, distributed_optimizer=distributed)
     losses = [run.train_step() for _ in range(steps)]
     run.close()
     told = ranks.gather([(channel, recorder.told) for channel, recorder in made])
@@ -223,6 +226,27 @@ def test_megatron_asks_once_a_step_for_each_reduction_group(tmp_path: Any) -> No
         tmp_path / "pp", 4, Call(HERE + "megatron_told", stages, 1, True), environment=environment
     )
     assert apart["told"] == {}
+
+
+@pytest.mark.parametrize("from_outside", [False, True])
+def test_megatrons_distributed_optimizer_asks_for_its_reduce_scatter(tmp_path: Any, from_outside: bool) -> None:
+    """A rank a node: one question a step for all of the gradients, and the losses are those without a gate."""
+    from synergyd.records import Plan
+
+    plan = Plan(dp=2, micro_batch=1, global_batch=4)
+    found = [
+        training_ranks.run(
+            tmp_path / str(gated),
+            2,
+            Call(HERE + "megatron_told", plan, 2, gated, from_outside and gated, True),
+            environment=TWO_NODES,
+        )[0]
+        for gated in (True, False)
+    ]
+    on, off = found
+    assert on["losses"] == off["losses"] and off["told"] == {} and list(on["told"]) == [0]
+    words = [word for word, _ in on["told"][0]]
+    assert words[:4] == ["begin", "end"] * 2 and on["told"][0][0] == on["told"][0][2] and on["told"][0][0][1] > 100_000
 
 
 @pytest.mark.parametrize(

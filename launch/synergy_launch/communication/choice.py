@@ -37,20 +37,35 @@ def choose(
     return (EXACT, f"gradients are exchanged exactly, not as {wanted}: {why}") if why else (wanted, "")
 
 
+def exchanges_less(model: torch.nn.Module, world: int) -> bool:
+    """Whether this script's replicas can, on whatever number of processes. One process may hold bare the model that several wrap by
+    DistributedDataParallel: nothing speaks against it there but FSDP, which is another script's."""
+    if world > 1 or isinstance(model, DistributedDataParallel):
+        return isinstance(model, DistributedDataParallel)
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return kinds.isdisjoint(("FSDPModule", "FullyShardedDataParallel"))
+
+
 def refused(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
-    """The ways that this script can't have, joined by +: the same in each of its runs, so that no plan is made with them again."""
+    """The ways that a script which exchanges less can't have, joined by +: the same in each of its runs, so that no plan is made with
+    them again."""
     of = {way: Exchange(way.partition(":")[0], rank=int(way.endswith("powersgd"))) for way in WAYS}
-    return "+".join(way for way, option in of.items() if _obstacle(option, model, optimizer, scaler))
+    return "+".join(way for way, option in of.items() if _against(option, model, optimizer, scaler))
 
 
 def _obstacle(wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
     """Why it can't be done, "" if it can."""
     if not isinstance(model, DistributedDataParallel):
         return "only DistributedDataParallel can exchange less"
+    return _against(wanted, model, optimizer, scaler)
+
+
+def _against(wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
+    """What of the script speaks against it besides how its model is wrapped, "" if nothing does."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if wanted.kind == "local" and any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         return "ZeroRedundancyOptimizer has no state of its own on each replica"
-    if wanted.kind == "compressed" and model._comm_hooks:
+    if wanted.kind == "compressed" and getattr(model, "_comm_hooks", None):
         return "the script has registered a communication hook of its own"
     if wanted.rank and scaler is not None and scaler.is_enabled():
         return "an overflow under a GradScaler would stay in PowerSGD's error feedback"

@@ -42,6 +42,11 @@ class Communication:
         return begins
 
     @property
+    def runs(self) -> Exchange:
+        """What is exchanged while it is active."""
+        return self.exchange
+
+    @property
     def alone(self) -> bool:
         """Whether DDP must not average this step's gradients."""
         return self.active and self.own_gradients

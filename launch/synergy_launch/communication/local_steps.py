@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class LocalSteps(Communication):
         super().__init__(exchange, replicas)
         self._since = 0  # steps since the last average at a period's end
         self._apart = False  # states differ between replicas
+        self._period = exchange.period  # that is told: of the last round, to a factor of 2
         self._outer = OuterStep(replicas.names) if exchange.outer else None
 
     def begin(self, rate: float, steps: float) -> bool:
@@ -53,10 +55,17 @@ class LocalSteps(Communication):
         base = self.exchange.period
         self.round_over = self._since >= (base if self.exchange.outer else period(base, self._peak, rate))
         if self.round_over:
+            if not self._period < 2 * self._since < 4 * self._period:
+                self._period = self._since
             self._since = 0
             self.replicas.average([*self.replicas.parameters, *self.replicas.buffers()])
             if self._outer is not None:
                 self._outer.step()
+
+    @property
+    def runs(self) -> Exchange:
+        """With the period that the rule has come to."""
+        return replace(self.exchange, period=self._period)
 
     def settle(self, update: Callable[[], None], scale: float) -> None:
         """One more average, of the optimizer's states too. DiLoCo's period goes on: its outer step stays where it was."""

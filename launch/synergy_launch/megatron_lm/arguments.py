@@ -12,8 +12,8 @@ from synergy_launch.megatron_lm.options import drop, has, number, values, words
 from synergy_launch.megatron_lm.own_batch import RAMP
 from synergyd.pipeline_stages import stage_layers
 from synergyd.recompute import FULL, KINDS, MODULES, NONE, SELECTIVE, modules_of, of_modules
-from synergyd.records import Plan
-from synergyd.wire.plan import CP_COMMS, MAX_NUMBER
+from synergyd.records import CP_COMMS, Plan
+from synergyd.wire.plan import MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
 _INSTANCES, _MODULES = "--num-distributed-optimizer-instances", "--recompute-modules"

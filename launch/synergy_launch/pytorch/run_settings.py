@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from synergy_launch.agent.settings import AgentSettings
-from synergy_launch.communication.choice import refused
+from synergy_launch.communication.choice import exchanges_less, refused
 
 
 def run_settings(
@@ -19,14 +18,17 @@ def run_settings(
     scaler: Any,
     batch_range: tuple[int, int] | None,
     mesh: DeviceMesh | None,
+    world: int,
 ) -> AgentSettings:
-    """Of this process's environment; the arguments are SynergyTask's. Raises UsageError."""
+    """Of this process's environment; the arguments are SynergyTask's, on `world` processes. Raises UsageError."""
     settings = AgentSettings.from_environment()
     if batch_range is not None and settings.batch_range is None and not settings.daemon_chooses_batch:
         settings = replace(settings, batch_range=batch_range)
     accepts = dict(settings.accepts or {})
     if mesh is not None:  # its tp moves, and it has no pipeline
         accepts["single_stage"] = True
-    if isinstance(model, DistributedDataParallel) and (refuses := refused(model, optimizer, scaler)):
+    if mesh is not None or not exchanges_less(model, world):
+        accepts["exact_only"] = True
+    elif refuses := refused(model, optimizer, scaler):
         accepts["refuses"] = refuses
     return replace(settings, accepts=accepts) if accepts else settings

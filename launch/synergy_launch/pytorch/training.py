@@ -33,7 +33,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
@@ -108,10 +107,11 @@ class SynergyTask:
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
         with exit_on_error(int(os.environ.get("RANK", "0"))):
-            settings = run_settings(model, optimizer, scaler, batch_range, mesh)
+            world = dist.get_world_size() if together else 1
+            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
-            dp, tp = degrees(mesh, dist.get_world_size() if together else 1)
+            dp, tp = degrees(mesh, world)
             self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
             self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
@@ -122,7 +122,7 @@ class SynergyTask:
                 self.ranks,
                 peak_memory=peak_memory,
                 device_memory=device_memory,
-                exchanges_less=isinstance(model, DistributedDataParallel),  # nobody else can
+                exchanges_less=True,  # what can't is in the settings
             )
             self.agent.install_signals()
             if why:
@@ -262,6 +262,8 @@ class SynergyTask:
             total=self.following.total,
             finite=self.scaler is not None or math.isfinite(big),  # a scaler leaves such a step out
         )
+        if less is not None and less.active:
+            self.agent.exchanges(less.runs)
         changed = self.agent.take_batch()
         if changed is not None:
             self._settle()  # what is under way is of the batch before
@@ -301,7 +303,7 @@ class SynergyTask:
         if less is not None and less.alone:  # each as a run of its own
             plan = replace(plan, dp=1, global_batch=plan.global_batch // plan.dp)
         self._norms.follow(plan)
-        self.agent.exchanges(self.exchange if less is not None and less.active else EXACT)
+        self.agent.exchanges(less.runs if less is not None and less.active else EXACT)
 
     def _settle(self) -> None:
         """All replicas hold the same state afterwards, so that who goes on and who starts from it do the same."""

@@ -1,4 +1,5 @@
-"""`synergyctl simulate --contention`: jobs that span nodes share links, in truth and, if asked for, to the scheduler's knowledge."""
+"""`synergyctl simulate --contention`: jobs that span nodes share links, in truth and, if asked for, to the scheduler's knowledge; and
+`--comm`: their replicas may exchange less over them."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from typing import Any
 import click
 
 from synergyd.errors import UsageError
+from synergyd.exchange import KINDS
 from synergyd.links.model import link_named, topology_of
 from synergyd.records import Cluster
 from synergyd.settings import Settings
+from synergyd.sim.exchanging_truth import with_comm
 from synergyd.sim.records import Scenario
 
 _FORM = "LINK[,NODES[,UPLINK]]"
@@ -22,6 +25,13 @@ def link_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--one-multi-node-job", "one_job", is_flag=True, help="As the setting OneMultiNodeJobPerNode=yes."
+        ),
+        click.option(
+            "--comm",
+            default="",
+            metavar="KIND,...",
+            help=f"As every job's directive comm=, some of {', '.join(KINDS)}: jobs of replicas alone exchange less over slow links. "
+            "An example is then worth what the daemon takes it for unmeasured.",
         ),
         click.option("--link-aware", "aware", is_flag=True, help="As the setting LinkAware=yes (with --contention)."),
         click.option(
@@ -37,9 +47,10 @@ def link_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_links(
-    scenario: Scenario, settings: Settings, contention: str, aware: bool, one_job: bool
+    scenario: Scenario, settings: Settings, contention: str, aware: bool, one_job: bool, comm: str = ""
 ) -> tuple[Scenario, Settings]:
     """The scenario with its links, and the settings that know of them. Raises UsageError."""
+    scenario = replace(scenario, jobs=with_comm(scenario.jobs, _kinds(comm))) if comm else scenario
     aware = aware or settings.link_aware
     settings = replace(settings, one_multi_node_job_per_node=one_job or settings.one_multi_node_job_per_node)
     if contention and (settings.node_link, settings.leaf_uplink) != (Settings().node_link, Settings().leaf_uplink):
@@ -56,6 +67,14 @@ def with_links(
     leaf = {node.name: node.leaf for node in scenario.cluster.nodes}
     settings = replace(settings, link_aware=aware, node_link=link, leaf_uplink=uplink)
     return replace(scenario, topology=topology_of(link, uplink, leaf)), settings
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError("--comm", f"no kind {kind!r}", f"some of: {', '.join(KINDS)}")
+    return kinds
 
 
 def _parsed(text: str) -> tuple[str, int, str]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_NODES = 100_000
 Source = Callable[[], "tuple[str, Recording]"]  # (where it comes from, for messages; the past of a queue)
-_SILENT = ("morphling", "arena")  # their times are whole steps
+_SILENT = ("morphling", "arena", "gavel")  # their times are whole steps
 _OPTIONS = {"epoch": "--epoch", "restartcost": "--resize-cost", "policy": "--policy"}  # settings that are options here
 
 
@@ -148,6 +148,10 @@ def simulate_verb(
     try:
         chosen = policy_names(names)
         source = source_of(database, queue)
+        for option in ("contention", "comm"):
+            if links[option] and (source or trace.partition(":")[0] in _SILENT):
+                what = "nobody measured what these jobs send"
+                raise UsageError(f"--{option}", what, "leave it out, or take another trace")
         loaded, told, replayed = read_workload(trace, source, profiles, types, (nodes, gpus_per_node), seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         settings = settings_of(fairness, given)
@@ -161,10 +165,6 @@ def simulate_verb(
             seed=seed,
         )
         checked(scenario)
-        if links["contention"] and (source or trace.partition(":")[0] in _SILENT):
-            raise UsageError(
-                "--contention", "nobody measured what these jobs send", "leave it out, or take another trace"
-            )
         scenario, settings = with_links(scenario, settings, **links)
         ideals = Ideals(scenario)
         bound = lower_bound(scenario, ideals)

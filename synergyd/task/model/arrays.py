@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from synergyd.exchange import EXACT, Exchange, exchange
 from synergyd.recompute import CORE, MODULES, modules_of, of_modules
-from synergyd.records import Plan
+from synergyd.records import CP_COMMS, Plan
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,8 +23,7 @@ RECOMPUTE = ("none", "selective", "full", "operators")
 NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 CORE_ALONE = 1 << MODULES.index(CORE)
 _WITHOUT_MODULES = ("none", "full", "operators")
-CP_COMM = ("p2p", "a2a")  # index is the code in PlanArrays.cp_comm
-RING, ALL_TO_ALL = range(len(CP_COMM))
+RING, ALL_TO_ALL = range(len(CP_COMMS))  # the codes in PlanArrays.cp_comm
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
@@ -48,7 +47,7 @@ class PlanArrays:
     precision: Ints  # an index into PRECISION
     recompute_layers: Ints  # of each virtual stage where `recompute` is FULL; 0: all
     modules: Ints
-    cp_comm: Ints  # an index into CP_COMM
+    cp_comm: Ints  # an index into CP_COMMS
     shard: Ints  # ranks over which ZeRO shares out, all dp * cp of them or a divisor (HSDP, MiCS, InternEvo's zero1)
     exchange: Exchanges | None = None  # None: every replica's gradients in every step, in all of them
 
@@ -103,7 +102,7 @@ class PlanArrays:
             exchange=str(EXACT if self.exchange is None else self.exchange[i]),
             recompute_layers=int(self.recompute_layers[i]),
             shard=int(self.shard[i]) if self.shard[i] < self.dp[i] * self.cp[i] else 0,
-            cp_comm=CP_COMM[int(self.cp_comm[i])],
+            cp_comm=CP_COMMS[int(self.cp_comm[i])],
         )
 
 
@@ -142,7 +141,7 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         precision=ints([PRECISION.index(p.precision) for p in plans]),
         recompute_layers=ints([p.recompute_layers for p in plans]),
         modules=ints([0 if p.recompute in _WITHOUT_MODULES else modules_mask(modules_of(p.recompute)) for p in plans]),
-        cp_comm=ints([CP_COMM.index(p.cp_comm) for p in plans]),
+        cp_comm=ints([CP_COMMS.index(p.cp_comm) for p in plans]),
         shard=ints([p.shard_ranks for p in plans]),
         exchange=_exchanges(plans),
     )

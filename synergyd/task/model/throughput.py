@@ -104,6 +104,11 @@ def _sends(option: Exchange) -> tuple[float, float, float, float]:
     return 1.0, 1.0, 0.0, 0.0
 
 
+def volume_share(option: Exchange) -> float:
+    """Of the bytes that replicas send in a step, what `option` leaves."""
+    return _sends(option)[0]
+
+
 def _sending(option: Exchange) -> Floats:
     """(4, 1) for `_columns`."""
     return np.array(_sends(option), dtype=np.float64)[:, None]

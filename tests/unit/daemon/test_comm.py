@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synergyd.accepts import Accepts
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.exchange import KINDS
+from synergyd.job_report import InPlace
+from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import Plan
 from synergyd.wire import plan_file
+from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 
 SCRIPT = "#!/bin/bash\n#SYNERGY min_gpus=8 max_gpus=8 global_batch=64 comm=local checkpoint=/ckpt\nsrun synergy-launch train.py\n"
@@ -47,10 +51,12 @@ def started(site: Site) -> Plan:
     return plan
 
 
-def reported(site: Site, plan: Plan, first: int, losses: list[float], comm: str = "", step_s: float = 4.0) -> None:
+def reported(
+    site: Site, plan: Plan, first: int, losses: list[float], comm: str = "", step_s: float = 4.0, **more: Any
+) -> None:
     for number, loss in enumerate(losses):
         ran = replace(plan, exchange=comm or "exact")
-        site.report(1, step=first + number, loss=loss, plan=ran, comm=comm, step_s=step_s)
+        site.report(1, step=first + number, loss=loss, plan=ran, comm=comm, step_s=step_s, **more)
         if number % 6 == 5:
             site.epoch(60)
 
@@ -79,6 +85,53 @@ def test_a_loss_that_does_worse_takes_it_back_for_good(site: Site) -> None:
     assert asked(site) or decided.action.value == "resize", decided.why
     target = site.life(1).target
     assert target is not None and target.plan is not None and target.plan.exchange == "exact"
+
+
+def test_it_is_given_back_and_taken_in_place(tmp_path: Path) -> None:
+    """Of a launcher that can start its run again; the new run warms up with the exact exchange, and is the ordered one all the same."""
+    site = made(tmp_path)
+    plan = started(site)
+    here: dict[str, Any] = {"in_place": InPlace(), "resharding": True}
+    reported(site, plan, 1, [3.0 - 0.01 * n + 0.02 * (n % 3) for n in range(36)], **here)
+    reported(site, plan, 40, [2.7 + 0.1 * n + 0.02 * (n % 3) for n in range(24)], plan.exchange, 0.4, **here)
+    for _ in range(20):
+        if site.life(1).state is ResizeState.CHECKPOINTING:
+            break
+        site.epoch(60)
+    exact = ordered(site, plan, plan.exchange, order=1)
+    assert exact.exchange == "exact"
+    site.report(1, step=70, plan=exact, step_s=4.0, in_place=InPlace(number=1, order=1), resharding=True)
+    site.tick(1)
+    assert (site.life(1).state, site.life(1).plan) == (ResizeState.RUNNING, exact)
+    # its owner allows it once more, as far as a daemon knows
+    tracked = site.daemon.controller.jobs[1]
+    tracked.lifecycle, tracked.exchanged = replace(tracked.lifecycle, exact_only=False), NO_LOSSES
+    for number in range(60):
+        if site.life(1).state is ResizeState.CHECKPOINTING:
+            break
+        again = {"in_place": InPlace(number=1, order=1), "resharding": True}
+        site.report(1, step=71 + number, plan=exact, step_s=4.0, trained_s=60.0 * number, **again)
+        site.epoch(60)
+    less = ordered(site, exact, "", order=2)
+    assert less.exchange.startswith("local:")
+    site.report(1, step=140, plan=exact, step_s=4.0, in_place=InPlace(number=2, order=2), resharding=True)
+    site.tick(1)
+    assert (site.life(1).state, site.life(1).plan, site.slurm.requeued) == (ResizeState.RUNNING, less, [])
+
+
+def ordered(site: Site, present: Plan, comm: str, order: int) -> Plan:
+    """The checkpoint is there: the plan that the launcher is to start again with."""
+    target = site.life(1).target
+    assert site.life(1).state is ResizeState.CHECKPOINTING and target is not None and target.plan is not None
+    told = InPlace(number=order - 1, order=order - 1)
+    ran = replace(present, exchange=comm or "exact")
+    site.report(1, plan=ran, comm=comm, resharding=True, in_place=told, checkpoint_requests=order)
+    site.tick(1)
+    assert (site.life(1).state, site.post.answers) == (
+        ResizeState.RESTARTING,
+        {(1, 0): (1000, Told(target.plan, order))},
+    )
+    return target.plan
 
 
 def test_a_loss_that_goes_on_keeps_it(site: Site) -> None:

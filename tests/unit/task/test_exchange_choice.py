@@ -12,12 +12,10 @@ from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import (
     Cell,
     Cluster,
-    Directive,
     Job,
     JobState,
     Measurement,
     ModelSpec,
-    Node,
     Plan,
     Profile,
     Shape,
@@ -29,18 +27,17 @@ from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse, update_profile
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
+from tests.unit.task import builders
 
 SLOW = replace(figures("a100"), gpu_type="a100", inter_gbs=0.05)
 TWO, ONE = Shape("a100", 2, 4), Shape("a100", 1, 4)
-CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 4, partitions=("gpu",)) for i in range(2)))
+CLUSTER = Cluster(builders.nodes("a100", 2, 4))
 GPT = load_model("gpt3-350m")
 
 
 def job(comm: tuple[str, ...] = ("local",), shape: Shape = TWO, **directive: Any) -> Job:
-    chosen = Directive(min_gpus=shape.gpus, max_gpus=shape.gpus, global_batch=(64, 64), comm=comm, **directive)
-    return Job(
-        7, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, None, None, 0, shape=shape, asked=shape, directive=chosen
-    )
+    """It runs on `shape`, and on as many GPUs as that has."""
+    return builders.job(shape, JobState.RUNNING, min_gpus=shape.gpus, max_gpus=shape.gpus, comm=comm, **directive)
 
 
 def cells(
@@ -158,6 +155,33 @@ def test_a_report_s_efficiency_is_kept_with_its_plan() -> None:
     assert local.comm_efficiency is not None and 0.8 < local.comm_efficiency < 0.9 and other.comm_efficiency is None
     moved = replace(local, comm_efficiency=local.comm_efficiency * 1.0001)
     assert coarse(profile).measured == coarse(replace(profile, measured=(moved, other))).measured
+
+
+def test_what_several_processes_have_shown_one_does_not_take_back() -> None:
+    eight, one = Plan(dp=8, global_batch=64), Plan(dp=1, global_batch=64)
+
+    def after(profile: Profile, plan: Plan, accepts: Accepts) -> Accepts:
+        return update_profile(profile, Report(7, 0, 5, plan=plan, accepts=accepts), None, None).accepts
+
+    can_t = Profile(accepts=after(Profile(), eight, Accepts(exact_only=True, refuses="local")))
+    scaled = Accepts(refuses="compressed:powersgd")
+    assert after(can_t, one, scaled) == Accepts(exact_only=True, refuses="local+compressed:powersgd")
+    assert after(can_t, eight, scaled) == scaled and after(Profile(), one, Accepts()) == Accepts()
+
+
+def test_a_period_that_the_rule_has_made_longer_is_priced_as_it_runs() -> None:
+    present = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0, exchange="local:4")
+
+    def here(ran: str) -> tuple[Cell, Cell]:
+        seen = Measurement(replace(present, exchange=ran), TWO, 4.0, 500)
+        found = {c.plan.exchange: c for c in cells(job(), Profile(measured=(seen,), samples=500), present)}
+        return found["local:4"], found["exact"]
+
+    (as_planned, exact), (longer, more_exact) = here("local:4"), here("local:64")
+    # a step of 4 s with 1/64 of the exchange in it says more of computation than one with 1/4
+    assert more_exact.step_s > 4.0 and longer.step_s == pytest.approx(as_planned.step_s, rel=0.1)
+    assert longer.efficiency == as_planned.efficiency, "the rule's longer period loses no more"
+    assert exact.step_s != more_exact.step_s
 
 
 def losses(values: list[float], exchange: str, first: int) -> list[Report]:

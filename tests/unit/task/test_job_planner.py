@@ -18,7 +18,6 @@ from synergyd.records import (
     JobState,
     Measurement,
     ModelSpec,
-    Node,
     Plan,
     Profile,
     Shape,
@@ -27,22 +26,17 @@ from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import update_profile
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
+from tests.unit.task import builders
+from tests.unit.task.builders import nodes
 
 GPT = load_model("gpt3-1.3b")
-
-
-def nodes(gpu_type: str, count: int, gpus: int, **extra: Any) -> tuple[Node, ...]:
-    return tuple(Node(f"{gpu_type}-{i}", gpu_type, gpus, partitions=("gpu",), **extra) for i in range(count))
 
 
 TWO_NODES = Shape("a100", 2, 8)
 
 
 def job(shape: Shape = TWO_NODES, **directive: Any) -> Job:
-    chosen = Directive(**{"global_batch": (64, 64), **directive})
-    return Job(
-        7, "j", "u", 1, "gpu", JobState.PENDING, "", 0.0, None, None, 0, shape=shape, asked=shape, directive=chosen
-    )
+    return builders.job(shape, **directive)
 
 
 def task(

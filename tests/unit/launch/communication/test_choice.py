@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
@@ -35,6 +37,24 @@ def test_what_stands_against_a_way() -> None:
         assert refused(model, plain, None) == "compressed:bf16+compressed:powersgd"
     finally:
         dist.destroy_process_group()
+
+
+def test_what_one_process_tells_of_a_script() -> None:
+    """Its replicas come with the next processes: a scaler speaks against PowerSGD before, FSDP against all of it."""
+    torch = pytest.importorskip("torch")
+    from synergy_launch.pytorch.run_settings import run_settings
+
+    net = torch.nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    sharded = torch.nn.Sequential(type("FSDPModule", (torch.nn.Linear,), {})(2, 2))
+
+    def accepts(model: Any, scaler: Any = None, world: int = 1, mesh: Any = None) -> Any:
+        return run_settings(model, optimizer, scaler, None, mesh, world).accepts
+
+    assert accepts(net) is None
+    assert accepts(net, scaler) == {"refuses": "compressed:powersgd"}
+    assert accepts(net, world=2) == accepts(sharded) == {"exact_only": True}
+    assert accepts(net, mesh=object()) == {"single_stage": True, "exact_only": True}
 
 
 def test_a_loop_with_a_bare_agent_exchanges_exactly() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from synergy_launch.communication.local_steps import period
+from types import SimpleNamespace
+from typing import Any
 
-from synergyd.exchange import MAX_PERIOD
+import pytest
+import torch
+from synergy_launch.communication.local_steps import LocalSteps, period
+
+from synergyd.exchange import MAX_PERIOD, exchange
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,22 @@ from synergyd.exchange import MAX_PERIOD
 )
 def test_the_period_grows_with_the_square_of_the_falling_rate(rate: float, steps: int) -> None:
     assert period(4, 0.1, rate) == steps
+
+
+@pytest.mark.parametrize(("text", "told"), [("local:4", [4, 9, 36, 9]), ("local:4:outer", [4])])
+def test_the_period_that_runs_is_told_as_it_doubles(text: str, told: list[int]) -> None:
+    weights = torch.nn.Parameter(torch.zeros(2))
+    replicas: Any = SimpleNamespace(names={"w": weights}, parameters=[weights], buffers=list, average=lambda _: None)
+    steps = LocalSteps(exchange(text, "test"), replicas)
+    steps.begin(0.1, 1000)  # the rate may rise still
+    assert steps.begin(0.1, 1000)
+    seen = [steps.runs]
+    for rate, rounds in ((0.1, 2), (0.08, 2), (0.065, 2), (0.033, 2), (0.065, 1)):
+        for _ in range(rounds):
+            steps.begin(rate, 1000)
+            steps.stepped(rate)
+            while not steps.round_over:
+                steps.stepped(rate)
+            if steps.runs != seen[-1]:
+                seen.append(steps.runs)
+    assert seen == [exchange(text.replace("4", str(n)), "test") for n in told]
