@@ -74,7 +74,9 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
       up to gpu.zero3_overlap of it. Where the optimizer is shared out, dp_rank_s for each further rank of the group.
       Shared out over fewer ranks than all: reduce-scattered and gathered among these, and all-reduced with the other groups'
-      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP). Less communication: exchange_time.py.
+      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP). Experts' parameters by themselves among the
+      d * c / e ranks that hold the same ones (Megatron-Core's expert data-parallel group, parallel_state.py).
+      Less communication: exchange_time.py.
     - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
       slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
@@ -159,7 +161,7 @@ def passes(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> Passes:
         last_work=np.maximum(0.0, logits - fewer * layer.work),
         last_tp=np.maximum(0.0, tp_logits - fewer * layer.tp),
         ends=ends,
-        data=_data_parallel(model, at, plans, links, shard, per_stage, layer),
+        data=_data_parallel(at, plans, links, dense, experts, per_stage, layer),
         optimizer=updated / at.memory_rate + gpu.optimizer_s * per_stage,
         nodes=t * p * d * c / plans.local,
     )
@@ -214,61 +216,93 @@ class _DataParallel:
 
 
 def _data_parallel(
-    model: Dims,
     at: Kernels,
     plans: PlanArrays,
     links: dict[str, GroupLink],
-    shard: Floats,
+    dense: Floats,
+    experts: Floats,
     per_stage: Floats,
     layer: LayerTime,
 ) -> _DataParallel:
-    gpu, inner, ranks = at.gpu, plans.tp * plans.cp, plans.dp * plans.cp
-    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
-    leaves, members = inner * plans.dp > plans.local, plans.local // inner
-    partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
-    beyond = np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0)
-    reached = GroupLink(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
-    reduce = ring(reached, ranks, gradient_bytes * shard)
-    gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * shard)
-    smaller = (plans.shard < ranks) & (plans.zero_stage >= 1)
-    if smaller.any():
-        efficiency = gpu.dp_efficiency * beyond
-        scattered, added = _in_shard_groups(plans, links, efficiency, gradient_bytes * shard)
-        gather_in, _ = _in_shard_groups(plans, links, efficiency, weight_bytes * shard)
-        reduce, gather = np.where(smaller, scattered + added, reduce), np.where(smaller, gather_in, gather)
+    """Of `dense` parameters and `experts`, which fewer ranks hold the same ones of."""
+    gpu, ranks, shard = at.gpu, plans.dp * plans.cp, dense + experts
+    apart = (plans.ep > 1) & (experts > 0)
+    some = bool(apart.any())
+    common = np.where(apart, dense, shard) if some else shard
+    once, per_layer = _traffic(gpu, plans, links, common, per_stage)
+    if some:
+        further = _traffic(gpu, plans, links, np.where(apart, experts, 0.0), per_stage, "expert_")
+        once, per_layer = (a + np.where(apart, b, 0.0) for a, b in zip((once, per_layer), further, strict=True))
     hidden = gpu.overlap * per_stage * layer.backward
-    shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0)
-    each = np.zeros_like(hidden)
-    if np.any(plans.zero_stage >= 3):
-        three = GroupLink(links["zero3"].rate * gpu.dp_efficiency * beyond, links["zero3"].latency)
-        hops = ring_hops_s(ranks, inner * plans.dp / plans.local)
-        per_layer = per_stage * 3 * (ring(three, ranks, weight_bytes * shard / per_stage) + hops)
-        if smaller.any():
-            one, added = _in_shard_groups(plans, links, efficiency, weight_bytes * shard / per_stage)
-            hops = ring_hops_s(plans.shard, plans.tp * plans.shard / plans.local)
-            per_layer = np.where(smaller, per_stage * (3 * (one + hops) + added), per_layer)
-        each = np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
+    each = np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
     return _DataParallel(
         shard=shard,
-        gradient_bytes=gradient_bytes,
-        link=reached,
+        gradient_bytes=_GRADIENT_BYTES[plans.precision],
+        link=_reached(gpu, plans, links, "dp", plans.local // (plans.tp * plans.cp)),
         ranks=ranks,
-        exact=np.maximum(0.0, reduce + gather - hidden),
+        exact=np.maximum(0.0, once - hidden),
         hidden=hidden,
         per_stage=per_stage,
         layer_work=layer.work,
-        shared_out=shared_out,
+        shared_out=gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0),
         each=each,
     )
 
 
-def _in_shard_groups(
-    plans: PlanArrays, links: dict[str, GroupLink], efficiency: Floats, volume: Floats
+def _between_nodes(gpu: GpuFigures, plans: PlanArrays, members: Ints) -> Floats:
+    """What data-parallel groups with `members` ranks on a node reach of their link."""
+    partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
+    leaves = plans.tp * plans.cp * plans.dp > plans.local
+    return np.asarray(np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0))
+
+
+def _reached(gpu: GpuFigures, plans: PlanArrays, links: dict[str, GroupLink], name: str, members: Ints) -> GroupLink:
+    return GroupLink(links[name].rate * gpu.dp_efficiency * _between_nodes(gpu, plans, members), links[name].latency)
+
+
+def _traffic(
+    gpu: GpuFigures,
+    plans: PlanArrays,
+    links: dict[str, GroupLink],
+    parameters: Floats,
+    per_stage: Floats,
+    kind: str = "",
 ) -> tuple[Floats, Floats]:
-    """(a reduce-scatter or all-gather of `volume` bytes inside a group of `plans.shard` ranks, the all-reduce of what each of these
-    then has with the other groups): seconds."""
-    inside = plans.tp * plans.shard <= plans.local
-    among = GroupLink(links["shard"].rate * np.where(inside, 1.0, efficiency), links["shard"].latency)
-    others = GroupLink(links["replicas"].rate * efficiency, links["replicas"].latency)
-    count = plans.dp * plans.cp // plans.shard
-    return ring(among, plans.shard, volume), 2 * ring(others, count, volume / plans.shard)
+    """(gradients reduced and weights gathered once a step below ZeRO-3, the layers of a micro-batch with it): seconds. `kind`
+    "expert_": among the ranks that hold the same experts."""
+    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
+    inner, total, ep = plans.tp * plans.cp, plans.dp * plans.cp, plans.ep if kind else 1
+    ranks, shard = np.maximum(1, total // ep), np.maximum(1, plans.shard // ep)
+    members = plans.local // (plans.tp * ep if kind else inner)
+    reached = _reached(gpu, plans, links, f"{kind}dp", members)
+    reduce = ring(reached, ranks, gradient_bytes * parameters)
+    gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * parameters)
+    smaller = (plans.shard < total) & (plans.zero_stage >= 1)
+    among, others = links.get(f"{kind}shard", reached), links.get(f"{kind}replicas", reached)
+    efficiency = gpu.dp_efficiency * _between_nodes(gpu, plans, members)
+
+    def in_shard_groups(volume: Floats) -> tuple[Floats, Floats]:
+        """(a reduce-scatter or all-gather of `volume` bytes inside a group, the all-reduce of what each rank then has with the
+        other groups): seconds."""
+        inside = plans.tp * plans.shard <= plans.local
+        near = GroupLink(among.rate * np.where(inside, 1.0, efficiency), among.latency)
+        far = GroupLink(others.rate * efficiency, others.latency)
+        return ring(near, shard, volume), 2 * ring(far, total // plans.shard, volume / shard)
+
+    if smaller.any():
+        scattered, added = in_shard_groups(gradient_bytes * parameters)
+        gather_in, _ = in_shard_groups(weight_bytes * parameters)
+        reduce, gather = np.where(smaller, scattered + added, reduce), np.where(smaller, gather_in, gather)
+    if not np.any(plans.zero_stage >= 3):
+        return reduce + gather, np.zeros_like(reduce)
+    three = _reached(gpu, plans, links, f"{kind}zero3", members)
+    nodes = inner * plans.dp / plans.local
+    nodes = np.minimum(nodes, ranks) if kind else nodes
+    layer_bytes = weight_bytes * parameters / per_stage
+    per_layer = per_stage * 3 * (ring(three, ranks, layer_bytes) + ring_hops_s(ranks, nodes))
+    if smaller.any():
+        one, added = in_shard_groups(layer_bytes)
+        nodes = plans.tp * plans.shard / plans.local
+        hops = ring_hops_s(shard, np.minimum(nodes, shard) if kind else nodes)
+        per_layer = np.where(smaller, per_stage * (3 * (one + hops) + added), per_layer)
+    return reduce + gather, per_layer
