@@ -402,9 +402,9 @@ def drifting(steps: int, *, rule: str, heeds: bool = True) -> dict[str, Any]:
     def choose(plan: Plan, limits: tuple[int, int], *_: Any) -> Plan:
         return tuner.fitting(plan, min(2 * plan.global_batch, limits[1]), plan.micro_batch) or plan
 
-    tuner.choose = choose  # what pays depends on how busy the machine is
+    vars(tuner)["choose"] = choose  # what pays depends on how busy the machine is
     if not heeds:
-        tuner.BatchTuner._back = lambda *_: None  # type: ignore[method-assign, assignment]
+        tuner.BatchTuner._back = lambda *_: None  # type: ignore[method-assign]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     inputs = torch.randn(1 << 14, 8)
@@ -422,3 +422,22 @@ def drifting(steps: int, *, rule: str, heeds: bool = True) -> dict[str, Any]:
                 losses.append(float(task.agent.status["loss"]))
                 batches.append(batch)
         return {"batches": batches, "losses": losses}
+
+
+def placed_on_groups() -> tuple[Any, ...]:
+    """Of a layer on the plan's mesh: its dimensions, those it is put on, how its weight is placed, and the part of it that a rank has."""
+    import torch
+    import torch.distributed as dist
+    from synergy_launch import data_mesh, plan_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    dist.init_process_group("gloo")
+    mesh = plan_mesh("cpu")
+    layer = torch.nn.Linear(8, 8, bias=False)
+    fully_shard(layer, mesh=data_mesh(mesh))
+    weight = layer.weight
+    assert isinstance(weight, DTensor)
+    placed = " ".join("R" if p.is_replicate() else f"S({p.dim})" for p in weight.placements)  # type: ignore[attr-defined]
+    share = weight.to_local().numel() / weight.numel()
+    return mesh.mesh_dim_names, tuple(mesh.shape), weight.device_mesh.mesh_dim_names, placed, share

@@ -226,3 +226,21 @@ def test_experts_are_gathered_by_the_ranks_that_hold_the_same_ones() -> None:
     for plan in plans:
         fast, slow = (of_experts(plan, gpu) for gpu in flat)
         assert fast == pytest.approx(slow)
+
+
+def test_a_shared_expert_is_computed_by_all_tokens_and_held_by_every_expert_rank() -> None:
+    """Dai et al. 2024 (DeepSeekMoE), section 3.2: FLOPs and weights of an MLP beside the routed experts, whatever ep is."""
+    width = 1024
+    with_it = replace(MOE, shared_ffn=width)
+    plain = replace(IDEAL, overlap=0.0)
+    for ep in (1, 8):
+        plan = Plan(1, 1, 8, 1, 8, ep=ep, zero_stage=0)
+        weights = 3 * MOE.hidden * width * MOE.layers
+        compute = time(plan, with_it, plain).compute[0] - time(plan, MOE, plain).compute[0]
+        assert compute == pytest.approx(6 * weights * MOE.seq / (A100.peak_tflops * 1e12), rel=1e-3)
+        more, before = memory(plan, with_it), memory(plan, MOE)
+        assert more.weights[0] - before.weights[0] == pytest.approx(6 * weights)
+        assert more.optimizer[0] - before.optimizer[0] == pytest.approx(12 * weights)
+        kept = more.activations[0] - before.activations[0]
+        # what both halves of the gated unit, and its product, read and write, in 2 bytes
+        assert kept == pytest.approx(2 * 3 * width * MOE.seq * MOE.layers)
