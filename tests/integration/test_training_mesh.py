@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_launch.agent.settings import AgentSettings
+from synergy_launch.pytorch.mesh import degrees
+from synergy_launch.pytorch.training import _plan
 
+from synergyd.errors import UsageError
 from tests.integration import training_ranks
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of
 from tests.integration.training_ranks import Call
@@ -69,6 +74,24 @@ def test_groups_of_the_mesh_are_those_of_fully_shard(tmp_path: Path) -> None:
         tmp_path, 4, Call("placed_on_groups"), environment={"SYNERGY_PLAN_JSON": json.dumps(plan)}
     )
     assert placed == (("dp_replicate", "dp_shard", "tp"), (2, 2, 1), ("dp_replicate", "dp_shard"), "R S(0)", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("names", "size"), [(("dp",), 4), (("dp_shard", "dp_replicate", "tp"), 4), (("dp_replicate", "dp_shard", "tp"), 8)]
+)
+def test_a_mesh_of_other_dimensions_is_refused(names: tuple[str, ...], size: int) -> None:
+    mesh = SimpleNamespace(mesh_dim_names=names, size=lambda: size)
+    with pytest.raises(UsageError, match=r"must be .dp, tp. or .dp_replicate, dp_shard, tp. of all 4"):
+        degrees(mesh, 4)
+
+
+def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
+    plan = json.dumps({"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2})
+    settings = AgentSettings.from_environment({"SYNERGY_PLAN_JSON": plan, "WORLD_SIZE": "4"})
+    assert _plan(settings, (4, 1, 2), 8, None).shard == 2
+    for mesh, said in (((4, 1, 1), "shard=1, the plan dp=4 tp=1 shard=2"), ((4, 1, 0), "shard=2 was given")):
+        with pytest.raises(UsageError, match=said):
+            _plan(settings, mesh, 8, None)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,7 @@ class Agent:
         """The plan with a batch that a run before this one has borne, for its very first step. Once checkpoints were looked for."""
         store = self.checkpointer.store
         self._lost = LostLoss(base_batch, self.ranks.broadcast(lost_loss.read(store.directory)) if store else None)
-        batch = self._lost.within(self.plan, None)
-        if batch is not None:
+        if (batch := self._lost.within(self.plan, None)) is not None:
             self.plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])
         return self.plan
 
