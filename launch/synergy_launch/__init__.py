@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synergy_launch.pytorch.mesh import data_mesh as data_mesh
     from synergy_launch.pytorch.mesh import plan_mesh as plan_mesh
     from synergy_launch.pytorch.training import SynergyTask as SynergyTask
 
-__all__ = ["SynergyTask", "plan_mesh"]
+__all__ = ["SynergyTask", "data_mesh", "plan_mesh"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +18,8 @@ def __getattr__(name: str) -> Any:
         from synergy_launch.pytorch.training import SynergyTask
 
         return SynergyTask
-    if name == "plan_mesh":
-        from synergy_launch.pytorch.mesh import plan_mesh
+    if name in ("data_mesh", "plan_mesh"):
+        from synergy_launch.pytorch import mesh
 
-        return plan_mesh
+        return getattr(mesh, name)
     raise AttributeError(f"module 'synergy_launch' has no attribute {name!r}")

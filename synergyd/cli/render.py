@@ -11,6 +11,7 @@ from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.directive import parse_script
+from synergyd.wire import admin_comment
 
 
 @click.command()
@@ -30,6 +31,9 @@ def render(context: Context, name: str) -> None:
         raise UsageError(f"job {job}", "Slurm has no script of it any more", "only jobs in the queue can be rendered")
     directive = parse_script(script)
     cell = decision.cell
+    stamp = admin_comment.decode(slurm.admin_comment(job))
+    # a job that no daemon has stamped yet tells by its directive alone
+    own_batch = directive is not None and not (directive.global_batch or directive.adapt)
     click.echo(
         rendered(
             ScriptRequest(
@@ -40,7 +44,8 @@ def render(context: Context, name: str) -> None:
                 nodes=decision.node_names,
                 checkpoint=(directive.checkpoint if directive else None) or "",
                 why=decision.why,
-                own_batch=directive is not None and not (directive.global_batch or directive.adapt),
+                own_batch=stamp.own_batch if stamp is not None and stamp.plan is not None else own_batch,
+                asked=stamp.asked if stamp is not None else None,
             )
         ),
         nl=False,

@@ -11,13 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from synergyd.exchange import EXACT, Exchange
-from synergyd.records import Cell, ModelSpec, Shape
+from synergyd.records import Cell, ModelSpec, Plan, Shape
 from synergyd.task.memory_belief import CERTAIN, MemoryBelief
 from synergyd.task.model.arrays import Floats, Ints, PlanArrays
+from synergyd.task.model.dims import dims
 from synergyd.task.model.efficiency import best_batch, goodput
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory
-from synergyd.task.model.step_time import StepTime, step_time
+from synergyd.task.model.step_time import Passes, StepTime, passes
 from synergyd.task.plan_limits import PlanLimits
 from synergyd.task.plan_space import CandidatePlans, enumerate_plans, unit
 
@@ -45,25 +46,29 @@ class RankedPlans:
 
     def cell(self, i: int) -> Cell:
         """Plan number `i` as a Cell."""
+        shape, plan = self.shapes[int(self.candidates.shape[i])], self.candidates.plans.plan(i)
         return Cell(
-            shape=self.shapes[int(self.candidates.shape[i])],
-            plan=self.candidates.plans.plan(i),
+            shape=shape,
+            plan=plan,
             throughput=float(self.throughput[i]),
             efficiency=float(self.efficiency[i]),
             goodput=float(self.goodput[i]),
             step_s=float(self.step_s[i]),
             memory_bytes=math.ceil(self.candidates.memory[i]),
             uncertainty=self.uncertainty,
-            sync_s=self._sync_s(i),
+            sync_s=self._sync_s(i, shape, plan),
         )
 
-    def _sync_s(self, i: int) -> float:
+    @cached_property
+    def _total_s(self) -> Floats:
+        return self.times.total
+
+    def _sync_s(self, i: int, shape: Shape, plan: Plan) -> float:
         """Seconds of a step between nodes: data-parallel groups that leave a node, and pipeline stages on several."""
-        shape, plan, share = self.shapes[int(self.candidates.shape[i])], self.candidates.plans.plan(i), self.step_s[i]
         if shape.nodes == 1:
             return 0.0
         across = float(self.times.dp[i]) if plan.tp * plan.cp * plan.dp > shape.gpus_per_node else 0.0
-        return (across + float(self.times.pp[i])) * float(share) / float(self.times.total[i])
+        return (across + float(self.times.pp[i])) * float(self.step_s[i]) / float(self._total_s[i])
 
     def best_cells(self) -> list[Cell]:
         """The best plan of each (shape, pp), in order of shape and pp."""
@@ -115,13 +120,15 @@ def rank(
     if option != EXACT:
         candidates = _exchanging(model, gpu, candidates, option, memory)
     least = smallest_batch or limits.low
-    times = step_time(model, gpu, candidates.plans)
+    made_of = passes(dims(model), gpu, candidates.plans)
+    times = made_of.step(candidates.plans)
     if limits.low < limits.high and noise_scale is not None and len(candidates.plans):
-        plans, estimate = _best_batches(model, gpu, candidates, times.total, noise_scale, least)
+        plans, estimate = _best_batches(made_of, candidates, times.total, noise_scale, least)
         candidates = replace(candidates, plans=plans)
         if cells_only:
             candidates = candidates.take(_best_of_each(candidates, estimate * (1 - candidates.risk)))
-        times = step_time(model, gpu, candidates.plans)
+            made_of = passes(dims(model), gpu, candidates.plans)
+        times = made_of.step(candidates.plans)
     step_s = times.total / speed
     throughput = candidates.plans.global_batch / step_s
     good, share = goodput(throughput, candidates.plans.global_batch, noise_scale, least)
@@ -149,7 +156,7 @@ def _exchanging(
 
 
 def _best_batches(
-    model: ModelSpec, gpu: GpuFigures, candidates: CandidatePlans, largest_s: Floats, noise_scale: float, least: int
+    made_of: Passes, candidates: CandidatePlans, largest_s: Floats, noise_scale: float, least: int
 ) -> tuple[PlanArrays, Floats]:
     """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
 
@@ -160,7 +167,7 @@ def _best_batches(
     plans = candidates.plans
     low, high, step = candidates.smallest, plans.global_batch, unit(plans)
 
-    low_s = step_time(model, gpu, replace(plans, global_batch=low)).total
+    low_s = made_of.step(replace(plans, global_batch=low)).total
     slope = (largest_s - low_s) / np.maximum(high - low, 1)
     fixed = low_s - slope * low
     wanted = best_batch(fixed, slope, noise_scale)

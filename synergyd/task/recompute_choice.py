@@ -14,8 +14,9 @@ from synergyd.records import ModelSpec
 from synergyd.task.memory_belief import WORTH_LESS, MemoryBelief
 from synergyd.task.model.alignment import fuses
 from synergyd.task.model.arrays import FULL, NONE, SELECTIVE, Bools, Floats, Ints, PlanArrays, modules_mask
+from synergyd.task.model.dims import dims
 from synergyd.task.model.hardware import GpuFigures
-from synergyd.task.model.memory import peak_memory
+from synergyd.task.model.memory import peak_memory, stage_memory
 from synergyd.task.plan_limits import PlanLimits
 
 # sigmas below the limit for which the fewest layers are looked for beside the plan that may fail; the next is where it is safe
@@ -77,17 +78,23 @@ def least_recompute(
     chosen = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
+    some, shared = plans, stage_memory(dims(model), gpu, plans)
+    at = open_  # where those that are open stand in `some`
     for number in range(kinds.nothing):
         if below is not None:
-            open_ = open_[below[open_] > number]
+            more = below[open_] > number
+            open_, at = open_[more], at[more]
         if not len(open_):
             break
-        some = plans if len(open_) == len(plans) else plans.take(open_)
-        peak = peak_memory(model, gpu, some.recomputing(kinds.codes[number], kinds.modules[number])).total
+        if 2 * len(open_) < len(some):
+            some, at = plans.take(open_), np.arange(len(open_), dtype=np.int64)
+            shared = stage_memory(dims(model), gpu, some)
+        peak = shared.peak(some.recomputing(kinds.codes[number], kinds.modules[number])).total
+        peak = peak if len(open_) == len(some) else peak[at]
         memory[open_], chosen[open_] = peak, number
         fits = peak <= limit
         fitted[open_[fits]] = True
-        open_ = open_[~fits]
+        open_, at = open_[~fits], at[~fits]
     return fitted, memory, chosen
 
 

@@ -2,9 +2,9 @@
 
     [SYNERGY_TEST_HUGGINGFACE=FOLDER] python -m tests.benchmarks.adapter_overhead [--adapter task --adapter trainer --adapter accelerate]
 
-A GPT-2 of 4 layers and width 256, 8 sequences of 128 tokens in two micro-batches, AdamW. Turns of `--steps` steps with and without follow
-each other, so that a change of the machine's load meets both. transformers and accelerate are looked for as in
-tests/integration/test_training_huggingface.py.
+A GPT-2 of 4 layers and width 256, 8 sequences of 128 tokens in two micro-batches, AdamW. A run of `--steps` steps with it and one
+without make a pair, so that a change of the machine's load meets both; what is printed is the median over the pairs. transformers and
+accelerate are looked for as in tests/integration/test_training_huggingface.py.
 """
 
 from __future__ import annotations
@@ -108,6 +108,16 @@ ADAPTERS: dict[str, tuple[Callable[[int], list[float]], Callable[[int], list[flo
 }
 
 
+def _median_s(loop: Callable[[int], list[float]], steps: int) -> float:
+    """Processor time of a step of one run."""
+    real, sys.stdout = sys.stdout, sys.stderr  # the agent's own lines
+    try:
+        ends = loop(steps)
+    finally:
+        sys.stdout = real
+    return statistics.median(b - a for a, b in pairwise(ends[2:]))  # the first ones allocate
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapter", choices=ADAPTERS, action="append", help="default: all")
@@ -117,18 +127,18 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in args.adapter or ADAPTERS:
-        taken: list[list[float]] = [[], []]
-        for _ in range(args.turns):
-            for times, loop in zip(taken, ADAPTERS[name], strict=True):
-                real, sys.stdout = sys.stdout, sys.stderr  # the agent's own lines
-                try:
-                    ends = loop(args.steps)
-                finally:
-                    sys.stdout = real
-                times += [b - a for a, b in pairwise(ends[2:])]  # the first ones allocate
-        ours, without = (statistics.median(times) for times in taken)
+        pairs = []
+        for turn in range(args.turns):
+            # which of the two comes first changes from turn to turn
+            order = (0, 1) if turn % 2 else (1, 0)
+            took = {which: _median_s(ADAPTERS[name][which], args.steps) for which in order}
+            pairs.append((took[0], took[1]))
+        ours, without = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
+        more = sorted(a / b - 1 for a, b in pairs)
         print(
-            f"{name:<12}{1000 * ours:8.1f} ms, without {1000 * without:8.1f} ms: {ours / without - 1:+.1%}", flush=True
+            f"{name:<12}{ours:8.1f} ms, without {without:8.1f} ms: {statistics.median(more):+.2%} in the median of {len(more)} pairs "
+            f"({more[0]:+.2%} to {more[-1]:+.2%}), load {os.getloadavg()[0]:.0f}",
+            flush=True,
         )
     return 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from synergy_launch.agent.run_folder import propose_batch
+from synergy_launch.batch.tuner import STEPS_BETWEEN
 
 from synergyd.records import Plan
 from tests.integration import training_ranks
@@ -74,6 +75,25 @@ def test_the_run_chooses_its_own_batch_where_it_may(tmp_path: Path) -> None:
     again, _ = training_ranks.run(tmp_path / "again", 1, alone, environment=environment)
     assert again["plan"]["dp"] == 1 and again["plan"]["global_batch"] == chosen
     assert 8 * 600 <= result["samples"] < 8 * 600 + 64
+
+
+def test_a_grown_batch_at_which_the_loss_does_worse_is_taken_back(tmp_path: Path) -> None:
+    """At 64, and so eight times the learning rate, real training diverges; nobody looks at the loss, and it is a hundred times as high."""
+    said = "global batch 64 is taken back to 32: the loss does worse"
+    result, output = training_ranks.run(tmp_path / "heeded", 2, Call("drifting", 620, rule="linear"))
+    batches, losses = result["batches"], result["losses"]
+    first, last = batches.index(64), len(batches) - 1 - batches[::-1].index(64)
+    assert batches[:first] == [8] * STEPS_BETWEEN + [16] * STEPS_BETWEEN + [32] * STEPS_BETWEEN
+    assert said in output and set(batches[last + 1 :]) == {32}
+    usual = sum(losses[first - 20 : first]) / 20
+    assert max(losses[first : last + 1]) > 2 * usual and sum(losses[-20:]) / 20 < 1.5 * usual
+    careless, output = training_ranks.run(tmp_path / "not", 2, Call("drifting", 620, rule="linear", heeds=False))
+    assert "taken back" not in output and max(careless["losses"]) > 100 * usual
+
+
+def test_a_grown_batch_that_the_loss_bears_stays(tmp_path: Path) -> None:
+    result, output = training_ranks.run(tmp_path / "run", 2, Call("drifting", 400, rule="none"))
+    assert "taken back" not in output and result["batches"][-1] == 64 and max(result["losses"][60:]) < 5
 
 
 def test_megatron_follows_its_batch_over_a_restart(tmp_path: Path) -> None:

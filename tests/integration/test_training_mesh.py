@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_launch.agent.settings import AgentSettings
+from synergy_launch.pytorch.mesh import degrees
+from synergy_launch.pytorch.training import _plan
 
+from synergyd.errors import UsageError
 from tests.integration import training_ranks
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of
 from tests.integration.training_ranks import Call
@@ -16,13 +21,15 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 SMALL = ["--hidden", "32", "--layers", "1", "--seq", "32", "--lr", "1e-2", "--checkpoint", "/unused"]
 
 
-def train(folder: Path, run_dir: Path, tp: int, dp: int, steps: int, checkpoint: Path) -> None:
+def train(
+    folder: Path, run_dir: Path, tp: int, dp: int, steps: int, checkpoint: Path, *more: str, shard: int = 0
+) -> None:
     environment = {
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_CHECKPOINT_DIR": str(checkpoint),
-        "SYNERGY_PLAN_JSON": json.dumps({"tp": tp, "dp": dp, "global_batch": 8, "micro_batch": 2}),
+        "SYNERGY_PLAN_JSON": json.dumps({"tp": tp, "dp": dp, "global_batch": 8, "micro_batch": 2, "shard": shard}),
     }
-    call = Call("example", "synergy_launch.examples.fsdp_tp", ["--steps", str(steps), *SMALL])
+    call = Call("example", "synergy_launch.examples.fsdp_tp", ["--steps", str(steps), *SMALL, *more])
     training_ranks.run(folder, tp * dp, call, environment=environment)
 
 
@@ -46,10 +53,52 @@ def test_the_mesh_changes_from_1_to_2_to_4_to_2_ranks_as_if_left_alone(tmp_path:
     assert status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)  # other pairs of batches
 
 
+def test_groups_that_share_out_by_themselves_equal_one_over_a_resize(tmp_path: Path) -> None:
+    """HSDP, told by the plan and by the script: 4 ranks in groups of 2, 2 ranks of one group, tp 2 beside groups of one."""
+    groups, whole = make_run_dir(tmp_path / "groups"), make_run_dir(tmp_path / "whole")
+    train(tmp_path / "1", groups, 1, 4, 3, tmp_path / "checkpoints", shard=2)
+    train(tmp_path / "2", groups, 1, 2, 5, tmp_path / "checkpoints", "--shard", "2")  # all of them: plain FSDP
+    train(tmp_path / "3", groups, 2, 2, 7, tmp_path / "checkpoints", "--shard", "1")
+    train(tmp_path / "4", whole, 1, 4, 7, tmp_path / "other")
+    log, reference = log_of(groups), log_of(whole)
+    differences = [abs(a["loss"] - b["loss"]) for a, b in zip(log, reference, strict=True)]
+    print(differences)
+    assert len(log) == 7 and max(differences) < 1e-5 and log[-1]["loss"] < log[0]["loss"] - 0.2
+    noise = [status_of(run_dir)["noise_scale"] for run_dir in (groups, whole)]
+    assert noise[0] == pytest.approx(noise[1], rel=0.5)
+
+
+def test_groups_of_the_mesh_are_those_of_fully_shard(tmp_path: Path) -> None:
+    plan = {"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2}
+    placed, _ = training_ranks.run(
+        tmp_path, 4, Call("placed_on_groups"), environment={"SYNERGY_PLAN_JSON": json.dumps(plan)}
+    )
+    assert placed == (("dp_replicate", "dp_shard", "tp"), (2, 2, 1), ("dp_replicate", "dp_shard"), "R S(0)", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("names", "size"), [(("dp",), 4), (("dp_shard", "dp_replicate", "tp"), 4), (("dp_replicate", "dp_shard", "tp"), 8)]
+)
+def test_a_mesh_of_other_dimensions_is_refused(names: tuple[str, ...], size: int) -> None:
+    mesh = SimpleNamespace(mesh_dim_names=names, size=lambda: size)
+    with pytest.raises(UsageError, match=r"must be .dp, tp. or .dp_replicate, dp_shard, tp. of all 4"):
+        degrees(mesh, 4)
+
+
+def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
+    plan = json.dumps({"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2})
+    settings = AgentSettings.from_environment({"SYNERGY_PLAN_JSON": plan, "WORLD_SIZE": "4"})
+    assert _plan(settings, (4, 1, 2), 8, None).shard == 2
+    for mesh, said in (((4, 1, 1), "shard=1, the plan dp=4 tp=1 shard=2"), ((4, 1, 0), "shard=2 was given")):
+        with pytest.raises(UsageError, match=said):
+            _plan(settings, mesh, 8, None)
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
         ({"tp": 1, "pp": 2}, "SYNERGY_PLAN_JSON: pp=2 was given to a script that can't split itself so"),
+        ({"dp": 2, "shard": 3}, "SYNERGY_PLAN_JSON: shard=3 does not divide dp=2"),
         ({"tp": 2, "dp": 2}, "SYNERGY_PLAN_JSON: tp=2 pp=1 dp=2 needs 4 processes, there are 2"),
     ],
 )

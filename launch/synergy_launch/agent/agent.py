@@ -143,9 +143,8 @@ class Agent:
     def bounded(self, base_batch: int) -> Plan:
         """The plan with a batch that a run before this one has borne, for its very first step. Once checkpoints were looked for."""
         store = self.checkpointer.store
-        bound = self.ranks.broadcast(lost_loss.read(store.directory)) if store else None
-        batch = LostLoss(base_batch, bound).within(self.plan, None)
-        if batch is not None:
+        self._lost = LostLoss(base_batch, self.ranks.broadcast(lost_loss.read(store.directory)) if store else None)
+        if (batch := self._lost.within(self.plan, None)) is not None:
             self.plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])
         return self.plan
 
@@ -175,7 +174,8 @@ class Agent:
         """
         plan = self.plan
         store = self.checkpointer.store
-        self._lost = LostLoss(base_batch, lost_loss.read(store.directory if store else None))
+        if not self._lost.is_of(base_batch):
+            self._lost = LostLoss(base_batch, lost_loss.read(store.directory if store else None))
         self.status.update(
             step=step,
             plan=asdict(plan),

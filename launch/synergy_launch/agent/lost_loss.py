@@ -35,6 +35,10 @@ class LostLoss:
         self._stays = False  # there is nothing to go back to in this row
         self._borne: dict[int, int] = {}  # steps with a loss that was a number, by batch
 
+    def is_of(self, base: int | None) -> bool:
+        """Whether this watches a run whose batch may move from `base`."""
+        return base is not None and self._base == base
+
     def saw(self, finite: bool) -> None:
         """The newest step's loss and gradient, as this rank knows them."""
         self.in_a_row = 0 if finite else self.in_a_row + 1

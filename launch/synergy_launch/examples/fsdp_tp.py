@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from synergy_launch import SynergyTask, plan_mesh
+from synergy_launch import SynergyTask, data_mesh, plan_mesh
 from synergy_launch.examples.arguments import common_arguments
 from synergy_launch.examples.text import TextWindows
 from synergyd.records import ModelSpec
@@ -106,7 +106,7 @@ class Gpt(nn.Module):
 
 
 def parallelize(model: Gpt, mesh: DeviceMesh) -> None:
-    """Cuts the model over tp, with sequence parallelism between its blocks, then shards it over dp.
+    """Cuts the model over tp, with sequence parallelism between its blocks, then shards it over dp, or over groups of its ranks.
 
     Norms are put on the mesh too: the gradient's norm wants all parameters on one mesh.
     """
@@ -127,21 +127,24 @@ def parallelize(model: Gpt, mesh: DeviceMesh) -> None:
             "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
         }  # fmt: skip
         parallelize_module(block, tp, parts)
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
+        fully_shard(block, mesh=data_mesh(mesh))
+    fully_shard(model, mesh=data_mesh(mesh))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = common_arguments(__doc__, global_batch=8, lr_rule="", count="")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--micro-batch", type=int, help="without a plan (default: the global batch over the processes)")
+    parser.add_argument(
+        "--shard", type=int, default=0, help="ranks that share the parameters out among themselves (default: all)"
+    )
     args: argparse.Namespace = parser.parse_args(argv)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
-    mesh = plan_mesh(device.type)
+    mesh = plan_mesh(device.type, args.shard)
     spec = ModelSpec(
         "byte-gpt", layers=args.layers, hidden=args.hidden, heads=args.heads, kv_heads=args.heads, ffn=4 * args.hidden,
         vocab=256, seq=args.seq, gated=True, tied_embeddings=False,

@@ -31,7 +31,7 @@ from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
-from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command, plan_of_run
+from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm import options as megatron_options
@@ -39,7 +39,6 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.supervisor import Supervisor
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import status_to_report
 
@@ -149,23 +148,22 @@ def _run(
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(node.argv))
         return 0
-    plan, _ = plan_of_run(plan_file, options.script, allocation.world, options.style)
     remarks = [remark, plain if allocation.node_rank == 0 else ""]
     if megatron and checkpoint and allocation.node_rank == 0:
-        remarks += _megatron_remarks(node, Path(checkpoint), trained, plan)
+        remarks += _megatron_remarks(node, Path(checkpoint), trained)
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
-    supervisor = _supervisor(node, allocation, plan) if megatron else None
+    supervisor = _supervisor(node, allocation) if megatron else None
     return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts)
 
 
-def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: Plan | None) -> list[str]:
+def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list[str]:
     """Notes from which iteration on Megatron-LM runs with the plan's batch. Returns what the user should know."""
     remarks = []
-    if plan:
+    if node.plan:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            batch_arguments.write(folder, trained.with_batch(plan.global_batch))
+            batch_arguments.write(folder, trained.with_batch(node.plan.global_batch))
         except OSError as error:
             why = f"the batch can't be noted ({error.strerror})"
             remarks.append(f"{folder}: {why}: after a change the run may end too early or late")
@@ -176,15 +174,15 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained, plan: P
     return remarks
 
 
-def _supervisor(node: NodeCommand, allocation: JobAllocation, plan: Plan | None) -> Supervisor:
+def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
     """For a command of Megatron-LM's, by its final arguments."""
     arguments = node.argv
     return Supervisor(
-        plan or megatron_arguments.plan_of(arguments, allocation.world),
+        node.plan or megatron_arguments.plan_of(arguments, allocation.world),
         (megatron_options.values(arguments, "--save") or [""])[-1],
         megatron_options.number(arguments, "--seq-length", 0),
         step_log=node.environment.get("SYNERGY_STEP_LOG", ""),
-        resharding=plan is not None and megatron_arguments.reshards(arguments),
+        resharding=node.plan is not None and megatron_arguments.reshards(arguments),
         accepts=json.loads(node.environment.get("SYNERGY_ACCEPTS_JSON", "null")),
         nodes=len(allocation.nodes),
         restarts=allocation.restarts,

@@ -27,11 +27,13 @@ HOOKED_SCRIPT = "synergy_launch.megatron_core.hooked_script"
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What one node runs: the command, what is added to the environment, and remarks for the log."""
+    """What one node runs: the command, what is added to the environment, remarks for the log, and the plan of the run (see
+    `plan_of_run`)."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
     remarks: tuple[str, ...] = ()
+    plan: Plan | None = None
 
     @property
     def has_torchrun(self) -> bool:
@@ -139,7 +141,7 @@ def node_command(
         target = ["-m", HOOKED_SCRIPT, *target]
         environment["SYNERGY_MEGATRON_RUN"] = json.dumps(batch_arguments.run_length(script[1:]))
     before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
-    return NodeCommand((*before, *target, *arguments), environment, tuple(filter(None, remarks)))
+    return NodeCommand((*before, *target, *arguments), environment, tuple(filter(None, remarks)), plan)
 
 
 def plan_json(plan: Plan) -> str:

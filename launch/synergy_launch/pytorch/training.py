@@ -73,8 +73,9 @@ class SynergyTask:
     from a copy in host memory, unless SYNERGY_BACKGROUND_SAVES=0. `scheduler` is kept with the optimizer and stepped once for every
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported. `mesh` is plan_mesh()'s, of a model that is
-    cut over its dimension tp; with `model_spec` the scheduler knows what a tp costs, and chooses it. `comm` lets DDP's
-    replicas exchange less, such as local:8 (synergyd.exchange), where Synergy told nothing; "": exact.
+    cut over its dimension tp and shared out over data_mesh(mesh); with `model_spec` the scheduler knows what a tp costs,
+    and chooses it. `comm` lets DDP's replicas exchange less, such as local:8 (synergyd.exchange), where Synergy told
+    nothing; "": exact.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -111,8 +112,8 @@ class SynergyTask:
             settings = run_settings(model, optimizer, scaler, batch_range, mesh, world)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
-            dp, tp = degrees(mesh, world)
-            self.plan = _plan(settings, dp, tp, global_batch, micro_batch)
+            dp, tp, shard = degrees(mesh, world)
+            self.plan = _plan(settings, (dp, tp, shard), global_batch, micro_batch)
             self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
             self._dp_rank = (dist.get_rank() if together else 0) // tp
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
@@ -411,15 +412,15 @@ class SynergyTask:
         self.less.take(tensors)
 
 
-def _plan(settings: AgentSettings, dp: int, tp: int, global_batch: int, micro_batch: int | None) -> Plan:
-    chosen = settings.plan
+def _plan(settings: AgentSettings, mesh: tuple[int, int, int], global_batch: int, micro_batch: int | None) -> Plan:
+    chosen, (dp, tp, shard) = settings.plan, mesh
     if chosen is not None:
         if tp == 1 and (chosen.tp != 1 or chosen.pp != 1):
             what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
             raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        check_degrees(chosen, ("tp",), "SYNERGY_PLAN_JSON")
-        if (chosen.dp, chosen.tp) != (dp, tp):
-            what = f"its mesh has dp={dp} tp={tp}, the plan dp={chosen.dp} tp={chosen.tp}"
+        check_degrees(chosen, ("tp", "shard") if shard else ("tp",), "SYNERGY_PLAN_JSON")
+        if (chosen.dp, chosen.tp, chosen.shard or shard) != (dp, tp, shard):
+            what = f"its mesh has dp={dp} tp={tp} shard={shard}, the plan dp={chosen.dp} tp={chosen.tp} shard={chosen.shard}"
             raise UsageError("SynergyTask: mesh", what, "plan_mesh() makes the plan's")
         return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
     micro = micro_batch or max(1, global_batch // dp)

@@ -28,7 +28,8 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
     and a pipeline the whole job. A collective's ring enters a node once per network port that its members there own, so
     a group with n members on a node has min(in-node rate, n^rail_use * inter_gbs) (NCCL uses one channel per port, but
     the ring's hops inside the node share the switches with the other groups'). ZeRO-3 has a power of its own, by its
-    software; `zero3`, `shard` and `replicas` (ranks of other groups that hold the same) only where a plan has them.
+    software; `zero3`, `shard` and `replicas` (ranks of other groups that hold the same) only where a plan has them. Of those ranks that
+    hold the same experts, every e-th of the context and data groups together, the same as `expert_dp` and so on.
     """
     inner = plans.tp * plans.cp
     intra = gpu.intra_gbs * 1e9 * gpu.link_efficiency
@@ -44,18 +45,23 @@ def group_links(gpu: GpuFigures, plans: PlanArrays) -> dict[str, GroupLink]:
         "tp": link(plans.tp, plans.local),
         "cp": link(inner, np.maximum(1, plans.local // plans.tp)),
         "ep": link(inner * plans.ep, data),
-        "dp": link(inner * plans.dp, data),
         "pp": link(inner * plans.pp * plans.dp, 1.0),
         # where the tied embedding's two copies meet
         "ends": link(inner * plans.pp * plans.dp, 1.0),
     }
-    if np.any(plans.zero_stage >= 3):
-        links["zero3"] = link(inner * plans.dp, data, gpu.zero3_rail_use)
-    if np.any(plans.shard < plans.dp * plans.cp):
-        # consecutive ranks of the context and data groups together
-        members = np.maximum(1, plans.local // plans.tp)
-        links["shard"] = link(plans.tp * plans.shard, np.minimum(members, plans.shard))
-        links["replicas"] = link(inner * plans.dp, np.maximum(1, members // plans.shard))
+    # consecutive ranks of the context and data groups together
+    members = np.maximum(1, plans.local // plans.tp)
+    kinds: list[tuple[str, Ints, Ints, Ints]] = [("", data, members, plans.shard)]
+    if np.any(plans.ep > 1):
+        apart = np.maximum(1, members // plans.ep)
+        kinds.append(("expert_", apart, apart, np.maximum(1, plans.shard // plans.ep)))
+    for kind, on_node, in_shard, shard in kinds:
+        links[f"{kind}dp"] = link(inner * plans.dp, on_node)
+        if np.any(plans.zero_stage >= 3):
+            links[f"{kind}zero3"] = link(inner * plans.dp, on_node, gpu.zero3_rail_use)
+        if np.any(plans.shard < plans.dp * plans.cp):
+            links[f"{kind}shard"] = link(plans.tp * plans.shard, np.minimum(in_shard, shard))
+            links[f"{kind}replicas"] = link(inner * plans.dp, np.maximum(1, in_shard // shard))
     return links
 
 

@@ -68,8 +68,86 @@ def peak_memory(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> PeakMem
 def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
     """`peak_memory` of one model, or of one model, GPU type and plan a row (see step_time.step_parts); of the last stage
     instead of the fullest one where `last` is True."""
-    h, t, p, v = model.hidden, plans.tp, plans.pp, plans.vpp
-    ranks = plans.shard
+    return stage_memory(model, gpu, plans).peak(plans, last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What no recompute changes of plans' peaks, (N,) each: worked out once where several kinds are compared. Pairs are the first
+    stage's and the last one's."""
+
+    gpu: GpuFigures
+    layer: _LayerMemory
+    ends: tuple[Floats, Floats]  # layers
+    per_stage: Floats  # layers of the others
+    in_flight: tuple[Floats, Floats]  # micro-batches
+    second_in_flight: Floats
+    one_layer: Floats  # parameters without experts
+    parameters: tuple[Floats, Floats]
+    logits: tuple[Floats, Floats]
+    held: Floats  # bytes a parameter: weight and gradient
+    optimizer: Floats
+    expert_layers: tuple[Floats, Floats] | None  # of each end; None: no experts
+    expert_held: Floats  # bytes a layer that experts take more
+    expert_optimizer: Floats
+    gathered: Floats | float
+
+    def peak(self, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
+        """The peaks of `plans`, which differ from those that this is of in what they compute again alone."""
+        gpu, (first_layers, last_layers) = self.gpu, self.ends
+        kept, working, saved = self.layer.kept(plans)
+        some = plans.recompute_layers * plans.vpp  # layers of a stage that are computed again where not all are
+        blocks = bool(some.any())
+
+        def held_by(layers: Floats, in_flight: Floats) -> Floats:
+            if not blocks:
+                return np.asarray(gpu.activation_scale * (in_flight * (layers * kept) + working))
+            # the first layers are computed again when those that were kept are gone: no room of their own
+            at_once = np.where((some > 0) & (some < layers), 0.0, working)
+            return np.asarray(
+                gpu.activation_scale * (in_flight * (layers * kept - np.minimum(some, layers) * saved) + at_once)
+            )
+
+        first_activations = held_by(first_layers, self.in_flight[0])
+        last_activations = held_by(last_layers, self.in_flight[1])
+        (first_parameters, last_parameters), (first_logits, last_logits) = self.parameters, self.logits
+        state = self.held + self.optimizer
+        first = first_parameters * state + first_activations + first_logits
+        at_end = last_parameters * state + last_activations + last_logits
+        first_experts, last_experts = self.expert_layers or self.ends
+        if self.expert_layers is not None:
+            first = first + first_experts * (self.expert_held + self.expert_optimizer)
+            at_end = at_end + last_experts * (self.expert_held + self.expert_optimizer)
+        # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
+        uneven = (plans.pp > 1) & (first_layers < self.per_stage)
+        if uneven.any():
+            second_activations = held_by(self.per_stage, self.second_in_flight)
+            second = self.per_stage * (self.one_layer * state + self.expert_held + self.expert_optimizer)
+            second = second + second_activations
+            middle = uneven & (second > first)
+            first_parameters = np.where(middle, self.per_stage * self.one_layer, first_parameters)
+            first_experts = np.where(middle, self.per_stage, first_experts)
+            first_activations = np.where(middle, second_activations, first_activations)
+            first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
+        use_last = (at_end > first) if last is None else ((at_end > first) | last)
+        fullest = np.where(use_last, last_parameters, first_parameters)
+        live = np.where(use_last, at_end, first) + self.gathered
+        weights, optimizer = self.held * fullest + self.gathered, self.optimizer * fullest
+        if self.expert_layers is not None:
+            layers = np.where(use_last, last_experts, first_experts)
+            weights, optimizer = weights + layers * self.expert_held, optimizer + layers * self.expert_optimizer
+        return PeakMemory(
+            weights=weights,
+            optimizer=optimizer,
+            activations=np.where(use_last, last_activations, first_activations),
+            logits=np.where(use_last, last_logits, first_logits),
+            other=gpu.fragmentation * live + gpu.base_gib * GIB,
+        )
+
+
+def stage_memory(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StageMemory:
+    """What the peaks of `plans` are made of, whatever they compute again."""
+    h, t, p, v, m = model.hidden, plans.tp, plans.pp, plans.vpp, plans.micro_batches
     half = _HALF[plans.precision]
     tokens = plans.micro_batch * model.seq / plans.cp
     per_stage = np.ceil(model.layers / p)
@@ -78,70 +156,43 @@ def peak_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays, last: Bools | No
     first_layers, last_layers = first_layers + np.where(p == 1, model.mtp, 0), last_layers + model.mtp
     spread = np.where(plans.sequence_parallel, t, 1)
 
-    kept, working, saved = _of_a_layer(model, gpu, plans, tokens, spread)
-    some = plans.recompute_layers * v  # layers of a stage that are computed again where not all are
-    blocks = bool(some.any())
-
-    def held_by(layers: Floats, in_flight: Floats) -> Floats:
-        if not blocks:
-            return np.asarray(gpu.activation_scale * (in_flight * (layers * kept) + working))
-        # the first layers are computed again when those that were kept are gone: no room of their own
-        at_once = np.where((some > 0) & (some < layers), 0.0, working)
-        return np.asarray(
-            gpu.activation_scale * (in_flight * (layers * kept - np.minimum(some, layers) * saved) + at_once)
-        )
-
-    m = plans.micro_batches
     in_flight = np.where(v > 1, np.minimum(m, p + (p - 1) / v), np.minimum(m, p))
     in_flight_last = np.where((v > 1) & (p > 1), np.minimum(m, ((v - 1) * p + 1) / v), 1.0)
-
     one_layer, first_parameters, last_parameters = _parameters(model, plans, first_layers, last_layers)
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
-    first_activations = held_by(first_layers, in_flight)
-    last_activations = held_by(last_layers, in_flight_last)
-    first_logits = entry + np.where(p == 1, loss, 0.0)
-    last_logits = np.where(p == 1, entry, 0.0) + loss
 
-    held, optimizer = _of_a_parameter(gpu, plans, ranks)
+    held, optimizer = _of_a_parameter(gpu, plans, plans.shard)
     expert_held, expert_optimizer = _more_of_experts(model, gpu, plans, held, optimizer)
     if plans.exchange is not None:
         more = np.array([memory_bytes(option) for option in plans.exchange], dtype=np.float64)
         optimizer = optimizer + more * gpu.state_scale
     gathered: Floats | float = 0.0
     if (plans.zero_stage >= 3).any():  # this layer and the next are whole, this one's gradient too
-        elsewhere = one_layer * (1 - 1 / ranks) - model.expert_parameters / t / plans.ep * (plans.ep - 1) / ranks
+        experts_elsewhere = model.expert_parameters / t / plans.ep * (plans.ep - 1) / plans.shard
+        elsewhere = one_layer * (1 - 1 / plans.shard) - experts_elsewhere
         whole = 2 * _WEIGHTS[plans.precision] + _GRADIENTS[plans.precision] * gpu.state_scale
         gathered = np.where(plans.zero_stage >= 3, whole * elsewhere, 0.0)
-
-    state = held + optimizer
-    first = first_parameters * state + first_activations + first_logits
-    at_end = last_parameters * state + last_activations + last_logits
-    experts, every = bool(np.any(model.expert_parameters > 0)), model.layers + model.mtp
-    first_experts, last_experts = (np.where(p == 1, every, n) if experts else n for n in (first_layers, last_layers))
-    if experts:
-        first = first + first_experts * (expert_held + expert_optimizer)
-        at_end = at_end + last_experts * (expert_held + expert_optimizer)
-    # the second stage holds one micro-batch less than the first, and more layers where the layout is uneven
-    uneven = (p > 1) & (first_layers < per_stage)
-    if uneven.any():
-        second_activations = held_by(per_stage, np.minimum(m, in_flight - 1))
-        second = per_stage * (one_layer * state + expert_held + expert_optimizer) + second_activations
-        middle = uneven & (second > first)
-        first_parameters = np.where(middle, per_stage * one_layer, first_parameters)
-        first_experts = np.where(middle, per_stage, first_experts)
-        first_activations = np.where(middle, second_activations, first_activations)
-        first_logits, first = np.where(middle, 0.0, first_logits), np.where(middle, second, first)
-    use_last = (at_end > first) if last is None else ((at_end > first) | last)
-    fullest = np.where(use_last, last_parameters, first_parameters)
-    layers = np.where(use_last, last_experts, first_experts) if experts else np.zeros(())
-    live = np.where(use_last, at_end, first) + gathered
-    return PeakMemory(
-        weights=held * fullest + gathered + (layers * expert_held if experts else 0.0),
-        optimizer=optimizer * fullest + (layers * expert_optimizer if experts else 0.0),
-        activations=np.where(use_last, last_activations, first_activations),
-        logits=np.where(use_last, last_logits, first_logits),
-        other=gpu.fragmentation * live + gpu.base_gib * GIB,
+    expert_layers = None
+    if np.any(model.expert_parameters > 0):
+        every = model.layers + model.mtp
+        expert_layers = np.where(p == 1, every, first_layers), np.where(p == 1, every, last_layers)
+    return StageMemory(
+        gpu=gpu,
+        layer=_layer_memory(model, gpu, plans, tokens, spread),
+        ends=(first_layers, last_layers),
+        per_stage=per_stage,
+        in_flight=(in_flight, in_flight_last),
+        second_in_flight=np.minimum(m, in_flight - 1),
+        one_layer=one_layer,
+        parameters=(first_parameters, last_parameters),
+        logits=(entry + np.where(p == 1, loss, 0.0), np.where(p == 1, entry, 0.0) + loss),
+        held=held,
+        optimizer=optimizer,
+        expert_layers=expert_layers,
+        expert_held=expert_held,
+        expert_optimizer=expert_optimizer,
+        gathered=gathered,
     )
 
 
@@ -182,12 +233,46 @@ def _more_of_experts(
     return parameters * (of_expert[0] - held), parameters * (of_expert[1] - optimizer)
 
 
-def _of_a_layer(
-    model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints
-) -> tuple[Floats, Floats, Floats | float]:
-    """(kept for the backward pass of a micro-batch, used while it is recomputed, less of a layer that is computed again where others
-    are not): bytes of one layer's activations. `tokens` a rank, `spread`: tensor ranks over which what is outside of tensor parallelism
-    is split."""
+@dataclass(frozen=True, kw_only=True)
+class _LayerMemory:
+    """Activations of one layer and micro-batch, bytes. `tokens` a rank, `spread`: tensor ranks over which what is outside of tensor
+    parallelism is split, `wide`: width of the MLP, the mean over layers."""
+
+    model: Dims
+    half: Floats
+    tokens: Floats
+    spread: Ints
+    wide: Floats
+    scores: Floats
+    unscored: Floats  # all but the scores
+    whole: Floats
+
+    def kept(self, plans: PlanArrays) -> tuple[Floats, Floats, Floats | float]:
+        """(kept for the backward pass of a micro-batch, used while it is recomputed, less of a layer that is computed again where
+        others are not)."""
+        model, half, tokens, spread, whole = self.model, self.half, self.tokens, self.spread, self.whole
+        full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
+        boundary = half * 2 * tokens * model.hidden / spread
+        blocks = full & (plans.recompute_layers > 0)
+        kept = np.where(full & ~blocks, boundary, np.where(selective, self.unscored, whole))
+        working = np.where(full, whole, np.where(selective, self.scores, 0.0))
+        if beyond_core(plans):
+            alone, each = again(plans), kept_elements(model, plans.tp, spread)
+            working = working * np.where(selective & ~alone[CORE], 0.0, 1.0)
+            kept = kept + np.where(selective & ~alone[CORE], self.scores, 0.0)
+            for name, elements in each.items():
+                freed = np.where(alone[name], half * 2 * tokens * elements, 0.0)
+                kept, working = kept - freed, working + freed
+        if operators.any():
+            # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
+            gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * self.wide) / plans.tp
+            gemms = gemms + 4 * model.hidden / spread
+            kept = np.where(operators, boundary + half * tokens * (2 * model.value / plans.tp + gemms / 2), kept)
+            working = np.where(operators, whole, working)
+        return kept, working, np.where(blocks, whole - boundary, 0.0)
+
+
+def _layer_memory(model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints) -> _LayerMemory:
     h, t, half = model.hidden, plans.tp, _HALF[plans.precision]
     # attention: q and the core's output, k and v; MLP: 2f each for what every unit reads and writes
     wide = (1 - model.moe_share) * model.dense_ffn + model.moe_share * (model.ffn * model.top_k + model.shared_ffn)
@@ -198,22 +283,14 @@ def _of_a_layer(
         inner = inner + np.where(model.kv_lora > 0, half * tokens * latent, 0.0)
     kept_scores = np.where(gpu.flash & ~not_fused(model, plans), gpu.scores_kept, 1.0)
     scores = kept_scores * half * 5 * tokens * model.seq * model.heads / t
-    whole = outer + inner + scores
-    full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
-    boundary = half * 2 * tokens * h / spread
-    blocks = full & (plans.recompute_layers > 0)
-    kept = np.where(full & ~blocks, boundary, np.where(selective, outer + inner, whole))
-    working = np.where(full, whole, np.where(selective, scores, 0.0))
-    if beyond_core(plans):
-        alone, each = again(plans), kept_elements(model, t, spread)
-        working = working * np.where(selective & ~alone[CORE], 0.0, 1.0)
-        kept = kept + np.where(selective & ~alone[CORE], scores, 0.0)
-        for name, elements in each.items():
-            freed = np.where(alone[name], half * 2 * tokens * elements, 0.0)
-            kept, working = kept - freed, working + freed
-    if operators.any():
-        # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
-        gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * wide) / t + 4 * h / spread
-        kept = np.where(operators, boundary + half * tokens * (2 * model.value / t + gemms / 2), kept)
-        working = np.where(operators, whole, working)
-    return kept, working, np.where(blocks, whole - boundary, 0.0)
+    unscored = outer + inner
+    return _LayerMemory(
+        model=model,
+        half=half,
+        tokens=tokens,
+        spread=spread,
+        wide=wide,
+        scores=scores,
+        unscored=unscored,
+        whole=unscored + scores,
+    )

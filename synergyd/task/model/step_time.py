@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergyd.records import ModelSpec
-from synergyd.task.model.arrays import Floats, PlanArrays
+from synergyd.task.model.arrays import Floats, Ints, PlanArrays
 from synergyd.task.model.dims import Dims, dims
 from synergyd.task.model.exchange_time import exchange_s
 from synergyd.task.model.group_links import GroupLink, group_links, ring, ring_hops_s
@@ -74,7 +74,9 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
       micro-batch gathers the weights twice and reduce-scatters once (Rajbhandari et al. 2020), hidden behind compute
       up to gpu.zero3_overlap of it. Where the optimizer is shared out, dp_rank_s for each further rank of the group.
       Shared out over fewer ranks than all: reduce-scattered and gathered among these, and all-reduced with the other groups'
-      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP). Less communication: exchange_time.py.
+      ranks that hold the same (MiCS, Zhang et al. 2022, section 3; PyTorch's HSDP). Experts' parameters by themselves among the
+      d * c / e ranks that hold the same ones (Megatron-Core's expert data-parallel group, parallel_state.py).
+      Less communication: exchange_time.py.
     - optimizer: bytes that Adam moves, at memory bandwidth, and optimizer_s a layer. fixed: fixed_s, and waiting for the
       slowest of n nodes, jitter * log2(n) of the step. A micro-batch costs micro_s more, and adds up its gradients.
     """
@@ -84,8 +86,45 @@ def step_time(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
 def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     """`step_time` of one model, or of one model, GPU type and plan a row: then every field of `model` and the fields
     of `gpu` may be arrays of shape (N,)."""
+    return passes(model, gpu, plans).step(plans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What no global batch changes of plans' steps, seconds, (N,) each: worked out once where several batches are compared."""
+
+    model: Dims
+    at: Kernels
+    work: Floats  # a micro-batch on a stage that is none of the ends
+    tp: Floats
+    p2p: Floats
+    last_work: Floats  # what the last stage has more
+    last_tp: Floats
+    ends: Floats  # a step
+    data: _DataParallel
+    optimizer: Floats
+    nodes: Floats
+
+    def step(self, plans: PlanArrays) -> StepTime:
+        """The steps of `plans`, which differ from those that this is of in their batches alone."""
+        gpu, m = self.at.gpu, plans.micro_batches.astype(np.float64)
+        parts = StepTime(
+            compute=m * (self.work + self.last_work),
+            bubble=(plans.pp - 1) * (self.work + self.tp + self.p2p) / plans.vpp,
+            tp=m * (self.tp + self.last_tp),
+            pp=m * self.p2p + self.ends,
+            dp=np.where(plans.zero_stage >= 3, m * self.data.each, self.data.once(self.model, self.at, plans)),
+            optimizer=self.optimizer,
+            fixed=np.broadcast_to(np.asarray(gpu.fixed_s, dtype=np.float64), m.shape),
+        )
+        # the slowest of many nodes sets the pace
+        waiting = gpu.jitter * np.log2(np.maximum(self.nodes, 1.0)) * parts.total
+        return StepTime(**{**vars(parts), "fixed": parts.fixed + waiting})
+
+
+def passes(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> Passes:
+    """What the steps of `plans` are made of, whatever their batches."""
     t, p, d, c, v = plans.tp, plans.pp, plans.dp, plans.cp, plans.vpp
-    m = plans.micro_batches.astype(np.float64)
     tokens = plans.micro_batch * model.seq / c
     per_stage = np.ceil(model.layers / p)
     # layers that the last stage has less than the others
@@ -95,7 +134,6 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     logits, tp_logits = _last_stage(model, at, plans, links["tp"], tokens, layer)
     # the activation forward and its gradient backward
     hop = layer.boundary / layer.spread / (links["pp"].rate * gpu.pp_efficiency) + links["pp"].latency
-    p2p = np.where(p > 1, 2 * v * hop, 0.0)
 
     # what every tensor rank holds whole (down to the latent widths) is reduced and updated whole
     split = model.dense_parameters - model.replicated_parameters
@@ -105,8 +143,6 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     gradient_bytes = _GRADIENT_BYTES[plans.precision]
     # gradients are added to those of earlier micro-batches: read and written
     accumulate = 2 * gradient_bytes * shard / at.memory_rate
-    work = per_stage * layer.work + accumulate + gpu.micro_s
-    once, each = _data_parallel(model, at, plans, links, shard, per_stage, layer)
     # both copies of a tied embedding add their gradients
     tied = (p > 1) & (model.head_parameters == 0) & (d > 0)
     embedding_bytes = gradient_bytes * model.embedding_parameters / t
@@ -115,21 +151,20 @@ def step_parts(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StepTime:
     of_expert = np.maximum(plans.shard / plans.ep, 1)
     shared = plans.zero_stage >= 1
     updated = _OPTIMIZER_BYTES * (dense / np.where(shared, plans.shard, 1) + experts / np.where(shared, of_expert, 1))
-    stage = work + per_stage * layer.tp + p2p
-    parts = StepTime(
+    return Passes(
+        model=model,
+        at=at,
+        work=per_stage * layer.work + accumulate + gpu.micro_s,
+        tp=per_stage * layer.tp,
+        p2p=np.where(p > 1, 2 * v * hop, 0.0),
         # the last stage has the logits, and fewer layers where the layout is uneven
-        compute=m * (work + np.maximum(0.0, logits - fewer * layer.work)),
-        bubble=(p - 1) * stage / v,
-        tp=m * (per_stage * layer.tp + np.maximum(0.0, tp_logits - fewer * layer.tp)),
-        pp=m * p2p + ends,
-        dp=np.where(plans.zero_stage >= 3, m * each, once),
+        last_work=np.maximum(0.0, logits - fewer * layer.work),
+        last_tp=np.maximum(0.0, tp_logits - fewer * layer.tp),
+        ends=ends,
+        data=_data_parallel(at, plans, links, dense, experts, per_stage, layer),
         optimizer=updated / at.memory_rate + gpu.optimizer_s * per_stage,
-        fixed=np.broadcast_to(np.asarray(gpu.fixed_s, dtype=np.float64), m.shape),
+        nodes=t * p * d * c / plans.local,
     )
-    # the slowest of many nodes sets the pace
-    nodes = t * p * d * c / plans.local
-    waiting = gpu.jitter * np.log2(np.maximum(nodes, 1.0)) * parts.total
-    return StepTime(**{**vars(parts), "fixed": parts.fixed + waiting})
 
 
 def _last_stage(
@@ -147,64 +182,127 @@ def _last_stage(
     return logits, tp_logits
 
 
+@dataclass(frozen=True, kw_only=True)
+class _DataParallel:
+    """Traffic of `shard` parameters that compute does not hide, seconds: `exact` once a step below ZeRO-3, `each` micro-batch with it.
+    `hidden` of it is behind the backward pass, `layer_work` is a micro-batch's in one of `per_stage` layers."""
+
+    shard: Floats
+    gradient_bytes: Floats
+    link: GroupLink
+    ranks: Ints
+    exact: Floats
+    hidden: Floats
+    per_stage: Floats
+    layer_work: Floats
+    shared_out: Floats
+    each: Floats
+
+    def once(self, model: Dims, at: Kernels, plans: PlanArrays) -> Floats:
+        """Once a step, by what the replicas exchange."""
+        less = exchange_s(
+            model,
+            at,
+            plans,
+            exact=self.exact,
+            gradient_bytes=self.gradient_bytes,
+            shard=self.shard,
+            link=self.link,
+            ranks=self.ranks,
+            hidden=self.hidden,
+            work=plans.micro_batches * self.per_stage * self.layer_work,
+        )
+        return less + self.shared_out
+
+
 def _data_parallel(
-    model: Dims,
     at: Kernels,
     plans: PlanArrays,
     links: dict[str, GroupLink],
-    shard: Floats,
+    dense: Floats,
+    experts: Floats,
     per_stage: Floats,
     layer: LayerTime,
-) -> tuple[Floats, Floats]:
-    """(once a step below ZeRO-3, each micro-batch with ZeRO-3): traffic of `shard` parameters that compute does not hide."""
-    gpu, inner, ranks = at.gpu, plans.tp * plans.cp, plans.dp * plans.cp
-    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
-    leaves, members = inner * plans.dp > plans.local, plans.local // inner
-    partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
-    beyond = np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0)
-    reached = GroupLink(links["dp"].rate * gpu.dp_efficiency * beyond, links["dp"].latency)
-    reduce = ring(reached, ranks, gradient_bytes * shard)
-    gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * shard)
-    smaller = (plans.shard < ranks) & (plans.zero_stage >= 1)
-    if smaller.any():
-        efficiency = gpu.dp_efficiency * beyond
-        scattered, added = _in_shard_groups(plans, links, efficiency, gradient_bytes * shard)
-        gather_in, _ = _in_shard_groups(plans, links, efficiency, weight_bytes * shard)
-        reduce, gather = np.where(smaller, scattered + added, reduce), np.where(smaller, gather_in, gather)
+) -> _DataParallel:
+    """Of `dense` parameters and `experts`, which fewer ranks hold the same ones of."""
+    gpu, ranks, shard = at.gpu, plans.dp * plans.cp, dense + experts
+    apart = (plans.ep > 1) & (experts > 0)
+    some = bool(apart.any())
+    common = np.where(apart, dense, shard) if some else shard
+    once, per_layer = _traffic(gpu, plans, links, common, per_stage)
+    if some:
+        further = _traffic(gpu, plans, links, np.where(apart, experts, 0.0), per_stage, "expert_")
+        once, per_layer = (a + np.where(apart, b, 0.0) for a, b in zip((once, per_layer), further, strict=True))
     hidden = gpu.overlap * per_stage * layer.backward
-    shared_out = gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0)
-    once = exchange_s(
-        model,
-        at,
-        plans,
-        exact=np.maximum(0.0, reduce + gather - hidden),
-        gradient_bytes=gradient_bytes,
+    each = np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
+    return _DataParallel(
         shard=shard,
-        link=reached,
+        gradient_bytes=_GRADIENT_BYTES[plans.precision],
+        link=_reached(gpu, plans, links, "dp", plans.local // (plans.tp * plans.cp)),
         ranks=ranks,
+        exact=np.maximum(0.0, once - hidden),
         hidden=hidden,
-        work=plans.micro_batches * per_stage * layer.work,
+        per_stage=per_stage,
+        layer_work=layer.work,
+        shared_out=gpu.dp_rank_s * np.where(plans.zero_stage >= 1, plans.shard - 1, 0),
+        each=each,
     )
-    once = once + shared_out
-    if not np.any(plans.zero_stage >= 3):
-        return once, np.zeros_like(once)
-    reached = GroupLink(links["zero3"].rate * gpu.dp_efficiency * beyond, links["zero3"].latency)
-    hops = ring_hops_s(ranks, inner * plans.dp / plans.local)
-    per_layer = per_stage * 3 * (ring(reached, ranks, weight_bytes * shard / per_stage) + hops)
-    if smaller.any():
-        one, added = _in_shard_groups(plans, links, efficiency, weight_bytes * shard / per_stage)
-        hops = ring_hops_s(plans.shard, plans.tp * plans.shard / plans.local)
-        per_layer = np.where(smaller, per_stage * (3 * (one + hops) + added), per_layer)
-    return once, np.maximum(0.0, per_layer - gpu.zero3_overlap * per_stage * layer.work)
 
 
-def _in_shard_groups(
-    plans: PlanArrays, links: dict[str, GroupLink], efficiency: Floats, volume: Floats
+def _between_nodes(gpu: GpuFigures, plans: PlanArrays, members: Ints) -> Floats:
+    """What data-parallel groups with `members` ranks on a node reach of their link."""
+    partial = np.where((members > 1) & (members < plans.local), gpu.dp_partial_efficiency, 1.0)
+    leaves = plans.tp * plans.cp * plans.dp > plans.local
+    return np.asarray(np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0))
+
+
+def _reached(gpu: GpuFigures, plans: PlanArrays, links: dict[str, GroupLink], name: str, members: Ints) -> GroupLink:
+    return GroupLink(links[name].rate * gpu.dp_efficiency * _between_nodes(gpu, plans, members), links[name].latency)
+
+
+def _traffic(
+    gpu: GpuFigures,
+    plans: PlanArrays,
+    links: dict[str, GroupLink],
+    parameters: Floats,
+    per_stage: Floats,
+    kind: str = "",
 ) -> tuple[Floats, Floats]:
-    """(a reduce-scatter or all-gather of `volume` bytes inside a group of `plans.shard` ranks, the all-reduce of what each of these
-    then has with the other groups): seconds."""
-    inside = plans.tp * plans.shard <= plans.local
-    among = GroupLink(links["shard"].rate * np.where(inside, 1.0, efficiency), links["shard"].latency)
-    others = GroupLink(links["replicas"].rate * efficiency, links["replicas"].latency)
-    count = plans.dp * plans.cp // plans.shard
-    return ring(among, plans.shard, volume), 2 * ring(others, count, volume / plans.shard)
+    """(gradients reduced and weights gathered once a step below ZeRO-3, the layers of a micro-batch with it): seconds. `kind`
+    "expert_": among the ranks that hold the same experts."""
+    gradient_bytes, weight_bytes = _GRADIENT_BYTES[plans.precision], WEIGHT_BYTES[plans.precision]
+    inner, total, ep = plans.tp * plans.cp, plans.dp * plans.cp, plans.ep if kind else 1
+    ranks, shard = np.maximum(1, total // ep), np.maximum(1, plans.shard // ep)
+    members = plans.local // (plans.tp * ep if kind else inner)
+    reached = _reached(gpu, plans, links, f"{kind}dp", members)
+    reduce = ring(reached, ranks, gradient_bytes * parameters)
+    gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * parameters)
+    smaller = (plans.shard < total) & (plans.zero_stage >= 1)
+    among, others = links.get(f"{kind}shard", reached), links.get(f"{kind}replicas", reached)
+    efficiency = gpu.dp_efficiency * _between_nodes(gpu, plans, members)
+
+    def in_shard_groups(volume: Floats) -> tuple[Floats, Floats]:
+        """(a reduce-scatter or all-gather of `volume` bytes inside a group, the all-reduce of what each rank then has with the
+        other groups): seconds."""
+        inside = plans.tp * plans.shard <= plans.local
+        near = GroupLink(among.rate * np.where(inside, 1.0, efficiency), among.latency)
+        far = GroupLink(others.rate * efficiency, others.latency)
+        return ring(near, shard, volume), 2 * ring(far, total // plans.shard, volume / shard)
+
+    if smaller.any():
+        scattered, added = in_shard_groups(gradient_bytes * parameters)
+        gather_in, _ = in_shard_groups(weight_bytes * parameters)
+        reduce, gather = np.where(smaller, scattered + added, reduce), np.where(smaller, gather_in, gather)
+    if not np.any(plans.zero_stage >= 3):
+        return reduce + gather, np.zeros_like(reduce)
+    three = _reached(gpu, plans, links, f"{kind}zero3", members)
+    nodes = inner * plans.dp / plans.local
+    nodes = np.minimum(nodes, ranks) if kind else nodes
+    layer_bytes = weight_bytes * parameters / per_stage
+    per_layer = per_stage * 3 * (ring(three, ranks, layer_bytes) + ring_hops_s(ranks, nodes))
+    if smaller.any():
+        one, added = in_shard_groups(layer_bytes)
+        nodes = plans.tp * plans.shard / plans.local
+        hops = ring_hops_s(shard, np.minimum(nodes, shard) if kind else nodes)
+        per_layer = np.where(smaller, per_stage * (3 * (one + hops) + added), per_layer)
+    return reduce + gather, per_layer

@@ -21,6 +21,7 @@ from synergyd.settings import Settings
 from synergyd.shared_links import SharedLink, Sharing
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
+from synergyd.wire.admin_comment import AdminCommentStamp, encode
 
 ROOT = Path(__file__).parents[3]
 EVIL = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\nrow \u202e"
@@ -322,13 +323,27 @@ def test_render(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def batch_script(self, job_id: int) -> str | None:
             return self.script
 
+        comment = ""
+
         def job(self, job_id: int) -> None:
             return None
+
+        def admin_comment(self, job_id: int) -> str:
+            return self.comment
 
     monkeypatch.setattr("synergyd.cli.render.CommandLine", Slurm)
     text = ctl(filled, "render", "7").output
     assert "'my train.py' \\\n  --a 1\n" in text and "tee" not in text and "SYNERGY_CHECKPOINT_DIR=/ck" in text
     assert all(c.isprintable() or c == "\n" for c in text) and "#SBATCH --gres=gpu:a100:4" in text
+    # whose batch the plan's is stands in the stamp: by the directive alone it would be the script's own
+    assert "SYNERGY_OWN_BATCH=1" in text
+    for own in (False, True):
+        stamp = AdminCommentStamp(plan=Plan(), own_batch=own, asked=Shape("a100", 1, 8))
+        Slurm.comment = encode(stamp)
+        assert ("SYNERGY_OWN_BATCH=1" in ctl(filled, "render", "7").output) == own
+    # a Megatron-LM script without a batch has one micro-batch a replica of the sbatch line's 8 GPUs
+    Slurm.script = "#!/bin/bash\nsrun synergy-launch pretrain_gpt.py --num-layers 8 --micro-batch-size 3\n"
+    assert "--global-batch-size 24" in ctl(filled, "render", "7").output
     Slurm.script = None
     assert "Slurm has no script" in shown(ctl(filled, "render", "7"))
     Slurm.script = "#!/bin/bash\ntorchrun x\n"

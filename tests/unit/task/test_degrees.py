@@ -185,3 +185,62 @@ def test_rows_of_many_models_are_what_they_are_alone() -> None:
     for i, (model, plan) in enumerate(zip(models, plans, strict=True)):
         assert times.total[i] == pytest.approx(time(plan, model).total[0])
         assert peaks.total[i] == pytest.approx(memory(plan, model).total[0])
+
+
+BARE = replace(A100, overlap=0.0, zero3_overlap=0.0, inter_latency_s=0.0, intra_latency_s=0.0, jitter=0.0)
+WITHOUT_EXPERTS = replace(dims(MOE), expert_parameters=np.zeros(()))
+
+
+def of_experts(plan: Plan, gpu: GpuFigures = BARE) -> float:
+    """Seconds of data-parallel traffic that the experts' gradients and weights take."""
+    plans = from_plans([plan], 8)
+    whole, without = (step_parts(sizes, gpu, plans).dp[0] for sizes in (dims(MOE), WITHOUT_EXPERTS))
+    return float(whole - without)
+
+
+def test_experts_gradients_are_reduced_by_the_ranks_that_hold_the_same_ones() -> None:
+    """Megatron-Core's expert data-parallel group: dp * cp / ep ranks (parallel_state.py, core_v0.16)."""
+    alone, two, four = (of_experts(Plan(1, 1, 8, 1, 64, ep=ep)) for ep in (8, 4, 2))
+    assert alone == pytest.approx(0.0, abs=1e-12)
+    # a quarter of the experts over 2 ranks, half of them over 4: 1/4 * 1/2 against 1/2 * 3/4
+    assert two > 0 and four == pytest.approx(3 * two)
+    # context ranks hold the same experts
+    assert of_experts(Plan(1, 1, 4, 1, 64, ep=4, cp=2)) == pytest.approx(two)
+    # an expert's ranks in one node are fewer than all: they use fewer of its ports
+    apart = replace(BARE, dp_inter_efficiency=1.0, dp_partial_efficiency=1.0, rail_use=1.0, intra_gbs=1e6)
+    one_port, ports = (of_experts(Plan(1, 1, 16, 1, 64, ep=ep), apart) for ep in (8, 1))
+    # 1/8 of the experts over 2 ranks on one port; all over 16 on eight
+    assert one_port == pytest.approx(ports * (1 / 8 * 1 / 2) / (15 / 16 / 8))
+
+
+def test_experts_are_gathered_by_the_ranks_that_hold_the_same_ones() -> None:
+    """The same where the parameters are shared out (ZeRO-3), and where groups of ranks share out by themselves."""
+    assert of_experts(Plan(1, 1, 8, 1, 64, ep=8, zero_stage=3)) == pytest.approx(0.0, abs=1e-12)
+    two, four = (of_experts(Plan(1, 1, 8, 1, 64, ep=ep, zero_stage=3)) for ep in (4, 2))
+    assert two > 0 and four == pytest.approx(3 * two)
+    # two groups of 8 ranks, and in each all experts: nothing inside, a sum of two between them
+    plans = [Plan(1, 1, 16, 1, 64, ep=8, zero_stage=zero, shard=8) for zero in (1, 3)]
+    assert all(of_experts(plan) > 0 for plan in plans)
+    slow_inside = replace(BARE, intra_gbs=BARE.intra_gbs / 2)
+    flat = [replace(gpu, rail_use=0.0, zero3_rail_use=0.0) for gpu in (BARE, slow_inside)]
+    for plan in plans:
+        fast, slow = (of_experts(plan, gpu) for gpu in flat)
+        assert fast == pytest.approx(slow)
+
+
+def test_a_shared_expert_is_computed_by_all_tokens_and_held_by_every_expert_rank() -> None:
+    """Dai et al. 2024 (DeepSeekMoE), section 3.2: FLOPs and weights of an MLP beside the routed experts, whatever ep is."""
+    width = 1024
+    with_it = replace(MOE, shared_ffn=width)
+    plain = replace(IDEAL, overlap=0.0)
+    for ep in (1, 8):
+        plan = Plan(1, 1, 8, 1, 8, ep=ep, zero_stage=0)
+        weights = 3 * MOE.hidden * width * MOE.layers
+        compute = time(plan, with_it, plain).compute[0] - time(plan, MOE, plain).compute[0]
+        assert compute == pytest.approx(6 * weights * MOE.seq / (A100.peak_tflops * 1e12), rel=1e-3)
+        more, before = memory(plan, with_it), memory(plan, MOE)
+        assert more.weights[0] - before.weights[0] == pytest.approx(6 * weights)
+        assert more.optimizer[0] - before.optimizer[0] == pytest.approx(12 * weights)
+        kept = more.activations[0] - before.activations[0]
+        # what both halves of the gated unit, and its product, read and write, in 2 bytes
+        assert kept == pytest.approx(2 * 3 * width * MOE.seq * MOE.layers)

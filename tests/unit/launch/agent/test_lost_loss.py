@@ -155,6 +155,30 @@ def test_the_first_step_after_it_is_below_already(tmp_path: Path) -> None:
     assert rig.agent.bounded(4).global_batch == 8 == rig.agent.plan.global_batch
 
 
+def test_the_bound_is_read_once_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all ranks have the same one: rank 0's, whatever a shared folder shows the others later."""
+    (tmp_path / "checkpoints").mkdir()
+    lost_loss.write(tmp_path / "checkpoints", 8)
+    reads: list[Path | None] = []
+    real = lost_loss.read
+
+    def read(folder: Path | None) -> int | None:
+        reads.append(folder)
+        return real(folder)
+
+    monkeypatch.setattr(lost_loss, "read", read)
+    rig = Rig(tmp_path)
+    rig.agent.plan = GROWN
+    rig.agent.find_checkpoint(None)
+    assert rig.agent.bounded(4).global_batch == 8
+    lost_loss.write(tmp_path / "checkpoints", 16)
+    rig.start(base_batch=4)
+    assert rig.status["batch_bound"] == 8 and len(reads) == 1
+    other = Rig(tmp_path)  # of an adapter that has asked for no bound before
+    other.start(base_batch=4)
+    assert other.status["batch_bound"] == 16 and len(reads) == 2
+
+
 def test_a_batch_that_went_down_meanwhile_is_not_acquitted(tmp_path: Path) -> None:
     """The parameters are ruined since a larger batch: they are saved no more than before."""
     rig = grown(tmp_path, hold_s=0)

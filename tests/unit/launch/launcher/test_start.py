@@ -158,7 +158,7 @@ def test_a_megatron_script_keeps_its_own_batch(own: list[str]) -> None:
     assert option(made, "--train-iters") == "100" and option(made, "--lr") == "1e-4"
     plan = AgentSettings.from_environment({**made.environment, "WORLD_SIZE": "8", "SYNERGY_RUN_DIR": ""}).plan
     assert plan == replace(ASSUMED, global_batch=24)
-    assert plan_of_run(given, script, 8)[0] == plan, "what the launcher reports"
+    assert plan_of_run(given, script, 8)[0] == plan == made.plan, "what the launcher reports"
     assert option(start(script, given=replace(given, own_batch=False)), "--global-batch-size") == "64"
 
 
