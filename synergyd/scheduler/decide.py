@@ -25,6 +25,7 @@ from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.policies.registry import policy_named
 from synergyd.scheduler.preemption import stoppable
 from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
+from synergyd.scheduler.problem.first_start import within_reach
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import (
     NO_SLURM_LIMITS,
@@ -232,8 +233,8 @@ def _problem(
     gpus = sum(node.free for node in nodes)
     requests = with_guarantees(requests, gpus, settings.guaranteed_share, snapshot.jobs, ages_s)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
-    if not policy.rule:  # a peer prices restarts as its paper does
-        requests = tuple(with_horizon(request) for request in requests)
+    if not policy.rule:  # a peer goes by its paper
+        requests = tuple(within_reach(with_horizon(request)) for request in requests)
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:

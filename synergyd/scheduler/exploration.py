@@ -17,7 +17,7 @@ from collections import Counter
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement, place, requests_of
-from synergyd.scheduler.problem.cell_index import CellIndex
+from synergyd.scheduler.problem.cell_index import MEASURED, CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, within_limits
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
@@ -27,8 +27,6 @@ from synergyd.words import shape_words, size_words
 _REACH = (
     2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
 )
-# a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
-_MEASURED = 0.1
 _TRIES = 4  # placements tried an epoch
 _STARTS = 32  # jobs an epoch that start as they asked: each looks at all nodes, 40 ms of 10,000
 # times the present goodput that a trial must be worth: what is at stake must be more than the arithmetic's own error
@@ -110,7 +108,7 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
     given, asked = job.cells[choice].shape, job.cells[job.asked]
     more = asked.shape.gpus - given.gpus
     return (
-        asked.uncertainty > _MEASURED
+        asked.uncertainty > MEASURED
         and asked.shape.gpu_type == given.gpu_type
         and 0 < more <= idle[asked.shape.gpu_type]
     )
@@ -186,7 +184,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
             continue
         index = index_of.by_gpus[gpu_type, gpus]
         cell = job.cells[index]
-        if index in job.banned or cell.goodput <= 0 or cell.uncertainty <= _MEASURED:
+        if index in job.banned or cell.goodput <= 0 or cell.uncertainty <= MEASURED:
             continue
         # what is uncertain of both moves both
         sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))

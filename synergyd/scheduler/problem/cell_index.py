@@ -17,6 +17,8 @@ from synergyd.records import Cell, Shape
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Key = tuple[str, int, int]  # GPU type, nodes, GPUs a node
+# a size that was measured is surer than this (its steps vary by 3 %), a prior is not (20 % and more)
+MEASURED = 0.1
 
 
 class CellIndex(tuple[Cell, ...]):
@@ -73,6 +75,17 @@ class CellIndex(tuple[Cell, ...]):
         """Indices of the Cells with more goodput."""
         order, falling = self._falling
         return frozenset(order[: bisect_left(falling, -goodput)])
+
+    @cached_property
+    def _guessed(self) -> dict[int, frozenset[int]]:
+        return {}
+
+    def guessed_above(self, gpus: int) -> frozenset[int]:
+        """Indices of the Cells with more GPUs whose speed was not measured."""
+        if gpus not in self._guessed:
+            some = (i for i, c in enumerate(self) if c.uncertainty > MEASURED and c.shape.gpus > gpus)
+            self._guessed[gpus] = frozenset(some)
+        return self._guessed[gpus]
 
     @cached_property
     def sound(self) -> bool:

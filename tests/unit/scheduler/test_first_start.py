@@ -1,0 +1,60 @@
+"""A job whose like nobody has measured starts on a few times the GPUs asked for at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from synergyd.records import Action, Cell, Decision
+from synergyd.scheduler.decide import decide
+from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.problem.first_start import REACH, beyond_reach, within_reach
+from synergyd.settings import Settings
+from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
+
+SIZES = ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4))
+
+
+def offers(sigma: float, *measured: int) -> tuple[Cell, ...]:
+    """Cells of 1, 2, 4, 8, 16 GPUs that scale well, unsure by `sigma` but for those `measured`."""
+    found = [cell((n * g) ** 0.9, n, g) for n, g in SIZES]
+    return tuple(replace(c, uncertainty=0.03 if c.shape.gpus in measured else sigma) for c in found)
+
+
+def started(cells: tuple[Cell, ...], policy: str = "", **changes: object) -> Decision:
+    site = snapshot([node(f"n{i}") for i in range(4)], [job(1, asked=1, **changes)])
+    (found,) = decide(site, Settings(), {1: cells}, {}, policy=policy_named(policy) if policy else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sigma", "measured", "gpus"), [(0.2, (), 4), (0.03, (), 16), (0.2, (1,), 16), (0.2, (16,), 16)]
+)
+def test_only_guesses_are_bounded(sigma: float, measured: tuple[int, ...], gpus: int) -> None:
+    """A size that was measured may be taken, and once the size asked for was, its like is known."""
+    found = started(offers(sigma, *measured))
+    assert found.action is Action.START and found.cell is not None and found.cell.shape.gpus == gpus
+
+
+def test_explain_says_so() -> None:
+    alternatives = started(offers(0.2)).alternatives
+    larger = {a.why_not for a in alternatives if a.cell.shape.gpus > REACH}
+    assert larger == {
+        "it starts on at most 4 times the GPUs asked for until its speed, or that of its like, was measured"
+    }
+
+
+def test_a_peer_goes_by_its_paper() -> None:
+    found = started(offers(0.2), policy="optimus")
+    assert found.cell is not None and found.cell.shape.gpus == 16
+
+
+def test_a_running_job_and_one_with_a_deadline_are_free() -> None:
+    for free in (
+        ask(1, offers(0.2), current=0),
+        ask(1, offers(0.2), deadline_s=9.0),
+        replace(ask(1, offers(0.2)), asked=None),
+    ):
+        assert within_reach(free) is free and not beyond_reach(free, 4)
+    assert within_reach(ask(1, offers(0.2))).banned == {3, 4}
