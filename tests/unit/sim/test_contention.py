@@ -225,7 +225,7 @@ def test_a_start_across_leaves_is_delayed_until_the_timer_ends() -> None:
     told = Scenario(jobs, replace(cluster, nodes=leaves), Costs(0, 0, 0, 0), epoch_s=60.0)
 
     def starts_s(placement: str) -> float:
-        settings = Settings(placement=placement, node_link="10gbe", leaf_uplink="1gbe")
+        settings = Settings(placement=placement, node_link="10gbe", leaf_uplink="1gbe", early_epochs=False)
         return simulate(told, "synergy", settings, oracle=True).jobs[2].start_s
 
     assert starts_s("pack") == 120.0
