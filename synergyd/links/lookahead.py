@@ -23,7 +23,7 @@ from synergyd.links.arbiter import (
     step,
     wake_s,
 )
-from synergyd.links.disciplines import AdaDual, Discipline, Srsf
+from synergyd.links.disciplines import NOBODY_WAITS, AdaDual, Discipline, Srsf
 
 # Ours that does best by itself (it orders by time and keeps small messages from starving wide ones), the paper's three, and between.
 CANDIDATES = (
@@ -36,8 +36,7 @@ CANDIDATES = (
     Discipline(AdaDual(), by_time=True, reserve=True),
     Discipline(Srsf(3)),
 )
-# The arbiter may also leave everybody alone: more jobs than this never share a link.
-WITH_NONE = (*CANDIDATES, Discipline(Srsf(10_000)))
+WITH_NONE = (*CANDIDATES, NOBODY_WAITS)  # the arbiter may also leave everybody alone
 #: (discipline, a limit) -> sum of the finish times with it in force; inf once that exceeds the limit.
 Forecast = Callable[[Discipline, float], float]
 
@@ -65,13 +64,14 @@ def choose(
 
 @dataclass(frozen=True)
 class Sender:
-    """What has been seen of a job: `compute_s` from a message's end to the next question, `message_mb`; `due_s` when it next asks,
-    for one that neither waits nor sends."""
+    """What has been seen of a job: `compute_s` from a message's end to the next question, `message_mb` and `share` as in SendAsked;
+    `due_s` when it next asks, for one that neither waits nor sends."""
 
     job_id: int
     compute_s: float
     message_mb: float
     due_s: float
+    share: float = 1.0
 
 
 def sharing_groups(links: Mapping[int, Sequence[str]]) -> list[frozenset[int]]:
@@ -204,7 +204,7 @@ class ArbiterPlay:
             self._step_ends(job_id)
         else:
             heapq.heappop(self._due)
-            self._take(SendAsked(job_id, self.senders[job_id].message_mb))
+            self._take(SendAsked(job_id, self.senders[job_id].message_mb, self.senders[job_id].share))
         return True
 
     def _take(self, event: Event) -> None:
