@@ -65,9 +65,8 @@ class SeenJobs:
 
     def __init__(self) -> None:
         self.jobs: dict[int, Seen] = {}
-        self.on_trial: frozenset[int] = (
-            frozenset()
-        )  # jobs whose every step is to be seen; set by the thread that chooses
+        #: jobs whose every step is to be seen; set by the thread that chooses
+        self.on_trial: frozenset[int] = frozenset()
 
     def note(self, event: Event, now_s: float) -> None:
         if isinstance(event, JobLeft):
@@ -163,8 +162,9 @@ class Pace:
 class Choices:
     """What is in force for each job, look by look: the forecast's choice of each group, and what the guard makes of it."""
 
-    def __init__(self, seen: SeenJobs) -> None:
-        self._seen = seen
+    def __init__(self, seen: SeenJobs, spent: Callable[[], float] = time.thread_time) -> None:
+        """`spent`: processor seconds so far."""
+        self._seen, self._spent = seen, spent
         self._pace, self._guards = Pace(), Guards()
         self._links: Mapping[int, Sequence[str]] = {}
         self._idle: set[int] = set()
@@ -178,12 +178,12 @@ class Choices:
             self._pace.changed()
             self._links, self._idle = state.links, idle
         if self._pace.due(now_s):
-            begun = time.thread_time()
+            begun = self._spent()
             before = {job_id: x for group in self._wanted for job_id, x in group.items()}
             past = replace(terms, chosen=before)
             self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
             same = before == {job_id: x for group in self._wanted for job_id, x in group.items()}
-            self._pace.chosen(now_s, time.thread_time() - begun, same)
+            self._pace.chosen(now_s, self._spent() - begun, same)
         found, barred = self._guards.in_force(self._wanted, state.links, self._seen.steps(), now_s)
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:

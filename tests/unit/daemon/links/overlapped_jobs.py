@@ -35,7 +35,7 @@ _MS = 1e-9
 
 @dataclass
 class Job:
-    """`half_mb` left of the half under way, `halves` to come after it; `ready_s`: when the last one is."""
+    """`left_mb` of the half under way; `halves` to come after it, each with when it is ready and its MB."""
 
     load: Load
     nodes: tuple[str, ...]
@@ -43,8 +43,7 @@ class Job:
     asks_s: float = 0.0
     sending: bool = False
     left_mb: float = 0.0
-    halves: int = 0
-    ready_s: float = math.inf
+    halves: list[tuple[float, float]] = field(default_factory=list)
     granted_s: float = 0.0
     asked: bool = False
     free_until: float = 0.0
@@ -63,12 +62,20 @@ class Job:
 class Played:
     """Jobs from their common start to their ends, under `rule`; with `none` nobody asks."""
 
-    def __init__(self, loads: Sequence[Load], pairs: Sequence[tuple[int, int]], rule: str, topology: Topology) -> None:
-        self.now_s = 0.0
+    def __init__(
+        self,
+        loads: Sequence[Load],
+        pairs: Sequence[tuple[int, int]],
+        rule: str,
+        topology: Topology,
+        handover_s: float = 0.0,
+    ) -> None:
+        """`handover_s`: from a message's end until the next one that waited for it begins."""
+        self.now_s, self.handover_s = 0.0, handover_s
         self.topology, self.gated = topology, rule != "none"
         self.terms: ArbiterTerms = terms_named(rule if self.gated else "srsf-1", topology, 2.0)
         self.state, self.seen = ArbiterState(), SeenJobs()
-        self.choices = Choices(self.seen)
+        self.choices = Choices(self.seen, spent=lambda: 0.0)
         self.chosen: list[str] = []
         self.jobs: dict[int, Job] = {}
         for n, load in enumerate(loads):
@@ -89,12 +96,12 @@ class Played:
                 if job.flows:
                     until = min(until, self.now_s + job.left_mb / rates[job_id])
                 elif job.sending:
-                    until = min(until, job.ready_s)
+                    until = min(until, job.halves[0][0])
                 elif job.steps and job_id not in self.state.waiting:
                     until = min(until, job.asks_s)
             for job_id, rate in rates.items():
                 self.jobs[job_id].left_mb -= rate * (until - self.now_s)
-            self.now_s = until
+            self.now_s = max(self.now_s, until)
             if until >= look_s:
                 look_s = self.now_s + LOOK_S
                 found = self.choices.look(self.state, self.terms, self.now_s)
@@ -106,23 +113,22 @@ class Played:
         return [job.ends[-1] for job in self.jobs.values()]
 
     def _goes_on(self, job_id: int, job: Job) -> None:
-        if job.sending and not job.flows and self.now_s >= job.ready_s - _MS:
-            if job.halves:
-                job.halves, job.left_mb = job.halves - 1, job.megabytes / 2
-            else:
-                self._arrived(job_id, job)
+        if job.sending and not job.flows and not job.halves:
+            self._arrived(job_id, job)
+        elif job.sending and not job.flows and self.now_s >= job.halves[0][0] - _MS:
+            _, job.left_mb = job.halves.pop(0)
         elif not job.sending and job.steps and job_id not in self.state.waiting and self.now_s >= job.asks_s - _MS:
             job.asked = self.gated and self.now_s >= job.free_until
             if job.asked:
                 asking = Asking(1, job.megabytes, min(job.took, default=0.0))
                 self._take(self.seen.question(job_id, asking, self.state, self.terms))
             else:
-                self._begins(job)
+                self._begins(job, self.now_s)
 
-    def _begins(self, job: Job) -> None:
-        job.sending, job.granted_s = True, self.now_s
-        job.left_mb, job.halves = job.megabytes / 2, 1
-        job.ready_s = self.now_s + job.load.compute_s * job.load.overlap
+    def _begins(self, job: Job, begin_s: float) -> None:
+        job.sending, job.granted_s = True, begin_s
+        ready_s = begin_s + job.load.compute_s * job.load.overlap
+        job.left_mb, job.halves = 0.0, [(begin_s, job.megabytes / 2), (ready_s, job.megabytes / 2)]
 
     def _arrived(self, job_id: int, job: Job) -> None:
         job.sending = False
@@ -142,7 +148,8 @@ class Played:
         for grant in grants:
             job = self.jobs[grant.job_id]
             if job.steps:
-                self._begins(job)
+                waited = job.asks_s < self.now_s - _MS
+                self._begins(job, self.now_s + waited * self.handover_s)
                 if asks_in_vain(self.state, grant.job_id, self.terms) and self.seen.let_go(
                     grant.job_id, grant.job_id in self.terms.chosen
                 ):

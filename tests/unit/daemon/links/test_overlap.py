@@ -80,7 +80,7 @@ def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
         terms = terms_named(rule, TOPOLOGY)
         state, _ = step(ArbiterState(), JobJoined(1, ("a", "b"), 2, 9.0), 0.0, terms)
         asked = SeenJobs().question(1, Asking(1, 5.0, 10.0 * 0.04192), state, terms)
-        assert (asked.share, asked.size_mb) == (pytest.approx(share), pytest.approx(size_mb))
+        assert asked.share == pytest.approx(share) and asked.size_mb == pytest.approx(size_mb)
     assert SeenJobs().question(2, Asking(1, 5.0, 1.0), state, terms).share == 1.0  # it has just gone
 
 
