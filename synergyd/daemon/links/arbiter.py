@@ -443,3 +443,7 @@ class LinkArbiter:
                     self._end(session, f"job {job_id} no longer runs as it did")
             elif new != old:
                 self._event(JobJoined(job_id, new.nodes, new.gpus, new.left_s))
+        for job_id, was in before.items():
+            now = members.get(job_id)
+            if now is None or (now.uid, now.restarts, now.nodes) != (was.uid, was.restarts, was.nodes):
+                self._seen.forget(job_id)

@@ -70,7 +70,9 @@ class SeenJobs:
 
     def note(self, event: Event, now_s: float) -> None:
         if isinstance(event, JobLeft):
-            self.jobs.pop(event.job_id, None)
+            # it may only have lost its connection, as on a loaded node: what is known of it holds until `forget`
+            if event.job_id in self.jobs:
+                self.jobs[event.job_id].ended_s = None
         elif isinstance(event, SendDone):
             seen = self.jobs.setdefault(event.job_id, Seen())
             seen.ended_s = now_s if seen.asks else None
@@ -83,6 +85,10 @@ class SeenJobs:
                 seen.fresh += 1
                 seen.ended_s = None
             seen.asked_s = now_s
+
+    def forget(self, job_id: int) -> None:
+        """The job has ended, or runs on other nodes."""
+        self.jobs.pop(job_id, None)
 
     def question(self, job_id: int, said: Asking, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
         """The event that a job's question is."""

@@ -35,6 +35,10 @@ def test_what_is_seen_of_a_job() -> None:
     # it takes a checkpoint, or has ended and not left
     assert seen.idle(21.0) == set() and seen.idle(23.0) == {1}
     seen.note(JobLeft(1), 26.0)
+    assert seen.senders(26.0)[1].compute_s == pytest.approx(0.3)  # it may have lost its connection alone
+    seen.note(SendAsked(1, 20.0), 90.0)
+    assert len(seen.jobs[1].compute_s) == 3  # the time between is no step
+    seen.forget(1)
     assert seen.senders(26.0) == {}
 
 
