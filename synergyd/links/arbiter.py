@@ -47,10 +47,12 @@ class JobJoined:
 
 @dataclass(frozen=True)
 class SendAsked:
-    """A job is ready to send `size_mb`."""
+    """A job is ready to send `size_mb`, as `measured_mb` says. `share`: of its links' rate that its bytes take while they go alone; less
+    than 1 where compute goes on meanwhile (`link_share`)."""
 
     job_id: int
     size_mb: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class SendWait(NamedTuple):  # made by the dozen in a question, where a dataclas
     size_mb: float
     since_s: float
     overtaken_by: frozenset[int] = frozenset()
+    share: float = 1.0
 
 
 class SendUnderWay(NamedTuple):
@@ -90,6 +93,7 @@ class SendUnderWay(NamedTuple):
     since_s: float
     ms_per_mb: float
     granted_s: float
+    share: float = 1.0
 
     def rest(self, now_s: float) -> float:
         return max(0.0, self.left_mb - (now_s - self.since_s) * 1000.0 / self.ms_per_mb)
@@ -136,7 +140,7 @@ def step(
         if not links.get(event.job_id):
             grants.append(SendGrant(event.job_id, "open"))
         else:
-            waiting[event.job_id] = SendWait(event.size_mb, now_s)
+            waiting[event.job_id] = SendWait(event.size_mb, now_s, share=event.share)
     flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
     freed = {x for j in state.flights.keys() - flights.keys() for x in state.links.get(j, ())}
     if freed:
@@ -144,12 +148,12 @@ def step(
     now = ArbiterState(members, links, waiting, flights)
     for job_id, why in _admitted(now, _affected(now, event, freed, terms), now_s, terms):
         wait = waiting.pop(job_id)
-        flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s)
+        flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s, wait.share)
         flights = _repaced(flights, links, links[job_id], now_s, terms.topology)
         mine = frozenset(links[job_id])
         for other, behind in waiting.items():
             if not mine.isdisjoint(links[other]):
-                waiting[other] = SendWait(behind.size_mb, behind.since_s, behind.overtaken_by | {job_id})
+                waiting[other] = behind._replace(overtaken_by=behind.overtaken_by | {job_id})
         grants.append(SendGrant(job_id, why))
     return ArbiterState(members, links, waiting, flights), tuple(grants)
 
@@ -171,6 +175,14 @@ def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology
     if exposed_s <= 0 or not links:
         return size_mb
     return exposed_s * 1000.0 / max(topology.figures(link).per_mb for link in links)
+
+
+def link_share(told_mb: float, size_mb: float, nodes: int) -> float:
+    """Of its links' rate what a message of `told_mb` bytes takes while it goes alone, in the time of `size_mb` (`measured_mb`), over
+    `nodes` nodes: a ring all-reduce sends 2(n-1)/n of its bytes through each. Where a link's figure is slower than the link, it is 1."""
+    if told_mb <= 0 or size_mb <= 0 or nodes < 2:
+        return 1.0
+    return min(1.0, told_mb * 2.0 * (nodes - 1) / nodes / size_mb)
 
 
 def asks_in_vain(state: ArbiterState, job_id: int, terms: ArbiterTerms) -> bool:
@@ -252,10 +264,10 @@ def _repaced(
     topology: Topology,
 ) -> dict[int, SendUnderWay]:
     """The flights, of those on `changed` links what is left now and the pace their links allow from now on."""
-    load: dict[str, int] = {}
-    for job_id in flights:
+    load: dict[str, float] = {}
+    for job_id, flight in flights.items():
         for link in links.get(job_id, ()):
-            load[link] = load.get(link, 0) + 1
+            load[link] = load.get(link, 0.0) + flight.share
     costs = {x: topology.figures(x).cost(count) for x, count in load.items()}
     repaced, changed = dict(flights), frozenset(changed)
     for job_id, flight in flights.items():
@@ -263,5 +275,6 @@ def _repaced(
         if changed.isdisjoint(mine):
             continue
         cost = max(costs[x] for x in mine)  # the costliest link decides
-        repaced[job_id] = SendUnderWay(flight.rest(now_s), now_s, cost or flight.ms_per_mb, flight.granted_s)
+        rest_mb, ms_per_mb = flight.rest(now_s), cost or flight.ms_per_mb
+        repaced[job_id] = SendUnderWay(rest_mb, now_s, ms_per_mb, flight.granted_s, flight.share)
     return repaced

@@ -80,6 +80,9 @@ class Discipline:
         return self.rule.name + "-time" * self.by_time + "-reserve" * self.reserve
 
 
+NOBODY_WAITS = Discipline(Srsf(10_000))  # more jobs than this never share a link
+
+
 def discipline_named(name: str) -> Discipline:
     """`srsf-T`, `ada-srsf`, each with `-time` and `-reserve` after it. Raises UsageError."""
     rest, reserve = (name[: -len("-reserve")], True) if name.endswith("-reserve") else (name, False)

@@ -23,7 +23,7 @@ from synergyd.links.arbiter import (
     step,
     wake_s,
 )
-from synergyd.links.disciplines import AdaDual, Discipline, Srsf
+from synergyd.links.disciplines import NOBODY_WAITS, AdaDual, Discipline, Srsf
 
 # Ours that does best by itself (it orders by time and keeps small messages from starving wide ones), the paper's three, and between.
 CANDIDATES = (
@@ -36,14 +36,19 @@ CANDIDATES = (
     Discipline(AdaDual(), by_time=True, reserve=True),
     Discipline(Srsf(3)),
 )
-# The arbiter may also leave everybody alone: more jobs than this never share a link.
-WITH_NONE = (*CANDIDATES, Discipline(Srsf(10_000)))
+WITH_NONE = (
+    NOBODY_WAITS,
+    *CANDIDATES,
+)  # the arbiter may also leave everybody alone, and does where turns bring nothing
 #: (discipline, a limit) -> sum of the finish times with it in force; inf once that exceeds the limit.
 Forecast = Callable[[Discipline, float], float]
 
 STEPS = 40  # of the longest job in a forecast: its steps stand for all that it has left, and shorter jobs have fewer in proportion
 EVENTS = 2000  # of one forecast, about: many jobs get fewer steps
 _LEAST_STEPS = 8
+# What turns cost beside what is forecast: whoever waited has to be told and to wake up. On real links under load SRSF(1) took 1 to 5 % of
+# the time longer than in a simulation of the same jobs without that (docs/benchmarks.md).
+TURNS_COST = 0.02
 MOST_JOBS = 50  # of a group that is forecast: a choice for 50 on 8 nodes takes 8 s of a core, for 200 more than 80 s
 
 
@@ -65,13 +70,14 @@ def choose(
 
 @dataclass(frozen=True)
 class Sender:
-    """What has been seen of a job: `compute_s` from a message's end to the next question, `message_mb`; `due_s` when it next asks,
-    for one that neither waits nor sends."""
+    """What has been seen of a job: `compute_s` from a message's end to the next question, `message_mb` and `share` as in SendAsked;
+    `due_s` when it next asks, for one that neither waits nor sends."""
 
     job_id: int
     compute_s: float
     message_mb: float
     due_s: float
+    share: float = 1.0
 
 
 def sharing_groups(links: Mapping[int, Sequence[str]]) -> list[frozenset[int]]:
@@ -92,11 +98,12 @@ def chosen_disciplines(
     terms: ArbiterTerms,
     candidates: Sequence[Discipline] = WITH_NONE,
     margin: float = 0.005,
+    cost: float = TURNS_COST,
     idle: Collection[int] = (),
 ) -> Iterator[dict[int, Discipline]]:
     """For each group of jobs that share links the discipline of each of them, one group after another. A group with a job of which
-    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `idle`: jobs that send nothing at present, as if they
-    were not there."""
+    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `cost`: of turns, as a share of the
+    time. `idle`: jobs that send nothing at present, as if they were not there."""
     for group in sharing_groups({j: names for j, names in state.links.items() if j not in idle}):
         if len(group) > MOST_JOBS or not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
@@ -111,7 +118,9 @@ def chosen_disciplines(
         present = terms.chosen.get(min(group), terms.discipline)
 
         def forecast(discipline: Discipline, limit: float, own: ArbiterState = own, some: list[Sender] = some) -> float:
-            return finish_sum(own, some, now_s, replace(terms, discipline=discipline, chosen={}), limit)
+            slower, base = 1.0 if discipline == NOBODY_WAITS else 1.0 + cost, len(some) * now_s
+            how = replace(terms, discipline=discipline, chosen={})
+            return base + slower * (finish_sum(own, some, now_s, how, base + (limit - base) / slower) - base)
 
         best, _ = choose(present, candidates, forecast, len(group), now_s, margin)
         yield dict.fromkeys(group, best)
@@ -204,7 +213,7 @@ class ArbiterPlay:
             self._step_ends(job_id)
         else:
             heapq.heappop(self._due)
-            self._take(SendAsked(job_id, self.senders[job_id].message_mb))
+            self._take(SendAsked(job_id, self.senders[job_id].message_mb, self.senders[job_id].share))
         return True
 
     def _take(self, event: Event) -> None:

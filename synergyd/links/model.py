@@ -21,9 +21,10 @@ class Link:
     per_mb: float
     penalty: float
 
-    def cost(self, sharers: int) -> float:
-        """ms/MB that each of `sharers` >= 1 tasks needs: k*b + (k-1)*h."""
-        return sharers * self.per_mb + (sharers - 1) * self.penalty
+    def cost(self, sharers: float) -> float:
+        """ms/MB that each of `sharers` tasks needs: k*b + (k-1)*h. A task that alone takes a part of the rate counts as that part of
+        one; all together up to 1 they fit beside each other."""
+        return self.per_mb if sharers <= 1.0 else sharers * self.per_mb + (sharers - 1.0) * self.penalty
 
     def threshold(self) -> float:
         """b / (2(b+h)): a new message up to this share of what is left of the one on the link had better start at once (the
@@ -92,7 +93,7 @@ def topology_of(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> To
     return Topology(link_named(node_link), {}, leaf, link_named(leaf_uplink) if leaf_uplink else None)
 
 
-def pace(links: Sequence[Link], sharers: Sequence[int]) -> float:
+def pace(links: Sequence[Link], sharers: Sequence[float]) -> float:
     """ms/MB of a task that crosses `links` with so many tasks on each, itself included: the costliest link decides. 0 without
     links."""
     return max((link.cost(k) for link, k in zip(links, sharers, strict=True)), default=0.0)

@@ -27,11 +27,9 @@ from synergyd.links.arbiter import (
     Event,
     JobJoined,
     JobLeft,
-    SendAsked,
     SendDone,
     SendGrant,
     asks_in_vain,
-    measured_mb,
     step,
     wake_s,
 )
@@ -365,8 +363,7 @@ class LinkArbiter:
         waiting = any(s.asked for s in job.sessions)
         session.asked = said.number
         if not waiting:
-            links = self._state.links.get(job_id, ())
-            self._event(SendAsked(job_id, measured_mb(said.size_mb, said.exposed_s, links, self.terms.topology)))
+            self._event(self._seen.question(job_id, said, self._state, self.terms))
         if session.asked and session in self._sessions:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
             self._say(session, answer_line("wait", said.number))
@@ -446,3 +443,7 @@ class LinkArbiter:
                     self._end(session, f"job {job_id} no longer runs as it did")
             elif new != old:
                 self._event(JobJoined(job_id, new.nodes, new.gpus, new.left_s))
+        for job_id, was in before.items():
+            now = members.get(job_id)
+            if now is None or (now.uid, now.restarts, now.nodes) != (was.uid, was.restarts, was.nodes):
+                self._seen.forget(job_id)

@@ -7,16 +7,29 @@ SHARE of a core. An error in it ends the choosing, not the arbiter.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from synergyd.links.arbiter import ArbiterState, ArbiterTerms, Event, JobLeft, SendAsked, SendDone
+from synergyd.links.arbiter import (
+    ArbiterState,
+    ArbiterTerms,
+    Event,
+    JobLeft,
+    SendAsked,
+    SendDone,
+    asks_in_vain,
+    link_share,
+    measured_mb,
+)
 from synergyd.links.disciplines import Discipline
+from synergyd.links.guard import BARRED_S, KEPT_STEPS, Guards, Steps
 from synergyd.links.lookahead import Sender, chosen_disciplines
+from synergyd.wire.link_protocol import Asking
 
 log = logging.getLogger("synergyd.links")
 SHARE = 0.05
@@ -24,16 +37,26 @@ SHARE = 0.05
 FIRST_S, LAST_S = 1.0, 30.0
 # a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
 _IDLE_S, _IDLE_STEPS = 2.0, 5
+_UNSEEN_S = 10.0  # from a job's first message, if it asks no more, until others are chosen for without it
 _LOOKS = 3  # steps
 _WINDOW = 9  # steps whose median compute counts
+_REPORTED = 20  # messages whose least duration a job reports (synergy_launch/links/link_gate.py)
 
 
 @dataclass
 class Seen:
-    """What the arbiter has seen of one job. `ended_s`: when its last message arrived, None if it need not ask after that one."""
+    """What the arbiter has seen of one job. `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it
+    need not ask after that one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known);
+    `gated`: messages since it last need not have waited."""
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     message_mb: float = 0.0
+    share: float = 1.0
+    told_mb: float = 0.0
+    alone_mb: float = 0.0
+    gated: int = 0
+    asked_s: float = -math.inf
     ended_s: float | None = None
     asks: bool = True
     fresh: int = 0  # steps seen since it was let go
@@ -44,26 +67,56 @@ class SeenJobs:
 
     def __init__(self) -> None:
         self.jobs: dict[int, Seen] = {}
+        #: jobs whose every step is to be seen; set by the thread that chooses
+        self.on_trial: frozenset[int] = frozenset()
 
     def note(self, event: Event, now_s: float) -> None:
         if isinstance(event, JobLeft):
-            self.jobs.pop(event.job_id, None)
+            # it may only have lost its connection, as on a loaded node: what is known of it holds until `forget`
+            if event.job_id in self.jobs:
+                self.jobs[event.job_id].ended_s = None
         elif isinstance(event, SendDone):
             seen = self.jobs.setdefault(event.job_id, Seen())
             seen.ended_s = now_s if seen.asks else None
         elif isinstance(event, SendAsked):
             seen = self.jobs.setdefault(event.job_id, Seen())
-            seen.message_mb, seen.asks = event.size_mb, True
+            seen.message_mb, seen.share, seen.asks = event.size_mb, event.share, True
             if seen.ended_s is not None:
                 seen.compute_s.append(now_s - seen.ended_s)
+                seen.steps.append((seen.asked_s, now_s))
                 seen.fresh += 1
                 seen.ended_s = None
+            seen.asked_s = now_s
+
+    def forget(self, job_id: int) -> None:
+        """The job has ended, or runs on other nodes."""
+        self.jobs.pop(job_id, None)
+
+    def question(self, job_id: int, said: Asking, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
+        """The event that a job's question is."""
+        size_mb = measured_mb(said.size_mb, said.exposed_s, state.links.get(job_id, ()), terms.topology)
+        member = state.members.get(job_id)
+        if not terms.look_ahead or member is None:
+            return SendAsked(job_id, size_mb)  # the papers' rules take a link as full
+        gated = not asks_in_vain(state, job_id, terms)
+        alone_mb = self.least_mb(job_id, said.size_mb, size_mb if said.exposed_s > 0 else 0.0, gated)
+        return SendAsked(job_id, alone_mb, link_share(said.size_mb, alone_mb, len(set(member.nodes))))
+
+    def least_mb(self, job_id: int, told_mb: float, size_mb: float, gated: bool) -> float:
+        """A message of `told_mb` by its time alone. `size_mb`: by the least that the latest ones took, as the job reports it; 0 where it
+        does not. Where none was `gated`, all of these may have shared their links, and what was known before holds unless it is more."""
+        seen = self.jobs.setdefault(job_id, Seen())
+        seen.gated = seen.gated + 1 if gated else 0
+        if size_mb > 0:
+            known = seen.alone_mb > 0 and seen.told_mb == told_mb and seen.gated < _REPORTED
+            seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if known else size_mb
+        return seen.alone_mb if seen.alone_mb > 0 and seen.told_mb == told_mb else told_mb
 
     def let_go(self, job_id: int, shares: bool) -> bool:
         """Whether a job that asks in vain may be told so. Until its next question nothing is seen of it, so one that `shares` links is
         looked at for some steps first."""
         seen = self.jobs.setdefault(job_id, Seen())
-        if shares and seen.fresh < _LOOKS:
+        if job_id in self.on_trial or (shares and seen.fresh < _LOOKS):
             return False
         seen.asks, seen.fresh = False, 0
         return True
@@ -76,18 +129,24 @@ class SeenJobs:
             if took and seen.message_mb > 0:
                 compute_s = statistics.median(took)
                 due_s = max(now_s, (now_s if ended_s is None else ended_s) + compute_s)
-                found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s)
+                found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s, seen.share)
         return found
 
-    def idle(self, now_s: float) -> set[int]:
-        """Jobs that have not asked for much longer than a step computes. Called from the thread that chooses."""
-        return {
-            job_id
-            for job_id, seen in list(self.jobs.items())
-            if (took := list(seen.compute_s))
-            and (ended_s := seen.ended_s) is not None
-            and now_s - ended_s > max(_IDLE_S, _IDLE_STEPS * statistics.median(took))
-        }
+    def steps(self) -> Steps:
+        """By job id. Called from the thread that chooses."""
+        return {job_id: list(seen.steps) for job_id, seen in list(self.jobs.items())}
+
+    def idle(self, joined: Iterable[int], now_s: float) -> set[int]:
+        """Those of the jobs `joined` that have not asked for much longer than a step computes, or never. Called from the thread that
+        chooses."""
+        return {job_id for job_id in joined if self._is_idle(self.jobs.get(job_id, Seen()), now_s)}
+
+    @staticmethod
+    def _is_idle(seen: Seen, now_s: float) -> bool:
+        took, ended_s = list(seen.compute_s), seen.ended_s
+        if not took:  # its second question tells what it is: until then turns, but not for long
+            return seen.asked_s == -math.inf or (ended_s is not None and now_s - ended_s > _UNSEEN_S)
+        return ended_s is not None and now_s - ended_s > max(_IDLE_S, _IDLE_STEPS * statistics.median(took))
 
 
 class Pace:
@@ -108,6 +167,42 @@ class Pace:
         """A choice has been made, in `spent_s` of processor time; `same`: as before."""
         self._wait_s = min(LAST_S, 2 * self._wait_s) if same else FIRST_S
         self._due_s, self._rested_s = now_s + self._wait_s, now_s + spent_s / SHARE
+
+
+class Choices:
+    """What is in force for each job, look by look: the forecast's choice of each group, and what the guard makes of it."""
+
+    def __init__(self, seen: SeenJobs, spent: Callable[[], float] = time.thread_time) -> None:
+        """`spent`: processor seconds so far."""
+        self._seen, self._spent = seen, spent
+        self._pace, self._guards = Pace(), Guards()
+        self._links: Mapping[int, Sequence[str]] = {}
+        self._idle: set[int] = set()
+        self._wanted: list[dict[int, Discipline]] = []
+
+    def look(self, state: ArbiterState, terms: ArbiterTerms, now_s: float) -> dict[int, Discipline]:
+        """Each job's discipline from now."""
+        idle = self._seen.idle(state.links, now_s)
+        # by value: links are made anew when a job's remaining time changes, too
+        if state.links != self._links or idle != self._idle:
+            self._pace.changed()
+            self._links, self._idle = state.links, idle
+        if self._pace.due(now_s):
+            begun = self._spent()
+            before = {job_id: x for group in self._wanted for job_id, x in group.items()}
+            past = replace(terms, chosen=before)
+            self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
+            same = before == {job_id: x for group in self._wanted for job_id, x in group.items()}
+            self._pace.chosen(now_s, self._spent() - begun, same)
+        found, barred = self._guards.in_force(self._wanted, state.links, self._seen.steps(), now_s)
+        self._seen.on_trial = self._guards.on_trial
+        for jobs, watch in barred:
+            words = ", ".join(map(str, jobs))
+            log.warning(
+                "jobs %s made %.0f %% less steps in turns on their links than left alone: they are not gated for %.0f s",
+                words, 100 * watch.slower, BARRED_S,
+            )  # fmt: skip
+        return found
 
 
 class LinkChooser:
@@ -139,26 +234,13 @@ class LinkChooser:
                 self._put({})
 
     def _choose(self) -> None:
-        pace = Pace()
-        links: Mapping[int, Sequence[str]] = {}
-        were_idle: set[int] = set()
+        choices = Choices(self._seen)
         while not self._closing.wait(FIRST_S):
             state, terms = self._look()
-            now_s = self._clock()
-            idle = self._seen.idle(now_s)
-            # by value: links are made anew when a job's remaining time changes, too
-            if state.links != links or idle != were_idle:
-                pace.changed()
-                links, were_idle = state.links, idle
-            if not terms.look_ahead or not pace.due(now_s):
+            if not terms.look_ahead:
                 continue
-            begun = time.thread_time()
-            found: dict[int, Discipline] = {}
-            for group in chosen_disciplines(state, self._seen.senders(now_s), now_s, terms, idle=idle):
-                found |= group
+            found = choices.look(state, terms, self._clock())
             if self._closing.is_set():
                 return
-            same = found == dict(terms.chosen)
-            pace.chosen(self._clock(), time.thread_time() - begun, same)
-            if not same:
+            if found != dict(terms.chosen):
                 self._put(found)

@@ -54,6 +54,23 @@ def test_the_forecast_of_two_in_step_by_hand() -> None:
     assert finish_sum(state, senders, 0.0, terms("srsf-2"), limit=3.0) == math.inf
 
 
+def test_messages_that_take_half_of_a_link_fit_beside_each_other() -> None:
+    state = joined([(("a", "b"), 1.0)] * 3)
+    # 10 ms of compute, and 10 ms in which 5 MB go: two fit, a third makes each go at two thirds, and as much penalty
+    senders = [Sender(j, 0.01, 10.0, 0.01, share=0.5) for j in range(3)]
+    two = joined([(("a", "b"), 1.0)] * 2)
+    assert finish_sum(two, senders[:2], 0.0, terms("srsf-2")) == pytest.approx(2 * 50 * 0.02)
+    assert finish_sum(state, senders, 0.0, terms("srsf-3")) == pytest.approx(3 * 50 * (0.01 + 0.01 * 1.5 + 0.005 * 0.5))
+
+
+def test_turns_must_bring_more_than_they_cost() -> None:
+    state = joined([(("a", "b"), 10.0), (("a", "b"), 10.0)])
+    seen = {j: Sender(j, 0.05, 40.0, 0.05) for j in range(2)}
+    for cost, waits in ((0.02, True), (3.0, False)):
+        (found,) = chosen_disciplines(state, seen, 0.0, terms("look-ahead"), cost=cost)
+        assert (found[0].rule.most < 2 or found[0].rule.name == "ada-srsf") is waits
+
+
 def test_lengths_that_are_not_told_are_the_mean_of_the_others() -> None:
     senders = [Sender(j, 0.01, 10.0, 0.01 * j) for j in range(3)]
     nodes = [("a", "b"), ("b", "c"), ("c", "d")]
@@ -70,7 +87,7 @@ def test_what_is_chosen_is_forecast_no_worse_than_any_candidate(sizes: tuple[flo
     state = joined([(("a", "b"), 5.0), (("b", "c"), 2.0), (("a", "c"), 9.0)])
     state, _ = step(state, SendAsked(0, sizes[0]), 0.0, terms("srsf-1"))
     senders = {j: Sender(j, 0.02, size, 0.003 * j) for j, size in enumerate(sizes)}
-    (chosen,) = chosen_disciplines(state, senders, 0.0, terms("look-ahead"), margin=0.0)
+    (chosen,) = chosen_disciplines(state, senders, 0.0, terms("look-ahead"), margin=0.0, cost=0.0)
     assert set(chosen) == {0, 1, 2} and len(set(chosen.values())) == 1
 
     def total(discipline: Discipline) -> float:

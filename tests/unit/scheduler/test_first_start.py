@@ -22,8 +22,8 @@ def offers(sigma: float, *measured: int) -> tuple[Cell, ...]:
     return tuple(replace(c, uncertainty=0.03 if c.shape.gpus in measured else sigma) for c in found)
 
 
-def started(cells: tuple[Cell, ...], policy: str = "", **changes: object) -> Decision:
-    site = snapshot([node(f"n{i}") for i in range(4)], [job(1, asked=1, **changes)])
+def started(cells: tuple[Cell, ...], policy: str = "") -> Decision:
+    site = snapshot([node(f"n{i}") for i in range(4)], [job(1, asked=1)])
     (found,) = decide(site, Settings(), {1: cells}, {}, policy=policy_named(policy) if policy else None)
     return found
 

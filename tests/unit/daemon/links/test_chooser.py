@@ -33,9 +33,23 @@ def test_what_is_seen_of_a_job() -> None:
     assert seen.senders(20.1)[1].due_s == pytest.approx(20.3)
     assert seen.senders(25.0)[1].due_s == 25.0
     # it takes a checkpoint, or has ended and not left
-    assert seen.idle(21.0) == set() and seen.idle(23.0) == {1}
+    assert seen.idle([1], 21.0) == set() and seen.idle([1], 23.0) == {1}
     seen.note(JobLeft(1), 26.0)
+    assert seen.senders(26.0)[1].compute_s == pytest.approx(0.3)  # it may have lost its connection alone
+    seen.note(SendAsked(1, 20.0), 90.0)
+    assert len(seen.jobs[1].compute_s) == 3  # the time between is no step
+    seen.forget(1)
     assert seen.senders(26.0) == {}
+
+
+def test_others_do_not_wait_for_long_for_a_job_that_shows_nothing_of_itself() -> None:
+    """Until a group is seen its jobs take turns: one that has joined and loads its data must not keep the others at that."""
+    seen = SeenJobs()
+    assert seen.idle([1], 0.0) == {1}
+    seen.note(SendAsked(1, 20.0), 0.0)
+    assert seen.idle([1], 100.0) == set()  # it waits, or sends
+    seen.note(SendDone(1), 100.0)
+    assert seen.idle([1], 109.0) == set() and seen.idle([1], 111.0) == {1}
 
 
 def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:

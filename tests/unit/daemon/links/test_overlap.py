@@ -1,0 +1,92 @@
+"""The look-ahead where compute goes on while gradients are on their way: the jobs of tests/benchmarks/shaped_links.py in virtual time."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from synergyd.daemon.links import chooser
+from synergyd.daemon.links.chooser import SeenJobs
+from synergyd.links.arbiter import ArbiterState, JobJoined, link_share, step, terms_named
+from synergyd.links.model import Topology, link_named
+from synergyd.wire.link_protocol import Asking
+from tests.benchmarks.shaped_links import CASES, PAIRS
+from tests.unit.daemon.links.overlapped_jobs import Played
+
+TOPOLOGY = Topology(nic=link_named("10gbe@41.92+0"))
+
+
+def ratio(case: str, rule: str, times: int = 1) -> float:
+    """Mean finish time over that with nobody gated; of so many times the case's steps."""
+    loads = [replace(load, steps=load.steps * times) for load in CASES[case]]
+    gated, open_ = (statistics.fmean(Played(loads, PAIRS, name, TOPOLOGY).run()) for name in (rule, "none"))
+    return gated / open_
+
+
+def test_overlapped_messages_are_not_kept_apart() -> None:
+    assert ratio("medium+overlap", "srsf-1") > 1.1  # a fixed rule does it
+    assert ratio("medium+overlap", "look-ahead") < 1.02
+
+
+def test_unequal_overlapped_messages_are_not_kept_apart() -> None:
+    """But for the first seconds, in which nothing has been seen of the jobs."""
+    assert ratio("mixed+overlap", "srsf-1", 3) > 1.3
+    assert ratio("mixed+overlap", "look-ahead", 3) < 1.04
+
+
+@pytest.mark.parametrize(("case", "most"), [("medium", 0.82), ("large", 0.88), ("mixed", 1.02), ("small", 1.0)])
+def test_what_turns_bring_without_overlap_stays(case: str, most: float) -> None:
+    assert ratio(case, "look-ahead") < most
+
+
+def test_where_the_forecast_is_wrong_the_guard_ends_the_turns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A forecast that takes each message for bytes alone."""
+    monkeypatch.setattr(chooser, "link_share", lambda *_: 1.0)
+    loads = [replace(load, steps=6 * load.steps) for load in CASES["medium+overlap"]]
+    with caplog.at_level(logging.WARNING):
+        played = Played(loads, PAIRS, "look-ahead", TOPOLOGY)
+        played.run()
+    assert caplog.text.count("jobs 1, 2, 3, 4, 5 made") == 1 and "not gated for 3600 s" in caplog.text
+    barred = played.chosen.index("srsf-10000")
+    assert set(played.chosen[barred : barred + 10]) == {"srsf-10000"}
+
+
+def test_the_share_of_a_link_that_a_message_takes() -> None:
+    assert link_share(5.0, 5.0, 2) == 1.0
+    assert link_share(5.0, 10.0, 2) == 0.5
+    assert link_share(5.0, 10.0, 4) == 0.75  # a ring of four sends 1.5 times its bytes through each node
+    assert link_share(5.0, 4.0, 2) == 1.0  # a link that is faster than its figure
+    assert link_share(5.0, 0.0, 2) == link_share(0.0, 5.0, 2) == link_share(5.0, 10.0, 1) == 1.0
+
+
+def test_a_message_is_known_by_its_time_alone() -> None:
+    """Where nobody waits, all that a job reports may have shared its links."""
+    seen = SeenJobs()
+    assert seen.least_mb(1, 5.0, 0.0, gated=True) == 5.0  # not measured yet
+    assert seen.least_mb(1, 5.0, 7.0, gated=True) == 7.0
+    assert seen.least_mb(1, 5.0, 9.0, gated=False) == 7.0
+    assert seen.least_mb(1, 5.0, 0.0, gated=False) == 7.0  # connected anew
+    assert [seen.least_mb(1, 5.0, 9.0, gated=True) for _ in range(20)] == [7.0] * 19 + [9.0]  # it does take longer now
+    assert seen.least_mb(1, 6.0, 8.0, gated=False) == 8.0  # another message
+
+
+def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
+    for rule, share, size_mb in (("srsf-1", 1.0, 10.0), ("ada-srsf", 1.0, 10.0), ("look-ahead", 0.5, 10.0)):
+        terms = terms_named(rule, TOPOLOGY)
+        state, _ = step(ArbiterState(), JobJoined(1, ("a", "b"), 2, 9.0), 0.0, terms)
+        asked = SeenJobs().question(1, Asking(1, 5.0, 10.0 * 0.04192), state, terms)
+        assert asked.share == pytest.approx(share) and asked.size_mb == pytest.approx(size_mb)
+    assert SeenJobs().question(2, Asking(1, 5.0, 1.0), state, terms).share == 1.0  # it has just gone
+
+
+def test_a_job_on_trial_is_asked_each_step() -> None:
+    seen = SeenJobs()
+    seen.on_trial = frozenset({1})
+    assert not seen.let_go(1, shares=False)
+    seen.on_trial = frozenset()
+    assert seen.let_go(1, shares=False)
