@@ -29,6 +29,15 @@ def test_a_job_that_arrives_is_decided_about_in_a_quarter_of_an_epoch(tmp_path: 
     assert not site.daemon.hurries and waited(site, 30) is None
 
 
+def test_a_look_for_lost_nodes_takes_no_arrival_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, spare_nodes={"main": 1.0})
+    site.epoch()
+    site.slurm.submit(1)
+    assert waited(site, 30) is not None
+    site.tick(3)
+    assert site.daemon.hurries
+
+
 def test_the_job_that_an_epoch_saw_hurries_nobody(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.slurm.submit(1)
