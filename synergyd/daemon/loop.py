@@ -321,7 +321,7 @@ class Daemon:
             return
         self._losses_looked_s = at_s
         up = frozenset(n.name for n in self.observer.read_nodes().nodes if n.up)
-        self.hurries = self.controller.lost_nodes(up, self._now())
+        self.hurries |= self.controller.lost_nodes(up, self._now())
 
     def _look_for_arrivals(self) -> None:
         if self._arrivals.may_look(self._monotonic()):

@@ -167,6 +167,11 @@ def prepare(settings: Settings) -> None:
         ) from None
 
 
+def _back_off_s(failures: int, epoch_s: float) -> float:
+    """Until the next try after so many in a row that failed, one or more."""
+    return min(MAX_BACK_OFF_S, epoch_s * 2.0 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
+
+
 def _loop(
     daemon: Daemon,
     keeper: LeaseKeeper,
@@ -185,7 +190,7 @@ def _loop(
         keeper.start()
     away, epochs, led = "", 0, False
     while not stop.is_set():
-        now_s = time.monotonic()
+        now_s, early = time.monotonic(), False
         try:
             leads = keeper.turn()
             if leads != led:
@@ -194,7 +199,7 @@ def _loop(
                 )
                 next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
             led = leads
-            if now_s >= next_epoch_s or daemon.hurries:
+            if now_s >= next_epoch_s or (early := daemon.hurries and not once):
                 if not settings.dry_run and not leads:
                     log.info("standing by: %s", keeper.problem or "another synergyd leads")
                 if not epochs:
@@ -226,9 +231,9 @@ def _loop(
                 raise
             tried = now_s >= next_epoch_s
             failures += tried
-            back_off = min(MAX_BACK_OFF_S, settings.epoch_s * 2 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
-            if tried:  # ticks come many times a second: theirs must not put off the next epoch
-                next_epoch_s = now_s + back_off
+            back_off = _back_off_s(max(1, failures), settings.epoch_s)
+            if tried or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
+                next_epoch_s = now_s + back_off if tried else min(next_epoch_s, now_s + back_off)
             metrics.failure()
             if isinstance(error, UnavailableError):
                 log.warning("%s; next try in %.0f s", error, back_off)

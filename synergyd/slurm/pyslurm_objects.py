@@ -58,7 +58,7 @@ def job_row(j: Any) -> JobRow:
         batch=j.is_batch_job,
         array=array,
         het=het,
-        account=j.account or "",
+        account=text_of(j, "account"),
         qos=j.qos or "",
         features=",".join(j.constraints),
         reservation=j.reservation or "",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.scheduler.policies.registry import POLICIES, policy_named
 from tests.unit.daemon.daemon_world import Site
 
 
@@ -29,6 +30,15 @@ def test_a_job_that_arrives_is_decided_about_in_a_quarter_of_an_epoch(tmp_path: 
     assert not site.daemon.hurries and waited(site, 30) is None
 
 
+def test_a_look_for_lost_nodes_takes_no_arrival_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, spare_nodes={"main": 1.0})
+    site.epoch()
+    site.slurm.submit(1)
+    assert waited(site, 30) is not None
+    site.tick(3)
+    assert site.daemon.hurries
+
+
 def test_the_job_that_an_epoch_saw_hurries_nobody(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.slurm.submit(1)
@@ -42,6 +52,11 @@ def test_not_where_the_admin_or_the_policy_has_a_round_of_its_own(tmp_path: Path
     site.epoch()
     site.slurm.submit(1)
     assert waited(site, 60) is None
+
+
+def test_of_all_policies_two_are_synergys_own() -> None:
+    """The others' rounds, and their prices of a restart, are part of them: a policy without a `rule` has neither."""
+    assert {name for name in POLICIES if not policy_named(name).rule} == {"synergy", "exact"}
 
 
 def test_a_daemon_that_stands_by_does_not_look(tmp_path: Path) -> None:

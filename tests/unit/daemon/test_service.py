@@ -17,7 +17,7 @@ from synergyd.settings import Settings
 class Once:
     """A daemon whose epochs raise what they are told to, one after the other; then it has nothing more to do."""
 
-    settings, busy = Settings(epoch_s=0.01, dry_run=True), False
+    settings, busy, hurries = Settings(epoch_s=0.01, dry_run=True), False, False
 
     def __init__(self, *problems: Exception) -> None:
         self.problems, self.epochs, self.stop = list(problems), 0, threading.Event()
@@ -75,6 +75,62 @@ def test_failing_ticks_do_not_put_off_the_next_epoch(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("synergyd.daemon.service.time.monotonic", lambda: now_s)
     run(daemon)
     assert ended and ended[0] < 20.0
+
+
+class Hurried(Once):
+    """Epochs of 60 s on a clock of the test's own; from 10 s on one should come early."""
+
+    settings = Settings(epoch_s=60.0, dry_run=True)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *problems: Exception, until_s: float = 50.0) -> None:
+        super().__init__(*problems)
+        self.now_s, self.began = 0.0, list[float]()
+        self.stop = SimpleNamespace(is_set=lambda: self.now_s > until_s, wait=self._wait)  # type: ignore[assignment]
+        monkeypatch.setattr("synergyd.daemon.service.time.monotonic", lambda: self.now_s)
+
+    def _wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def epoch(self) -> Any:
+        self.hurries = False
+        self.began.append(self.now_s)
+        if len(self.began) > 1 and self.problems:
+            raise self.problems.pop(0)
+
+    def tick(self) -> None:
+        self.hurries |= self.now_s >= 10.0 and len(self.began) == 1
+
+
+def test_an_early_epoch_that_fails_is_tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Hurried(monkeypatch, UnavailableError("slurmctld", "is away"))
+    assert run(daemon) == (0, 1)
+    assert len(daemon.began) == 3 and daemon.began[2] <= daemon.began[1] + 4.0
+
+
+def test_early_epochs_that_fail_do_not_put_off_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a node is lost while slurmctld is away: ticks ask for one again and again. The epochs' own back-off from the first
+    failure on (2, 4, 8, 16, 32 s) is all that is waited."""
+
+    class Often(Hurried):
+        def tick(self) -> None:
+            self.hurries |= 10.0 <= self.now_s < 50.0
+
+    daemon = Often(monkeypatch, *[UnavailableError("slurmctld", "is away")] * 30, until_s=120.0)
+    run(daemon)
+    later = [at_s for at_s in daemon.began if at_s >= 50.0]
+    assert later and later[0] <= 80.0
+
+
+def test_for_one_look_no_epoch_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Resizes(Hurried):
+        def tick(self) -> None:
+            super().tick()
+            self.busy = self.now_s < 20.0
+
+    daemon = Resizes(monkeypatch)
+    daemon.busy = True
+    assert run(daemon, once=True) == (0, 0)
+    assert daemon.began == [0.0]
 
 
 def test_for_one_look_it_is_the_exit_code() -> None:

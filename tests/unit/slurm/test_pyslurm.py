@@ -21,7 +21,7 @@ from synergyd.slurm.pace import Pace
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
-from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, module
+from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, Job, module
 
 SHAPES = ("old", "mixed", "new")  # 22.5 to 24.11, 25.5, 25.11
 Put = Callable[..., PyslurmProcess]
@@ -147,13 +147,15 @@ def test_a_job_that_slurm_expedites_waits(put: Put) -> None:
     assert (jobs[7].state, jobs[7].end_s) == ("PENDING", None)
 
 
-def test_a_name_that_is_not_utf_8_stops_no_read() -> None:
-    class Job:
-        @property
-        def name(self) -> str:
-            return b"caf\xe9".decode()
+def test_a_users_words_that_are_not_utf_8_stop_no_read() -> None:
+    """Without AccountingStorageEnforce Slurm takes any account."""
 
-    assert pyslurm_objects.text_of(Job(), "name") == "caf\ufffd"
+    class Odd(Job):
+        def __getattribute__(self, key: str) -> Any:
+            return b"caf\xe9".decode() if key in ("name", "account") else super().__getattribute__(key)
+
+    row = pyslurm_objects.job_row(Odd(JOB))
+    assert (row.name, row.account) == ("caf\ufffd", "caf\ufffd")
 
 
 # -- its process ---------------------------------------------------------------------------------------------------
