@@ -64,9 +64,9 @@ class ExchangeChoice:
         return worth if option == EXACT or option in self.options else min(worth, TAKEN_BACK)
 
     def beside(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
-        """The Cells to add to the `exact` ones: for each shape the best option, where it predicts clearly more than the best exact plan,
-        and than what the job runs with, which is added on its own shape. `cells(option)`: the best plan of each shape that runs
-        `option`, an example's worth not counted."""
+        """The Cells to add to the `exact` ones: for each shape the best option that may be taken, where it predicts clearly more
+        than the best exact plan, and than what the job runs with, which is added on its own shape. `cells(option)`: the best plan of
+        each shape that runs `option`, an example's worth not counted."""
         least: dict[_Key, float] = {}
         for cell in exact:
             least[_key(cell.shape)] = max(least.get(_key(cell.shape), 0.0), cell.goodput)
@@ -74,20 +74,26 @@ class ExchangeChoice:
             option: [self._priced(cell, option) for cell in cells(self.runs(option))] for option in self.looked_at
         }
         present = [cell for cell in priced.get(self.present, ()) if cell.shape == self.job.shape]
-        known = {o for o in self.options if exchange_cost.is_measured(o, self.profile.measured)}
         best: dict[_Key, Cell] = {}
-        for option in self.options:
+        for option in self._may_be_taken():
             for cell in priced[option]:
                 key = _key(cell.shape)
                 need = least.get(key, 0.0)
                 if option == self.present:
                     if cell.shape == self.job.shape:
                         continue
-                elif option not in known:
+                elif not self._is_known(option):
                     need = UNMEASURED_GAIN * max(need, *(c.goodput for c in present if c.shape == cell.shape), 0.0)
                 if cell.goodput > max(need, best[key].goodput if key in best else 0.0):
                     best[key] = cell
         return [*best.values(), *present]
+
+    def _is_known(self, option: Exchange) -> bool:
+        return exchange_cost.is_measured(option, self.profile.measured)
+
+    def _may_be_taken(self) -> list[Exchange]:
+        """Of `options` those that a prior speaks for, those that the job has measured, and what it runs with."""
+        return [o for o in self.options if not exchange_cost.is_unproven(o) or o == self.present or self._is_known(o)]
 
     def _priced(self, cell: Cell, option: Exchange) -> Cell:
         worth = self.worth(option, cell.plan.dp)
@@ -109,8 +115,11 @@ class ExchangeChoice:
             return f"{said} {self.job.exact}."
         if not self.options:
             return f"{said} its program exchanges every gradient in every step."
+        taken = self._may_be_taken()
+        if not taken:
+            return f"{said} what is left of it is taken only once the job has measured it."
         here = [c for c in exact if c.shape == self.job.shape]
-        offered = [self._priced(c, o) for o in self.options for c in cells(self.runs(o)) if c.shape == self.job.shape]
+        offered = [self._priced(c, o) for o in taken for c in cells(self.runs(o)) if c.shape == self.job.shape]
         if not here or not offered:
             return f"{said} its replicas have no slow link between them."
         best, base = max(offered, key=lambda c: c.goodput), max(here, key=lambda c: c.goodput)

@@ -15,7 +15,7 @@ from synergyd.task.exchange_choice import may_exchange_less, replicas_alone
 from synergyd.task.job_planner import memory_reason, needs
 from synergyd.task.memory_belief import MemoryBelief
 from synergyd.task.model.counts import flops_per_step
-from synergyd.task.model.exchange_cost import options, prior_worth
+from synergyd.task.model.exchange_cost import is_unproven, options, prior_worth
 from synergyd.task.model.hardware import GpuFigures, canonical, figures, overlapped
 from synergyd.task.model.memory import peak_memory
 from synergyd.task.plan_distance import sigmas
@@ -102,7 +102,7 @@ def plan_table(
 
     Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
     that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. `comm`: kinds of
-    less communication to try beside the exact one, for replicas that no other degree splits. Raises
+    less communication to try beside the exact one, as a job may be given them, for replicas that no other degree splits. Raises
     UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
@@ -137,7 +137,7 @@ def plan_table(
     if noise_scale is None:
         limits = replace(limits, high=low)
         check_fixed(model, limits, "", max(gpus))
-    less = options(comm)
+    less = [option for option in options(comm) if not is_unproven(option)]  # nothing was measured here
     counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top, less) for n in sorted(set(gpus))]
     if not any(count.rows for count in counts):
         more = _enough(model, gpu, gpu_type, counts[-1].gpus, gpus_per_node, limits)

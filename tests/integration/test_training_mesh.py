@@ -89,6 +89,12 @@ def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
     plan = json.dumps({"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2})
     settings = AgentSettings.from_environment({"SYNERGY_PLAN_JSON": plan, "WORLD_SIZE": "4"})
     assert _plan(settings, (4, 1, 2), 8, None).shard == 2
+    all_of_them = AgentSettings.from_environment(
+        {"SYNERGY_PLAN_JSON": plan.replace('"shard": 2', '"shard": 4'), "WORLD_SIZE": "4"}
+    )
+    assert _plan(all_of_them, (4, 1, 0), 8, None).shard == 4, "one group is none: plan_mesh makes (dp, tp) of it"
+    with pytest.raises(UsageError, match="shard=2, the plan dp=4 tp=1 shard=4"):
+        _plan(all_of_them, (4, 1, 2), 8, None)
     for mesh, said in (((4, 1, 1), "shard=1, the plan dp=4 tp=1 shard=2"), ((4, 1, 0), "shard=2 was given")):
         with pytest.raises(UsageError, match=said):
             _plan(settings, mesh, 8, None)

@@ -94,8 +94,10 @@ class LocalSteps(Communication):
             self._outer.take(tensors)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "since": self._since}
+        return {**super().state(), "since": self._since, "longer": self._period / self.exchange.period}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._since = int(state["since"])
+        if self._outer is None:  # the plan's period may be another now; older checkpoints have no "longer"
+            self._period = min(MAX_PERIOD, round(self.exchange.period * float(state.get("longer", 1.0))))

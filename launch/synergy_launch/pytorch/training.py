@@ -415,11 +415,12 @@ class SynergyTask:
 def _plan(settings: AgentSettings, mesh: tuple[int, int, int], global_batch: int, micro_batch: int | None) -> Plan:
     chosen, (dp, tp, shard) = settings.plan, mesh
     if chosen is not None:
+        groups = 0 if chosen.shard == chosen.dp else chosen.shard  # one of all ranks is none: plan_mesh's (dp, tp)
         if tp == 1 and (chosen.tp != 1 or chosen.pp != 1):
             what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
             raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        check_degrees(chosen, ("tp", "shard") if shard else ("tp",), "SYNERGY_PLAN_JSON")
-        if (chosen.dp, chosen.tp, chosen.shard or shard) != (dp, tp, shard):
+        check_degrees(replace(chosen, shard=groups), ("tp", "shard") if shard else ("tp",), "SYNERGY_PLAN_JSON")
+        if (chosen.dp, chosen.tp, groups if chosen.shard else shard) != (dp, tp, shard):
             what = f"its mesh has dp={dp} tp={tp} shard={shard}, the plan dp={chosen.dp} tp={chosen.tp} shard={chosen.shard}"
             raise UsageError("SynergyTask: mesh", what, "plan_mesh() makes the plan's")
         return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen

@@ -38,7 +38,7 @@ def job(network: float, gpus: int = 8, seconds: float = 3000.0, submit_s: float 
     [
         ("local:4", (0.25, 0.75), 1 / (1 + 0.067 * 2 * 3)),
         ("delayed", (0.0, 2.0), 1 / 2),
-        ("compressed:bf16", (0.5, 1.5), 1 / 1.01),
+        ("compressed:bf16", (0.5, 1.5), 1 / 1.02),
         ("compressed:powersgd-4", (0.04, 0.12), 1 / 1.6),
     ],
 )
@@ -106,10 +106,11 @@ def test_over_slow_links_it_is_taken_and_pays(oracle: bool) -> None:
     assert lower_bound(less.scenario, Ideals(less.scenario)).average_s <= jct_s(less)[0]
 
 
-@pytest.mark.parametrize("oracle", [True, False])
-def test_where_the_exchange_is_short_nothing_changes(oracle: bool) -> None:
+# who has measured nothing may try an option first, which then brings next to nothing
+@pytest.mark.parametrize(("oracle", "near"), [(True, 0.0), (False, 1e-3)])
+def test_where_the_exchange_is_short_nothing_changes(oracle: bool, near: float) -> None:
     jobs = (job(0.02), job(0.02, 4, 900.0, 60.0))
-    assert jct_s(run(with_comm(jobs, ALL), oracle=oracle)) == jct_s(run(jobs, oracle=oracle))
+    assert jct_s(run(with_comm(jobs, ALL), oracle=oracle)) == pytest.approx(jct_s(run(jobs, oracle=oracle)), rel=near)
 
 
 def test_who_may_not_take_it_does_not() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from synergyd.accepts import Accepts
-from synergyd.exchange import KINDS
+from synergyd.exchange import KINDS, exchange
 from synergyd.job_report import Report
 from synergyd.loss_trend import NO_LOSSES
 from synergyd.records import (
@@ -25,8 +25,10 @@ from synergyd.task.exchange_choice import with_exchange
 from synergyd.task.exchange_trend import after_exchange
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import coarse, update_profile
+from synergyd.task.model.exchange_cost import is_unproven
 from synergyd.task.model.hardware import figures
 from synergyd.task.model.spec import load_model
+from synergyd.task.plan_table import plan_table
 from tests.unit.task import builders
 
 SLOW = replace(figures("a100"), gpu_type="a100", inter_gbs=0.05)
@@ -53,8 +55,12 @@ def best(found: tuple[Cell, ...]) -> str:
     return max(found, key=lambda c: c.goodput).plan.exchange
 
 
-@pytest.mark.parametrize("model", [None, GPT], ids=["plain", "known"])
-@pytest.mark.parametrize("kind", ["local", "compressed"])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    # half of DDP's bytes are not enough where the exact plan can be tensor-parallel in its nodes
+    [("local", None), ("local", GPT), ("compressed", None)],
+    ids=["plain-local", "known-local", "plain-compressed"],
+)
 def test_a_job_over_slow_links_takes_what_it_allows(kind: str, model: ModelSpec | None) -> None:
     found = JobPlanner(job((kind,)), Profile(), model, {"a100": SLOW}).cells(CLUSTER)
     assert best(found).startswith(kind)
@@ -75,6 +81,42 @@ def test_delay_is_taken_once_it_is_measured() -> None:
     seen = Measurement(plan, TWO, 0.09, 500, 0.98), Measurement(replace(plan, exchange="exact"), TWO, 0.17, 500)
     profile = Profile(measured=seen, samples=1000)
     assert best(JobPlanner(one, profile, None, known).cells(CLUSTER)) == "delayed"
+
+
+SLOWEST = {"a100": replace(SLOW, inter_gbs=0.0005)}
+
+
+@pytest.mark.parametrize("model", [None, GPT], ids=["plain", "known"])
+def test_what_has_not_reached_the_exact_run_s_loss_is_not_taken_unmeasured(model: ModelSpec | None) -> None:
+    """However slow the link is: nobody knows how many more examples it takes."""
+    every = tuple(k for k in KINDS if k != "exact")
+    found = {c.plan.exchange for c in JobPlanner(job(every), Profile(), model, SLOWEST).cells(CLUSTER)}
+    assert found == {"exact", "local:16"}
+    found = {c.plan.exchange for c in JobPlanner(job(("compressed",)), Profile(), model, SLOWEST).cells(CLUSTER)}
+    assert found <= {"exact", "compressed:bf16"}
+
+
+def test_it_is_taken_once_the_job_has_measured_it_and_goes_on_where_it_runs() -> None:
+    plan = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0, exchange="compressed:powersgd-4")
+    seen = Measurement(plan, TWO, 1.0, 500, 0.98)
+    measured = Profile(measured=(seen,), samples=500)
+    one = job(("compressed",))
+    assert best(JobPlanner(one, measured, None, SLOWEST).cells(CLUSTER)) == "compressed:powersgd-4"
+    here = current_cell(JobPlanner(one, Profile(), None, SLOWEST, plan).cells(CLUSTER), TWO, plan)
+    assert here is not None and here.plan == plan and here.efficiency > 0.5
+
+
+def test_why_a_job_that_allows_only_the_unproven_gets_none() -> None:
+    profile = Profile(accepts=Accepts(refuses="compressed:bf16"))
+    said = JobPlanner(job(("compressed",)), profile, None, SLOWEST).exchange_remark()
+    assert said == " comm=compressed changes nothing: what is left of it is taken only once the job has measured it."
+
+
+def test_a_table_of_plans_has_only_what_a_job_would_be_given() -> None:
+    every = tuple(k for k in KINDS if k != "exact")
+    one = plan_table(GPT, "a100", [8], 4, (64, 64), gpu=SLOWEST["a100"], comm=every, top=100)
+    assert {row.cell.plan.exchange for row in one.counts[0].rows} >= {"exact", "local:16", "compressed:bf16"}
+    assert not [row for row in one.counts[0].rows if is_unproven(exchange(row.cell.plan.exchange, "test"))]
 
 
 @pytest.mark.parametrize("model", [None, GPT], ids=["plain", "known"])

@@ -46,3 +46,24 @@ def test_the_period_that_runs_is_told_as_it_doubles(text: str, told: list[int]) 
             if steps.runs != seen[-1]:
                 seen.append(steps.runs)
     assert seen == [exchange(text.replace("4", str(n)), "test") for n in told]
+
+
+def test_a_run_that_goes_on_tells_the_period_that_it_had() -> None:
+    """Else its first round, of 36 steps, would be told as one of 4."""
+    weights = torch.nn.Parameter(torch.zeros(2))
+    replicas: Any = SimpleNamespace(names={"w": weights}, parameters=[weights], buffers=list, average=lambda _: None)
+    before, after, other = (LocalSteps(exchange(text, "test"), replicas) for text in ("local:4", "local:4", "local:8"))
+    for rate in (0.1, 0.1, *(0.033,) * 36):
+        before.begin(rate, 1000)
+        before.stepped(rate)
+    while not before.round_over:
+        before.stepped(0.033)
+    assert before.runs == exchange("local:36", "test")
+    kept = before.state()
+    after.restore(kept)
+    assert after.runs == before.runs
+    other.restore(kept)
+    assert other.runs == exchange("local:72", "test"), "the rule's factor goes on, not its steps"
+    earlier = {name: value for name, value in kept.items() if name != "longer"}  # a checkpoint of the release before
+    after.restore(earlier)
+    assert after.active
