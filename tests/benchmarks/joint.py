@@ -186,6 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
+    if args.leaf < 1:
+        parser.error(f"--leaf {args.leaf}: a leaf has at least one node")
     if args.speed:
         print(json.dumps(speed()))
         return 0
