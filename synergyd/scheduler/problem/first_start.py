@@ -12,8 +12,8 @@ from synergyd.scheduler.problem.cell_index import MEASURED, CellIndex
 from synergyd.scheduler.problem.records import JobRequest
 
 # times the GPUs asked for. Pollux grows to twice the most that a job has had (OSDI'21, section 4.1), by an epoch each; where a change
-# costs a restart, two such steps at once save one
-REACH = 4
+# costs a restart, three such steps at once save two
+REACH = 8
 
 
 def within_reach(job: JobRequest) -> JobRequest:
