@@ -227,6 +227,15 @@ class AllocationSettings:
             "The most by which a job may grow in one epoch: 2 is doubled, 0 is no bound.",
         ),
     )
+    first_start: float = field(
+        default=4.0,
+        metadata=about(
+            "FirstStart",
+            number(1, 1024, "0 (no bound), or 1 and more, such as 4", or_zero=True),
+            "The most times the GPUs asked for that a job starts on whose speed, or that of its like, nobody has measured: 0 is no bound. "
+            "Jobs with a deadline and the peers' policies are free of it.",
+        ),
+    )
     placement: str = field(  # the rules: scheduler/layout.py
         default="pack",
         metadata=about(

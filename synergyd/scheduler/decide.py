@@ -234,7 +234,7 @@ def _problem(
     requests = with_guarantees(requests, gpus, settings.guaranteed_share, snapshot.jobs, ages_s)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
     if not policy.rule:  # a peer goes by its paper
-        requests = tuple(within_reach(with_horizon(request)) for request in requests)
+        requests = tuple(within_reach(with_horizon(request), terms) for request in requests)
     limits = usage_limits(requests, snapshot.jobs, settings, slurm_limits)
     spanned = None
     if settings.one_multi_node_job_per_node:

@@ -295,7 +295,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
     if beyond := beyond_own(job, i) or beyond_bound(job, i):
         return beyond
-    if below := below_guarantee(job, i) or (not context.rule and beyond_reach(job, i)):
+    if below := below_guarantee(job, i) or (not context.rule and beyond_reach(job, i, terms)):
         return below
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"

@@ -35,7 +35,7 @@ def make_cluster(
         cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (
         f"#SYNERGY StateDir={cluster.state_dir} Epoch={epoch_s:g} RestartCost=5 RestartShare=1 "
-        "CheckpointTimeout=60 MaxWeight=1000",
+        "CheckpointTimeout=60 MaxWeight=1000 FirstStart=8",
         *settings,
     )
     return cluster

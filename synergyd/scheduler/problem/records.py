@@ -185,6 +185,7 @@ class Objective:
     | short | and x (median time left / own)^ShortFirst within [1/3, 3], at an equal share | ShortFirst 0 |
     | need | `need_bonus`, more than all others can gain together, for a Cell that reaches JobRequest.need (deadlines, fairness) | need 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
+    | first start | a waiting job's GPUs at most `first_start` times those asked for, while unmeasured (first_start.py) | 0 |
 
     p -> -inf is max-min; at the lowest p, -3, a gain of a job that is 20 % worse off counts 2.4 times as much.
     """
@@ -192,6 +193,7 @@ class Objective:
     #: p
     exponent: float = 0.0
     max_growth: float = 0.0
+    first_start: float = 0.0
     wait_share: float = 0.1
     #: "power" or "sia"
     form: str = "power"

@@ -9,11 +9,13 @@ import pytest
 from synergyd.records import Action, Cell, Decision
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.problem.first_start import REACH, beyond_reach, within_reach
+from synergyd.scheduler.problem.first_start import beyond_reach, within_reach
+from synergyd.scheduler.problem.records import Objective
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
 
 SIZES = ((1, 1), (1, 4), (2, 4), (4, 4))
+TERMS = Objective(first_start=8.0)
 
 
 def offers(sigma: float, *measured: int) -> tuple[Cell, ...]:
@@ -22,9 +24,9 @@ def offers(sigma: float, *measured: int) -> tuple[Cell, ...]:
     return tuple(replace(c, uncertainty=0.03 if c.shape.gpus in measured else sigma) for c in found)
 
 
-def started(cells: tuple[Cell, ...], policy: str = "") -> Decision:
+def started(cells: tuple[Cell, ...], policy: str = "", most: float = 8.0) -> Decision:
     site = snapshot([node(f"n{i}") for i in range(4)], [job(1, asked=1)])
-    (found,) = decide(site, Settings(), {1: cells}, {}, policy=policy_named(policy) if policy else None)
+    (found,) = decide(site, Settings(first_start=most), {1: cells}, {}, policy=policy_named(policy) if policy else None)
     return found
 
 
@@ -37,11 +39,17 @@ def test_only_guesses_are_bounded(sigma: float, measured: tuple[int, ...], gpus:
     assert found.action is Action.START and found.cell is not None and found.cell.shape.gpus == gpus
 
 
+@pytest.mark.parametrize(("most", "gpus"), [(1.0, 1), (4.0, 4), (0.0, 16)])
+def test_the_bound_is_a_setting(most: float, gpus: int) -> None:
+    found = started(offers(0.2), most=most)
+    assert found.cell is not None and found.cell.shape.gpus == gpus
+
+
 def test_explain_says_so() -> None:
     alternatives = started(offers(0.2)).alternatives
-    larger = {a.why_not for a in alternatives if a.cell.shape.gpus > REACH}
+    larger = {a.why_not for a in alternatives if a.cell.shape.gpus > 8}
     assert larger == {
-        "it starts on at most 8 times the GPUs asked for until its speed, or that of its like, was measured"
+        "it starts on at most 8 times the GPUs asked for until its speed, or that of its like, was measured (FirstStart)"
     }
 
 
@@ -56,5 +64,5 @@ def test_a_running_job_and_one_with_a_deadline_are_free() -> None:
         ask(1, offers(0.2), deadline_s=9.0),
         replace(ask(1, offers(0.2)), asked=None),
     ):
-        assert within_reach(free) is free and not beyond_reach(free, 3)
-    assert within_reach(ask(1, offers(0.2))).banned == {3}
+        assert within_reach(free, TERMS) is free and not beyond_reach(free, 3, TERMS)
+    assert within_reach(ask(1, offers(0.2)), TERMS).banned == {3}

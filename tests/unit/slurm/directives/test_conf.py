@@ -33,7 +33,7 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
         "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
-        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2\n"
+        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2 FirstStart=3\n"
         "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes AdaptBatch=8 CommOptions=exact,local\n"
         "#SYNERGY MaxResizes=3 MaxCheckpointGiBps=20 MaxResizesPerDay=6 QuietHours=08:00-18:00 RestPort=9103\n"
         "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
@@ -70,6 +70,7 @@ def test_every_key(folder: Path) -> None:
         checkpoint_timeout_s=150,
         restart_delay_s=3,
         park_s=3600,
+        first_start=3,
         max_growth=2,
         hang_timeout_s=1200,
         idle_reclaim_s=3600,
@@ -174,6 +175,10 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY Epoch=inf", "Epoch=inf is not right; "),
         ("#SYNERGY Fairness=nan", "Fairness=nan is not right; Fairness takes a number from -100"),
         ("#SYNERGY RestartCost=-1", "RestartCost=-1 is not right; "),
+        (
+            "#SYNERGY FirstStart=.5",
+            "FirstStart=.5 is not right; FirstStart takes 0 (no bound), or 1 and more, such as 4",
+        ),
         ("#SYNERGY MaxGrowth=inf", "MaxGrowth=inf is not right; "),
         ("#SYNERGY MaxGrowth=1", "MaxGrowth=1 is not right; MaxGrowth takes 0 (no bound), or more than 1, such as 2"),
         ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
