@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import math
 
+from synergyd.scheduler.problem.records import Policy
+from synergyd.settings import Settings
+
 LOOKS = 12  # looks at that count in an epoch's time
 EARLIEST = 6  # epochs in an epoch's time, at most
 SHARE = 0.1  # of the time may go into epochs that come early: at 10,000 jobs one takes seconds, and Slurm's
+
+
+def come_early(settings: Settings, policy: Policy) -> bool:
+    """Do epochs come early? A peer's rounds are part of its rule."""
+    return settings.early_epochs and not policy.rule
 
 
 class Arrivals:

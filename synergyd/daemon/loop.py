@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from synergyd.control.arrivals import Arrivals
+from synergyd.control.arrivals import Arrivals, come_early
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, JobStatus, present
 from synergyd.control.move_limits import caps_beside
@@ -104,7 +104,7 @@ class Daemon:
         self._losses_looked_s = -math.inf  # likewise
         self.hurries = False  # a job has lost a node, or was submitted: the next epoch should not wait
         self._arrivals = Arrivals(settings.epoch_s)
-        self._comes_early = settings.early_epochs and not policy_named(settings.policy).rule
+        self._comes_early = come_early(settings, policy_named(settings.policy))
 
     @property
     def acts(self) -> bool:

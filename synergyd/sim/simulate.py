@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from synergyd.control.arrivals import come_early
 from synergyd.errors import UsageError
 from synergyd.scheduler.policies.registry import POLICIES, policy_named
 from synergyd.settings import Settings
@@ -80,7 +81,7 @@ def simulate(
         director = SynergyDirector(
             told, policy_named(policy), belief, scenario.costs, policy in RIGID if rigid is None else rigid
         )
-        early = told.early_epochs and not director.policy.rule
+        early = come_early(told, director.policy)
     yardsticks = ideals or Ideals(scenario)
 
     def worth(live: Live) -> float:
