@@ -40,8 +40,9 @@ def objective_of(settings: Settings) -> Objective:
         raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
     form, exponent, reference = _OBJECTIVES[settings.objective]
     p = settings.fairness if exponent is None else exponent
-    bounds = {"max_growth": settings.max_growth, "first_start": settings.first_start}
-    return Objective(exponent=p, form=form, reference=reference, **bounds)
+    return Objective(
+        exponent=p, max_growth=settings.max_growth, first_start=settings.first_start, form=form, reference=reference
+    )
 
 
 def weights(
