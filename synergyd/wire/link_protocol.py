@@ -25,6 +25,7 @@ MAX_LINE_BYTES = 200
 MAX_NODES = 16_384
 MAX_CHANNELS = 4096
 MAX_MB = 1e9
+LEAST_OF = 20  # messages whose least duration a question tells
 FREE_S = 10.0  # as long as a job that comes to share the links may find them taken
 _NONCE = re.compile(r"[0-9a-f]{0,64}\Z")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,254}\Z")

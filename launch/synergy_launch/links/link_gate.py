@@ -25,6 +25,7 @@ from synergyd.wire import munge
 from synergyd.wire.hostlist import expand
 from synergyd.wire.link_protocol import (
     FREE_S,
+    LEAST_OF,
     Asking,
     Hello,
     answer,
@@ -43,7 +44,6 @@ CONNECT_S, WELCOME_S = 5.0, 15.0
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
 MAX_RAN_OUT, GIVEN_UP_S = 4, 3600.0  # so many waits that no word ended, and it is not asked for so long
 _GOOD = 20  # answers in time before earlier failures are forgotten
-_WINDOW = 20  # messages whose least duration is sent
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class LinkGate:
         self._free_until = 0.0  # the arbiter need not be asked before
         self._good = self._bad = 0
         self._ran_out = 0  # waits that no word ended
-        self._took: deque[float] = deque(maxlen=_WINDOW)
+        self._took: deque[float] = deque(maxlen=LEAST_OF)
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._keep_connected, name="synergy-link-gate", daemon=True)

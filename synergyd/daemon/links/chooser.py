@@ -11,7 +11,7 @@ import math
 import statistics
 import threading
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +29,7 @@ from synergyd.links.arbiter import (
 from synergyd.links.disciplines import Discipline
 from synergyd.links.guard import BARRED_S, KEPT_STEPS, Guards, Steps
 from synergyd.links.lookahead import Sender, chosen_disciplines
-from synergyd.wire.link_protocol import Asking
+from synergyd.wire.link_protocol import LEAST_OF, Asking
 
 log = logging.getLogger("synergyd.links")
 SHARE = 0.05
@@ -40,7 +40,6 @@ _IDLE_S, _IDLE_STEPS = 2.0, 5
 _UNSEEN_S = 10.0  # from a job's first message, if it asks no more, until others are chosen for without it
 _LOOKS = 3  # steps
 _WINDOW = 9  # steps whose median compute counts
-_REPORTED = 20  # messages whose least duration a job reports (synergy_launch/links/link_gate.py)
 
 
 @dataclass
@@ -108,7 +107,7 @@ class SeenJobs:
         seen = self.jobs.setdefault(job_id, Seen())
         seen.gated = seen.gated + 1 if gated else 0
         if size_mb > 0:
-            known = seen.alone_mb > 0 and seen.told_mb == told_mb and seen.gated < _REPORTED
+            known = seen.alone_mb > 0 and seen.told_mb == told_mb and seen.gated < LEAST_OF
             seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if known else size_mb
         return seen.alone_mb if seen.alone_mb > 0 and seen.told_mb == told_mb else told_mb
 
@@ -189,11 +188,10 @@ class Choices:
             self._links, self._idle = state.links, idle
         if self._pace.due(now_s):
             begun = self._spent()
-            before = {job_id: x for group in self._wanted for job_id, x in group.items()}
+            before = dict(ChainMap(*self._wanted))
             past = replace(terms, chosen=before)
             self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
-            same = before == {job_id: x for group in self._wanted for job_id, x in group.items()}
-            self._pace.chosen(now_s, self._spent() - begun, same)
+            self._pace.chosen(now_s, self._spent() - begun, same=before == ChainMap(*self._wanted))
         found, barred = self._guards.in_force(self._wanted, state.links, self._seen.steps(), now_s)
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:
