@@ -267,8 +267,8 @@ def test_a_claim_is_no_reason_for_a_restart_that_the_job_itself_does_not_gain_by
 
 
 def test_the_objectives_by_name() -> None:
-    assert objective_of(Settings(fairness=-1.0)) == Objective(exponent=-1.0)
-    assert objective_of(Settings(objective="sia", max_growth=2.0)) == Objective(
+    assert objective_of(Settings(fairness=-1.0, first_start=6.0)) == Objective(exponent=-1.0, first_start=6.0)
+    assert objective_of(Settings(objective="sia", max_growth=2.0, first_start=0.0)) == Objective(
         exponent=-0.5, max_growth=2.0, form="sia", reference="smallest"
     )
     assert objective_of(Settings(objective="pollux")).reference == "share"
