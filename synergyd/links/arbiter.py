@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from synergyd.links.disciplines import LOOK_AHEAD, Discipline, Srsf, discipline_named
+from synergyd.links.disciplines import LOOK_AHEAD, NOBODY_WAITS, Discipline, Srsf, discipline_named
 from synergyd.links.model import Topology
 
 
@@ -31,7 +31,7 @@ class ArbiterTerms:
 def terms_named(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
     """The terms of LinkArbiterRule=`rule`. Raises UsageError."""
     ahead = rule == LOOK_AHEAD
-    discipline = Discipline(Srsf(1)) if ahead else discipline_named(rule)
+    discipline = NOBODY_WAITS if ahead else discipline_named(rule)
     return ArbiterTerms(discipline, topology or Topology(), bound_s, look_ahead=ahead)
 
 
@@ -190,8 +190,13 @@ def asks_in_vain(state: ArbiterState, job_id: int, terms: ArbiterTerms) -> bool:
     chosen = terms.chosen.get(job_id)
     if chosen is not None:
         return chosen.rule.most > len(state.members)
+    return not shares_links(state, job_id)
+
+
+def shares_links(state: ArbiterState, job_id: int) -> bool:
+    """Whether another member crosses a link that this job crosses."""
     mine = set(state.links.get(job_id, ()))
-    return all(j == job_id or mine.isdisjoint(names) for j, names in state.links.items())
+    return any(j != job_id and not mine.isdisjoint(names) for j, names in state.links.items())
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:

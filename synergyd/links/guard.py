@@ -1,7 +1,7 @@
-"""Whether turns really help: a group of jobs that takes turns is left alone for some steps now and then, and what it does in these is
-compared with its steps before. Pure.
+"""Whether turns really help: a group of jobs that is to take turns is left alone for some steps first, and now and then. Its steps in turns
+must be faster than those to stay, and not slower later. Pure.
 
-This rests on no model of links or jobs: where steps are slower in turns than without, the group is not gated for long.
+This rests on no model of links or jobs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from synergyd.links.disciplines import NOBODY_WAITS, Discipline
 #: the steps of a job that were seen, oldest first: (begin, end) in seconds
 Steps = Mapping[int, Sequence[tuple[float, float]]]
 
-FIRST_STEPS = 16  # in turns of each job before the group is first left alone; doubled each time turns stand the trial
+_Name = frozenset[tuple[int, tuple[str, ...]]]
+
+PROOF_STEPS = 16  # in turns of each job, after which they must have been faster
+LEAST_STEPS = 4  # likewise, after which clear harm ends them
+FIRST_STEPS = 32  # in turns of each job from then on, before the group is left alone again; doubled each time turns stand the trial
 MOST_STEPS = 256  # then 3 % of the steps are trials
 TRIAL_STEPS = 8  # of each job left alone
 KEPT_STEPS = 2 * MOST_STEPS  # of a job, to compare
 BARRED_S = 3600.0  # a group that was slower in turns is not gated
 _LEAST = 0.02  # slower by less is no harm worth a word
-_ERRORS = (
-    3.0  # standard errors that a difference must exceed: noise of 30 % a step does so in less than one trial of 100
-)
+# Standard errors that a difference must exceed. Harm: noise of 30 % a step does so in less than one trial of 100. Gain: it is forecast
+# already, so what is likelier than not to be none is enough to reject.
+_ERRORS, _GAIN_ERRORS = 3.0, 1.0
 _PAUSE = 4.0  # a step of so many times the median is no step: the job evaluated, or saved
 
 
@@ -39,37 +43,53 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Watch:
-    """One group. `since_s`: of the phase, `turns_s`: of the turns before a trial. `steps` in turns until the next one. `slower`: by what
-    share turns were, where that has barred it; `told`: it had been barred before."""
+    """One group. `since_s`: of the phase, `before_s`: of the other phase before it, None for the first. `proven`: turns have been faster
+    once; then `steps` in turns are left until the next trial. `slower`: by what share turns were, where that has barred it; `told`: it had
+    been barred before."""
 
     phase: Phase
     since_s: float
-    turns_s: float = 0.0
+    before_s: float | None = None
+    proven: bool = False
     steps: int = FIRST_STEPS
     slower: float = 0.0
     told: bool = False
 
 
 def first_watch(now_s: float) -> Watch:
-    """Of a group that begins to take turns."""
-    return Watch(Phase.TURNS, now_s)
+    """Of a group that is to take turns: what it does without is seen first."""
+    return Watch(Phase.TRIAL, now_s)
 
 
 def watched(watch: Watch, jobs: Sequence[int], steps: Steps, now_s: float) -> Watch:
     """The watch now."""
     if watch.phase is Phase.BARRED:
-        return Watch(Phase.TURNS, now_s, told=True) if now_s >= watch.since_s + BARRED_S else watch
+        return replace(first_watch(now_s), told=True) if now_s >= watch.since_s + BARRED_S else watch
     mine = {j: [s for s in steps.get(j, ()) if s[0] >= watch.since_s] for j in jobs}
     seen = min((len(some) for some in mine.values()), default=0)
-    if watch.phase is Phase.TURNS:
-        return watch if seen < watch.steps else replace(watch, phase=Phase.TRIAL, since_s=now_s, turns_s=watch.since_s)
-    if seen < TRIAL_STEPS:
+    other_s = watch.since_s if watch.before_s is None else watch.before_s
+    other = {j: [s for s in steps.get(j, ()) if s[0] >= other_s and s[1] <= watch.since_s] for j in jobs}
+    changed = replace(watch, since_s=now_s, before_s=watch.since_s)
+    if watch.phase is Phase.TRIAL:
+        if seen < TRIAL_STEPS:
+            return watch
+        if watch.before_s is not None:
+            if (slower := lost_in_turns(other, mine).harm) > 0:
+                return _barred(watch, now_s, slower)
+            changed = replace(changed, steps=min(MOST_STEPS, 2 * watch.steps))
+        return replace(changed, phase=Phase.TURNS)
+    if watch.proven:
+        return replace(changed, phase=Phase.TRIAL) if seen >= watch.steps else watch
+    if seen < LEAST_STEPS:
         return watch
-    turns = {j: [s for s in steps.get(j, ()) if s[0] >= watch.turns_s and s[1] <= watch.since_s] for j in jobs}
-    slower = slower_in_turns(turns, mine)
-    if slower > 0:
-        return Watch(Phase.BARRED, now_s, slower=slower, told=watch.told)
-    return Watch(Phase.TURNS, now_s, steps=min(MOST_STEPS, 2 * watch.steps), told=watch.told)
+    lost = lost_in_turns(mine, other)
+    if lost.harm > 0 or seen >= PROOF_STEPS:
+        return replace(watch, proven=True) if lost.is_gain else _barred(watch, now_s, lost.harm)
+    return watch
+
+
+def _barred(watch: Watch, now_s: float, slower: float) -> Watch:
+    return Watch(Phase.BARRED, now_s, slower=slower, told=watch.told)
 
 
 class Guards:
@@ -77,7 +97,7 @@ class Guards:
     other nodes, is another."""
 
     def __init__(self) -> None:
-        self._watches: dict[frozenset[tuple[int, tuple[str, ...]]], Watch] = {}
+        self._watches: dict[_Name, Watch] = {}
         #: jobs of groups that are left alone for a trial: their steps are to be seen
         self.on_trial: frozenset[int] = frozenset()
 
@@ -91,28 +111,41 @@ class Guards:
         """(each job's discipline, from what is `wanted` of each group; the groups barred now for the first time, for the log)."""
         found: dict[int, Discipline] = {}
         barred: list[tuple[list[int], Watch]] = []
-        watches: dict[frozenset[tuple[int, tuple[str, ...]]], Watch] = {}
+        watches: dict[_Name, Watch] = {}
         on_trial: set[int] = set()
         for group in wanted:
             found |= group
             if not takes_turns(group.values()) or any(j not in links for j in group):
                 continue
             name = frozenset((j, tuple(links[j])) for j in group)
-            before = self._watches.get(name) or first_watch(now_s)
+            before = self._watches.get(name) or self._left_over(name, now_s)
             now = watches[name] = watched(before, list(group), steps, now_s)
             if now.phase is Phase.TURNS:
                 continue
             found |= dict.fromkeys(group, NOBODY_WAITS)
             if now.phase is Phase.TRIAL:
                 on_trial.update(group)
-            elif before.phase is Phase.TRIAL and not now.told:
+            elif before.phase is not Phase.BARRED and not now.told:
                 barred.append((sorted(group), now))
         # a group may be away for a while, as one of its jobs evaluates: its trial is void, but not what came of it
         for name, watch in self._watches.items():
-            if name not in watches and watch.phase is Phase.BARRED and all(links.get(j) == x for j, x in name):
-                watches[name] = watch
+            if name not in watches and all(links.get(j) == x for j, x in name):
+                if watch.phase is Phase.BARRED:
+                    watches[name] = watch
+                elif watch.proven:
+                    watches[name] = replace(watch, phase=Phase.TURNS, since_s=now_s, before_s=None)
         self._watches, self.on_trial = watches, frozenset(on_trial)
         return found, barred
+
+    def _left_over(self, name: _Name, now_s: float) -> Watch:
+        """Of a group that has not been seen. What came of a group holds for those that others have left."""
+        found = [watch for larger, watch in self._watches.items() if name < larger]
+        for watch in found:
+            if watch.phase is Phase.BARRED:
+                return watch
+            if watch.proven:
+                return Watch(Phase.TURNS, now_s, proven=True)
+        return first_watch(now_s)
 
 
 def takes_turns(disciplines: Collection[Discipline]) -> bool:
@@ -120,9 +153,26 @@ def takes_turns(disciplines: Collection[Discipline]) -> bool:
     return any(discipline.rule.most < len(disciplines) for discipline in disciplines)
 
 
-def slower_in_turns(turns: Steps, alone: Steps) -> float:
-    """The share of their steps that jobs make less in the same time in turns than left alone, mean over jobs; 0 where it is within the
-    noise, or less than _LEAST."""
+@dataclass(frozen=True)
+class Lost:
+    """`share`: of their steps that jobs make less in the same time in turns than left alone, mean over jobs; negative: more. `error`: its
+    standard error, infinite where nothing can be compared."""
+
+    share: float = 0.0
+    error: float = math.inf
+
+    @property
+    def harm(self) -> float:
+        """The share, or 0 where it is within the noise, or too little to speak of."""
+        return self.share if self.share > max(_LEAST, _ERRORS * self.error) else 0.0
+
+    @property
+    def is_gain(self) -> bool:
+        return self.share < -_GAIN_ERRORS * self.error
+
+
+def lost_in_turns(turns: Steps, alone: Steps) -> Lost:
+    """What turns cost by what was seen."""
     gains, variances = [], []
     for job_id in turns:
         before, after = _durations(turns[job_id]), _durations(alone.get(job_id, ()))
@@ -132,9 +182,8 @@ def slower_in_turns(turns: Steps, alone: Steps) -> float:
         gains.append(rate - 1.0)
         variances.append(rate**2 * (_error(before) ** 2 + _error(after) ** 2))
     if not gains:
-        return 0.0
-    lost, error = -statistics.fmean(gains), math.sqrt(sum(variances)) / len(gains)
-    return lost if lost > max(_LEAST, _ERRORS * error) else 0.0
+        return Lost()
+    return Lost(-statistics.fmean(gains), math.sqrt(sum(variances)) / len(gains))
 
 
 def _durations(steps: Sequence[tuple[float, float]]) -> list[float]:

@@ -1,7 +1,7 @@
 """The look-ahead beside the link arbiter: what has been seen of each job, and a thread that chooses each group's discipline from it.
 
-No question waits for a choice: the arbiter answers by the one in force, SRSF(1) until there is one. The thread takes at most
-SHARE of a core. An error in it ends the choosing, not the arbiter.
+No question waits for a choice: the arbiter answers by the one in force, and lets all go at once until there is one. The thread takes at
+most SHARE of a core. An error in it ends the choosing, not the arbiter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from synergyd.links.arbiter import (
     JobLeft,
     SendAsked,
     SendDone,
-    asks_in_vain,
     link_share,
     measured_mb,
+    shares_links,
 )
-from synergyd.links.disciplines import Discipline
-from synergyd.links.guard import BARRED_S, KEPT_STEPS, Guards, Steps
+from synergyd.links.disciplines import Discipline, Srsf
+from synergyd.links.guard import BARRED_S, KEPT_STEPS, Guards, Steps, takes_turns
 from synergyd.links.lookahead import Sender, chosen_disciplines
 from synergyd.wire.link_protocol import LEAST_OF, Asking
 
@@ -39,6 +39,7 @@ FIRST_S, LAST_S = 1.0, 30.0
 _IDLE_S, _IDLE_STEPS = 2.0, 5
 _UNSEEN_S = 10.0  # from a job's first message, if it asks no more, until others are chosen for without it
 _LOOKS = 3  # steps
+ALONE = Discipline(Srsf(1))  # of jobs that are to take turns, until it is known what their messages take alone
 _WINDOW = 9  # steps whose median compute counts
 
 
@@ -46,7 +47,7 @@ _WINDOW = 9  # steps whose median compute counts
 class Seen:
     """What the arbiter has seen of one job. `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it
     need not ask after that one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known);
-    `gated`: messages since it last need not have waited."""
+    `alone`: messages since one last went beside others."""
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -54,7 +55,7 @@ class Seen:
     share: float = 1.0
     told_mb: float = 0.0
     alone_mb: float = 0.0
-    gated: int = 0
+    alone: int = 0
     asked_s: float = -math.inf
     ended_s: float | None = None
     asks: bool = True
@@ -97,18 +98,20 @@ class SeenJobs:
         member = state.members.get(job_id)
         if not terms.look_ahead or member is None:
             return SendAsked(job_id, size_mb)  # the papers' rules take a link as full
-        gated = not asks_in_vain(state, job_id, terms)
-        alone_mb = self.least_mb(job_id, said.size_mb, size_mb if said.exposed_s > 0 else 0.0, gated)
+        alone = terms.chosen.get(job_id, terms.discipline).rule.most == 1 or not shares_links(state, job_id)
+        alone_mb = self.least_mb(job_id, said.size_mb, size_mb if said.exposed_s > 0 else 0.0, alone)
         return SendAsked(job_id, alone_mb, link_share(said.size_mb, alone_mb, len(set(member.nodes))))
 
-    def least_mb(self, job_id: int, told_mb: float, size_mb: float, gated: bool) -> float:
-        """A message of `told_mb` by its time alone. `size_mb`: by the least that the latest ones took, as the job reports it; 0 where it
-        does not. Where none was `gated`, all of these may have shared their links, and what was known before holds unless it is more."""
+    def least_mb(self, job_id: int, told_mb: float, size_mb: float, alone: bool) -> float:
+        """A message of `told_mb` by its time alone, by its bytes until that is known. `size_mb`: by the least that the latest ones took, as
+        the job reports it; 0 where it does not. Where these did not go `alone`, all of them may have shared their links: then only less
+        than what was known before is news."""
         seen = self.jobs.setdefault(job_id, Seen())
-        seen.gated = seen.gated + 1 if gated else 0
-        if size_mb > 0:
-            known = seen.alone_mb > 0 and seen.told_mb == told_mb and seen.gated < LEAST_OF
-            seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if known else size_mb
+        seen.alone = seen.alone + 1 if alone else 0
+        known = seen.alone_mb > 0 and seen.told_mb == told_mb
+        if size_mb > 0 and (known or seen.alone > 1):  # beside the first some are under way
+            held = known and seen.alone < LEAST_OF
+            seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if held else size_mb
         return seen.alone_mb if seen.alone_mb > 0 and seen.told_mb == told_mb else told_mb
 
     def let_go(self, job_id: int, shares: bool) -> bool:
@@ -130,6 +133,10 @@ class SeenJobs:
                 due_s = max(now_s, (now_s if ended_s is None else ended_s) + compute_s)
                 found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s, seen.share)
         return found
+
+    def unknown(self, jobs: Iterable[int]) -> bool:
+        """Whether it is not known what messages of one of these jobs take alone. Called from the thread that chooses."""
+        return any(self.jobs.get(j, Seen()).alone_mb <= 0 for j in jobs)
 
     def steps(self) -> Steps:
         """By job id. Called from the thread that chooses."""
@@ -178,6 +185,7 @@ class Choices:
         self._links: Mapping[int, Sequence[str]] = {}
         self._idle: set[int] = set()
         self._wanted: list[dict[int, Discipline]] = []
+        self._found: dict[int, Discipline] = {}
 
     def look(self, state: ArbiterState, terms: ArbiterTerms, now_s: float) -> dict[int, Discipline]:
         """Each job's discipline from now."""
@@ -192,13 +200,22 @@ class Choices:
             past = replace(terms, chosen=before)
             self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
             self._pace.chosen(now_s, self._spent() - begun, same=before == ChainMap(*self._wanted))
-        found, barred = self._guards.in_force(self._wanted, state.links, self._seen.steps(), now_s)
+        wanted = [
+            dict.fromkeys(x, ALONE) if takes_turns(x.values()) and self._seen.unknown(x) else x for x in self._wanted
+        ]
+        found, barred = self._guards.in_force(wanted, state.links, self._seen.steps(), now_s)
+        if found != self._found:
+            self._pace.changed()  # what messages take alone is seen in turns only
+            self._found = found
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:
             words = ", ".join(map(str, jobs))
-            log.warning(
-                "jobs %s made %.0f %% less steps in turns on their links than left alone: they are not gated for %.0f s",
-                words, 100 * watch.slower, BARRED_S,
+            said = f"{100 * watch.slower:.0f} % less steps" if watch.slower else "no more steps"
+            level = logging.WARNING if watch.slower else logging.INFO
+            log.log(
+                level,
+                "jobs %s made %s in turns on their links than left alone: they are not gated for %.0f s",
+                words, said, BARRED_S,
             )  # fmt: skip
         return found
 
@@ -227,7 +244,7 @@ class LinkChooser:
             self._choose()
         except Exception:
             terms = self._look()[1]
-            log.exception("the look-ahead ended by a fault; the rule is %s", terms.discipline.name)
+            log.exception("the look-ahead ended by a fault; nobody waits")
             if terms.chosen:
                 self._put({})
 

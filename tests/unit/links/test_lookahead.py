@@ -10,7 +10,7 @@ import pytest
 
 from synergyd.errors import UsageError
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobJoined, SendAsked, step, terms_named
-from synergyd.links.disciplines import Discipline, Srsf, discipline_named
+from synergyd.links.disciplines import NOBODY_WAITS, Discipline, discipline_named
 from synergyd.links.lookahead import (
     MOST_JOBS,
     WITH_NONE,
@@ -107,12 +107,12 @@ def test_equal_messages_take_turns_and_a_short_one_beside_a_long_one_does_not_wa
     assert shares[1].rule.admits(4.0, 1, [300.0], LINK)
 
 
-def test_each_group_has_its_own_and_one_not_seen_yet_takes_turns() -> None:
+def test_each_group_has_its_own_and_nobody_waits_in_one_not_seen_yet() -> None:
     state = joined([(("a", "b"), 10.0), (("a", "b"), 10.0), (("x", "y"), 10.0), (("x", "y"), 10.0), (("p", "q"), 1.0)])
-    seen = {0: Sender(0, 0.05, 400.0, 0.0), 1: Sender(1, 0.05, 4.0, 0.05), 2: Sender(2, 0.05, 4.0, 0.0)}
+    seen = {0: Sender(0, 0.05, 40.0, 0.05), 1: Sender(1, 0.05, 40.0, 0.05), 2: Sender(2, 0.05, 40.0, 0.0)}
     found = {j: d for group in chosen_disciplines(state, seen, 0.0, terms("look-ahead")) for j, d in group.items()}
     assert set(found) == {0, 1, 2, 3}
-    assert found[2] == found[3] == Discipline(Srsf(1)) and found[0] == found[1] != Discipline(Srsf(1))
+    assert found[2] == found[3] == NOBODY_WAITS and found[0] == found[1] != NOBODY_WAITS
 
 
 def test_a_large_group_is_not_forecast() -> None:
@@ -123,7 +123,7 @@ def test_a_large_group_is_not_forecast() -> None:
     begun = time.process_time()
     (found,) = chosen_disciplines(state, seen, 0.0, terms("look-ahead"))
     assert time.process_time() - begun < 1.0
-    assert found == dict.fromkeys(range(many), Discipline(Srsf(1)))
+    assert found == dict.fromkeys(range(many), NOBODY_WAITS)
 
 
 def test_who_is_idle_does_not_count() -> None:
@@ -148,7 +148,7 @@ def test_the_one_in_force_is_left_only_for_a_gain_beyond_the_margin() -> None:
 
 def test_rules_by_name() -> None:
     ahead = terms_named("look-ahead")
-    assert ahead.look_ahead and ahead.discipline == Discipline(Srsf(1))
+    assert ahead.look_ahead and ahead.discipline == NOBODY_WAITS
     assert not terms_named("ada-srsf").look_ahead
     with pytest.raises(UsageError, match="look-ahead"):
         terms_named("look-ahead-time")

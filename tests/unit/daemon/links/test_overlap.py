@@ -26,20 +26,21 @@ def ratio(case: str, rule: str, times: int = 1) -> float:
     return gated / open_
 
 
-def test_overlapped_messages_are_not_kept_apart() -> None:
-    assert ratio("medium+overlap", "srsf-1") > 1.1  # a fixed rule does it
-    assert ratio("medium+overlap", "look-ahead") < 1.02
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("times", [1, 3])
+def test_no_job_ends_later_for_the_look_ahead(case: str, times: int) -> None:
+    assert ratio(case, "look-ahead", times) < 1.002
 
 
-def test_unequal_overlapped_messages_are_not_kept_apart() -> None:
-    """But for the first seconds, in which nothing has been seen of the jobs."""
+def test_a_fixed_rule_keeps_overlapped_messages_apart() -> None:
+    assert ratio("medium+overlap", "srsf-1") > 1.1
     assert ratio("mixed+overlap", "srsf-1", 3) > 1.3
-    assert ratio("mixed+overlap", "look-ahead", 3) < 1.04
 
 
-@pytest.mark.parametrize(("case", "most"), [("medium", 0.82), ("large", 0.88), ("mixed", 1.02), ("small", 1.0)])
-def test_what_turns_bring_without_overlap_stays(case: str, most: float) -> None:
-    assert ratio(case, "look-ahead") < most
+@pytest.mark.parametrize(("case", "most"), [("medium", 0.91), ("large", 0.95), ("medium+overlap", 0.99)])
+def test_what_turns_bring(case: str, most: float) -> None:
+    """After the steps that are left alone, and those in which turns are tried."""
+    assert ratio(case, "look-ahead", 3) < most
 
 
 def test_where_the_forecast_is_wrong_the_guard_ends_the_turns(
@@ -52,8 +53,8 @@ def test_where_the_forecast_is_wrong_the_guard_ends_the_turns(
         played = Played(loads, PAIRS, "look-ahead", TOPOLOGY)
         played.run()
     assert caplog.text.count("jobs 1, 2, 3, 4, 5 made") == 1 and "not gated for 3600 s" in caplog.text
-    barred = played.chosen.index("srsf-10000")
-    assert set(played.chosen[barred : barred + 10]) == {"srsf-10000"}
+    turns = [n for n, names in enumerate(played.chosen) if names not in ("", "srsf-10000")]
+    assert len(turns) <= 6 and turns[-1] - turns[0] == len(turns) - 1  # once, and not when jobs leave the group
 
 
 def test_the_share_of_a_link_that_a_message_takes() -> None:
@@ -67,19 +68,24 @@ def test_the_share_of_a_link_that_a_message_takes() -> None:
 def test_a_message_is_known_by_its_time_alone() -> None:
     """Where nobody waits, all that a job reports may have shared its links."""
     seen = SeenJobs()
-    assert seen.least_mb(1, 5.0, 0.0, gated=True) == 5.0  # not measured yet
-    assert seen.least_mb(1, 5.0, 7.0, gated=True) == 7.0
-    assert seen.least_mb(1, 5.0, 9.0, gated=False) == 7.0
-    assert seen.least_mb(1, 5.0, 0.0, gated=False) == 7.0  # connected anew
-    assert [seen.least_mb(1, 5.0, 9.0, gated=True) for _ in range(20)] == [7.0] * 19 + [9.0]  # it does take longer now
-    assert seen.least_mb(1, 6.0, 8.0, gated=False) == 8.0  # another message
+    assert seen.least_mb(1, 5.0, 0.0, alone=True) == 5.0  # not measured yet
+    assert seen.least_mb(1, 5.0, 9.0, alone=False) == 5.0
+    assert seen.least_mb(1, 5.0, 8.0, alone=True) == 5.0  # beside others that were under way when turns began
+    assert seen.unknown([1])
+    assert seen.least_mb(1, 5.0, 7.0, alone=True) == 7.0
+    assert not seen.unknown([1]) and seen.unknown([1, 2])
+    assert seen.least_mb(1, 5.0, 9.0, alone=False) == 7.0
+    assert seen.least_mb(1, 5.0, 0.0, alone=False) == 7.0  # connected anew
+    assert [seen.least_mb(1, 5.0, 9.0, alone=True) for _ in range(20)] == [7.0] * 19 + [9.0]  # it does take longer now
+    assert seen.least_mb(1, 6.0, 8.0, alone=False) == 6.0  # another message
 
 
 def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
     for rule, share, size_mb in (("srsf-1", 1.0, 10.0), ("ada-srsf", 1.0, 10.0), ("look-ahead", 0.5, 10.0)):
         terms = terms_named(rule, TOPOLOGY)
         state, _ = step(ArbiterState(), JobJoined(1, ("a", "b"), 2, 9.0), 0.0, terms)
-        asked = SeenJobs().question(1, Asking(1, 5.0, 10.0 * 0.04192), state, terms)
+        seen, asking = SeenJobs(), Asking(1, 5.0, 10.0 * 0.04192)
+        _, asked = (seen.question(1, asking, state, terms) for _ in range(2))
         assert asked.share == pytest.approx(share) and asked.size_mb == pytest.approx(size_mb)
     assert SeenJobs().question(2, Asking(1, 5.0, 1.0), state, terms).share == 1.0  # it has just gone
 
