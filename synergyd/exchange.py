@@ -49,6 +49,14 @@ class Exchange:
 EXACT = Exchange()
 
 
+def kinds(text: str, where: str) -> tuple[str, ...]:
+    """Those that `local,compressed` names. Raises UsageError, at `where`."""
+    found = tuple(word.strip() for word in text.split(","))
+    if not set(found) <= set(KINDS) or len(set(found)) != len(found):
+        raise UsageError(where, f"{text!r:.60} is not right", f"some of {', '.join(KINDS)}, with commas between")
+    return found
+
+
 def exchange(text: str, where: str) -> Exchange:
     """Reads what `str` writes. Raises UsageError, at `where`."""
     found = _TEXT.fullmatch(text)

@@ -14,7 +14,7 @@ from rich.table import Table
 from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
 from synergyd.errors import UsageError
-from synergyd.exchange import KINDS
+from synergyd.exchange import kinds
 from synergyd.recompute import recompute_words
 from synergyd.records import Plan
 from synergyd.task.fit.profile_file import read_profile
@@ -50,16 +50,6 @@ def numbers(text: str, option: str) -> tuple[int, int]:
     if not 1 <= first <= last:
         raise UsageError(option, f"{text} is not a range", "it must be LO:HI with 1 <= LO <= HI")
     return first, last
-
-
-def comm_kinds(text: str) -> tuple[str, ...]:
-    """Of `local,compressed`. Raises UsageError."""
-    kinds = tuple(text.split(","))
-    if not set(kinds) <= set(KINDS) or len(set(kinds)) != len(kinds):
-        raise UsageError(
-            "--comm", f"{text!r:.60} is not right", f"it takes some of {', '.join(KINDS)}, with commas between"
-        )
-    return kinds
 
 
 def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
@@ -222,7 +212,7 @@ def plan(
             precision=precision,
             micro_batch=micro_batch,
             top=_ALL if plot else top,
-            comm=comm_kinds(comm),
+            comm=kinds(comm, "--comm"),
             gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, intra, inter)),
         )
         _put_out(table, top, as_json, render, plot)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from synergyd.errors import UsageError
-from synergyd.exchange import KINDS
+from synergyd.exchange import KINDS, kinds
 from synergyd.links.model import link_named, topology_of
 from synergyd.records import Cluster
 from synergyd.settings import Settings
@@ -50,7 +50,7 @@ def with_links(
     scenario: Scenario, settings: Settings, contention: str, aware: bool, one_job: bool, comm: str = ""
 ) -> tuple[Scenario, Settings]:
     """The scenario with its links, and the settings that know of them. Raises UsageError."""
-    scenario = replace(scenario, jobs=with_comm(scenario.jobs, _kinds(comm))) if comm else scenario
+    scenario = replace(scenario, jobs=with_comm(scenario.jobs, kinds(comm, "--comm"))) if comm else scenario
     aware = aware or settings.link_aware
     settings = replace(settings, one_multi_node_job_per_node=one_job or settings.one_multi_node_job_per_node)
     if contention and (settings.node_link, settings.leaf_uplink) != (Settings().node_link, Settings().leaf_uplink):
@@ -67,14 +67,6 @@ def with_links(
     leaf = {node.name: node.leaf for node in scenario.cluster.nodes}
     settings = replace(settings, link_aware=aware, node_link=link, leaf_uplink=uplink)
     return replace(scenario, topology=topology_of(link, uplink, leaf)), settings
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError("--comm", f"no kind {kind!r}", f"some of: {', '.join(KINDS)}")
-    return kinds
 
 
 def _parsed(text: str) -> tuple[str, int, str]:

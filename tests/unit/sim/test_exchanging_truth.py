@@ -123,7 +123,10 @@ def test_who_may_not_take_it_does_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["generate:2", "--comm", "locally"], "--comm: no kind 'locally'; some of: exact, local, delayed, compressed"),
+        (
+            ["generate:2", "--comm", "locally"],
+            "--comm: 'locally' is not right; some of exact, local, delayed, compressed, with commas between",
+        ),
         (["gavel:x.trace", "--comm", "local"], "--comm: nobody measured what these jobs send; leave it out"),
     ],
 )
