@@ -104,6 +104,7 @@ class Daemon:
         self._losses_looked_s = -math.inf  # likewise
         self.hurries = False  # a job has lost a node, or was submitted: the next epoch should not wait
         self._arrivals = Arrivals(settings.epoch_s)
+        self._count_denied = False
         self._comes_early = come_early(settings, policy_named(settings.policy))
 
     @property
@@ -334,7 +335,9 @@ class Daemon:
         try:
             return self.tools.writer.submissions()
         except SlurmError as error:
-            log.debug("epochs do not come early: %s", error)
+            if not error.transient and not self._count_denied:
+                log.warning("epochs do not come early: %s", error)
+                self._count_denied = True
             return None
 
     def _unblock(self) -> None:

@@ -218,8 +218,9 @@ def _loop(
                 if on_epoch:
                     on_epoch(daemon)
                 failures = 0
-                # jittered, so that several daemons on several clusters of one site do not poll in step
-                next_epoch_s = now_s + settings.epoch_s * random.uniform(0.95, 1.05)
+                if not early:  # one that is comes besides
+                    # jittered, so that several daemons on several clusters of one site do not poll in step
+                    next_epoch_s = now_s + settings.epoch_s * random.uniform(0.95, 1.05)
                 if once and not daemon.busy:
                     return 0
             else:

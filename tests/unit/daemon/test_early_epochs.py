@@ -67,10 +67,13 @@ def test_a_daemon_that_stands_by_does_not_look(tmp_path: Path) -> None:
     assert waited(site, 60) is None
 
 
-def test_a_slurm_that_does_not_tell_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_slurm_that_does_not_tell_costs_nothing_else_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     site = Site(tmp_path)
     site.slurm.counts = False
     site.epoch()
     site.slurm.submit(1)
     assert waited(site, 60) is None
     assert 1 in site.epoch()
+    assert caplog.text.count("epochs do not come early: sdiag: Access denied") == 1

@@ -107,6 +107,15 @@ def test_an_early_epoch_that_fails_is_tried_again_soon(monkeypatch: pytest.Monke
     assert len(daemon.began) == 3 and daemon.began[2] <= daemon.began[1] + 4.0
 
 
+def test_an_early_epoch_does_not_put_off_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the simulator: it comes besides."""
+    daemon = Hurried(monkeypatch, until_s=75.0)
+    run(daemon)
+    first, early, following = daemon.began
+    assert first == 0.0 and 10.0 <= early <= 12.0
+    assert 0.95 * 60.0 <= following <= 1.05 * 60.0 + 2.0
+
+
 def test_early_epochs_that_fail_do_not_put_off_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a node is lost while slurmctld is away: ticks ask for one again and again. The epochs' own back-off from the first
     failure on (2, 4, 8, 16, 32 s) is all that is waited."""
