@@ -20,6 +20,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
+from synergyd.scheduler.problem.restart_bound import within_bound
 from synergyd.words import names_words, shape_words
 
 # due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
@@ -96,7 +97,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         elif job.need and job.deadline_s is None and not job.guaranteed:
             jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
-            jobs[i] = replace(jobs[i], stoppable=True)
+            jobs[i] = replace(jobs[i], stoppable=True, banned=jobs[i].banned - _instead_of_a_stop(job))
     nodes = _without(problem, {name for names in kept.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
     return DueProblem(changed, tuple(starting), kept)
@@ -153,18 +154,33 @@ def _free_now(problem: Problem) -> FreeGpus:
     return free
 
 
+def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
+    """The Cells on a part of what it holds that only RestartShare forbids: a stop costs a restart, too, and the time until the next
+    start besides."""
+    if job.discount <= 0 or job.guaranteed or job.own_limits or job.current is None:
+        return frozenset()
+    held = job.cells[job.current].shape
+    smaller = (i for i in CellIndex.of(job.cells).above(-1.0) if job.gpus(i) < held.gpus and _is_inside(job, i))
+    of_whole = {
+        i for i in smaller if job.cells[i].shape.nodes == 1 or job.cells[i].shape.gpus_per_node == held.gpus_per_node
+    }
+    return frozenset(of_whole) & within_bound(replace(job, banned=frozenset())).banned
+
+
+def _is_inside(job: JobRequest, index: int) -> bool:
+    """Whether a Cell of a running job fits into what it holds."""
+    shape, held = job.cells[index].shape, job.cells[job.current or 0].shape
+    return (
+        shape.gpu_type == held.gpu_type and shape.nodes <= len(job.nodes) and shape.gpus_per_node <= held.gpus_per_node
+    )
+
+
 def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     """(nodes, GPUs on each) of the least that a running job can shrink to on its own nodes."""
-    held = job.cells[job.current or 0].shape
-    best, nodes = held, job.nodes
+    best, nodes = job.cells[job.current or 0].shape, job.nodes
     for i, cell in enumerate(job.cells if job.discount > 0 else ()):
         shape = cell.shape
-        inside = (
-            shape.gpu_type == held.gpu_type
-            and shape.nodes <= len(job.nodes)
-            and shape.gpus_per_node <= held.gpus_per_node
-        )
-        if inside and shape.gpus < best.gpus and i not in job.banned:
+        if _is_inside(job, i) and shape.gpus < best.gpus and i not in job.banned:
             best, nodes = shape, job.nodes[: shape.nodes]
     return nodes, best.gpus_per_node
 

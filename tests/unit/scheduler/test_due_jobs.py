@@ -22,6 +22,7 @@ BOUND = Settings(fairness_bound=2.0, restart_cost_s=30.0)
 LONG = Progress(attained_gpu_s=1e4, remaining=1e6, done=1e5)
 SHORT = Progress(remaining=100.0, done=0.0)
 WIDE = (cell(8.0, 1, 8),)
+GROWS = ((1, 1.0), (2, 1.9), (4, 3.5), (8, 6.0), (16, 8.0))  # (GPUs, goodput)
 
 
 def decided(
@@ -136,6 +137,23 @@ def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone()
         site, offers = snapshot([node("n0", 8), node("n1", 8)], jobs), dict.fromkeys((1, 2, 20, 30), WIDE)
         found = decide(site, BOUND, offers, {}, ages_s=ages, progress=known, restarts=restarts)
         assert {d.job_id for d in found if d.action is Action.START} == started
+
+
+def test_a_job_that_has_spent_its_restart_share_gives_a_due_job_what_it_needs_and_no_more() -> None:
+    """A stop would cost it a restart, too, and an epoch without GPUs."""
+    jobs = [job(1, 1, ("n0", "n1"), 8), job(20, 1)]
+    offers = {1: tuple(cell(goodput, 1 + gpus // 9, min(gpus, 8)) for gpus, goodput in GROWS), 20: (cell(1.0, 1, 1),)}
+    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
+    known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, done=1e6), 20: SHORT}
+    site = snapshot([node("n0", 8), node("n1", 8)], jobs)
+    found = {
+        d.job_id: d
+        for d in decide(site, BOUND, offers, {}, ages_s={1: 9e3, 20: 1e4}, progress=known, restarts={1: spent})
+    }
+    assert found[20].action is Action.START
+    assert found[1].action is Action.RESIZE and found[1].cell is not None and found[1].cell.shape.gpus == 8
+    not_due = decide(site, BOUND, offers, {}, ages_s={1: 9e3, 20: 100.0}, progress=known, restarts={1: spent})
+    assert [d.action for d in not_due] == [Action.KEEP, Action.WAIT]
 
 
 def test_of_more_than_there_is_the_earliest_due_comes_first() -> None:
