@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.shaped_links [--cases small,medium,large,mixed,medium+overlap,mixed+overlap] [--repeats 3]
                                             [--rules none,srsf-1,srsf-2,ada-srsf,look-ahead] [--mbit 200]
-                                            [--link 10gbe@B+H] [--json]
+                                            [--link 10gbe@B+H] [--times 1] [--json]
     python -m tests.benchmarks.shaped_links --penalty [--mbit 200]
 
 Five torchrun jobs (gloo, DDP, two ranks each, real munge and arbiter) on four network namespaces, each with one link of --mbit each
 way to a switch; every node has two or three jobs. Compute sleeps, so that a few cores suffice; `+overlap` sleeps half of it in the
 backward pass while gradients are on their way. Jobs start together and each trains a fixed number of steps; then its links are free.
+They last for 8 to 20 s, --times as long.
 Needs root, tc and munged.
 
 `--penalty`: what sharing one of these links costs, by `synergyctl profiles measure --pairs` on two of the nodes.
@@ -35,6 +36,7 @@ from typing import Any
 from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import terms_named
+from synergyd.links.disciplines import LOOK_AHEAD
 from synergyd.links.model import TEN_GBE, Link, Topology, link_named
 from synergyd.wire import munge
 from tests.paths import ROOT, python_path
@@ -138,12 +140,26 @@ def _phase(
     if rule != OPEN:
         arbiter.terms = terms_named(rule, topology, BOUND_S)
     _wait(folder, [f"job{n}.{number}.ready" for n in range(len(loads))], started, 240.0)
+    if rule == LOOK_AHEAD:
+        _forget(arbiter, loads, topology)
     draft = folder / "go.tmp"
     draft.write_text(str(time.time() + 0.5))
     draft.replace(folder / f"{number}.go")
     names = [f"job{n}.{number}.json" for n in range(len(loads))]
-    _wait(folder, names, started, 240.0)
+    _wait(folder, names, started, 60.0 + 6.0 * sum(load.steps for load in loads))
     return [json.loads((folder / name).read_text()) for name in names]
+
+
+def _forget(arbiter: LinkArbiter, loads: Sequence[Load], topology: Topology) -> None:
+    """What an earlier phase has shown of the jobs: each repeat begins anew."""
+    connections, end = arbiter.connections, time.monotonic() + 60.0
+    arbiter.follow({})
+    time.sleep(3.0)
+    arbiter.follow(_members(loads, topology))
+    while arbiter.connections < connections:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{arbiter.connections} of {connections} gates came back")
+        time.sleep(0.05)
 
 
 def _wait(folder: Path, names: Sequence[str], started: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
@@ -176,9 +192,11 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def case(name: str, rules: Sequence[str], repeats: int, mbit: float, link: Link) -> dict[str, dict[str, Any]]:
+def case(
+    name: str, rules: Sequence[str], repeats: int, mbit: float, link: Link, times: int
+) -> dict[str, dict[str, Any]]:
     """By rule: each repeat's mean and last end in seconds, and the messages that waited."""
-    loads = CASES[name]
+    loads = [replace(load, steps=times * load.steps) for load in CASES[name]]
     phases = [rule for n in range(repeats) for rule in (rules if n % 2 == 0 else list(rules)[::-1])]
     found: dict[str, dict[str, Any]] = {rule: {"mean_s": [], "last_s": [], "each_s": []} for rule in rules}
     for rule, jobs in zip(phases, measure(loads, phases, mbit, link), strict=True):
@@ -196,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--link", default="", help="the arbiter's NodeLink; default: 10gbe's scaled to --mbit, a guess")
+    parser.add_argument("--times", type=int, default=1, help="as many times the steps")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--penalty", action="store_true", help="measure what sharing a link costs only")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)  # a process of --penalty, and the interfaces
@@ -218,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     told = {}
     rules = args.rules.split(",")
     for name in args.cases.split(","):
-        told[name] = case(name, rules, args.repeats, args.mbit, link)
+        told[name] = case(name, rules, args.repeats, args.mbit, link, args.times)
         for rule, one in told[name].items():
             over = [a / b for a, b in zip(one["mean_s"], told[name][rules[0]]["mean_s"], strict=True)]
             print(
