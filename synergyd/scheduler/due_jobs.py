@@ -64,6 +64,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     (free, empty_s), now = _drained(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
+    given = set[str]()
     least: dict[object, list[int]] = {}  # by identity: like jobs have the same Cells
     for i in due:
         job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
@@ -81,6 +82,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         names, gpus = soft or hard or ((), 0)
         if names:
             starting.append(i)
+            given.update(names)
             emptied.update(() if soft else names)
         elif names := _to_keep(problem, job, cells, free[True], planned, empty_s):
             kept[i], gpus = names, max(node.free for node in problem.nodes)
@@ -97,7 +99,9 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         elif job.need and job.deadline_s is None and not job.guaranteed:
             jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
-            jobs[i] = replace(jobs[i], stoppable=True, banned=jobs[i].banned - _instead_of_a_stop(job))
+            jobs[i] = replace(jobs[i], stoppable=True)
+        if jobs[i].stoppable and not given.isdisjoint(job.nodes):
+            jobs[i] = replace(jobs[i], banned=job.banned - _instead_of_a_stop(job))
     nodes = _without(problem, {name for names in kept.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
     return DueProblem(changed, tuple(starting), kept)

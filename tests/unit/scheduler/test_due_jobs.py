@@ -139,21 +139,23 @@ def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone()
         assert {d.job_id for d in found if d.action is Action.START} == started
 
 
-def test_a_job_that_has_spent_its_restart_share_gives_a_due_job_what_it_needs_and_no_more() -> None:
-    """A stop would cost it a restart, too, and an epoch without GPUs."""
+@pytest.mark.parametrize("lost_s", [5000.0, 1485.0])
+def test_a_job_whose_restarts_are_spent_gives_a_due_job_what_it_needs_and_no_more(lost_s: float) -> None:
+    """In the second case one restart is left, and a shrink needs the way back, too. A stop would cost as much, and an epoch without GPUs
+    besides."""
     jobs = [job(1, 1, ("n0", "n1"), 8), job(20, 1)]
     offers = {1: tuple(cell(goodput, 1 + gpus // 9, min(gpus, 8)) for gpus, goodput in GROWS), 20: (cell(1.0, 1, 1),)}
-    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
+    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=lost_s, life_s=9000.0)
     known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, done=1e6), 20: SHORT}
     site = snapshot([node("n0", 8), node("n1", 8)], jobs)
-    found = {
-        d.job_id: d
-        for d in decide(site, BOUND, offers, {}, ages_s={1: 9e3, 20: 1e4}, progress=known, restarts={1: spent})
-    }
-    assert found[20].action is Action.START
-    assert found[1].action is Action.RESIZE and found[1].cell is not None and found[1].cell.shape.gpus == 8
-    not_due = decide(site, BOUND, offers, {}, ages_s={1: 9e3, 20: 100.0}, progress=known, restarts={1: spent})
-    assert [d.action for d in not_due] == [Action.KEEP, Action.WAIT]
+
+    def found(age_s: float) -> list[Decision]:
+        return list(decide(site, BOUND, offers, {}, ages_s={1: 9e3, 20: age_s}, progress=known, restarts={1: spent}))
+
+    gives, starts = found(1e4)
+    assert starts.action is Action.START
+    assert gives.action is Action.RESIZE and gives.cell is not None and gives.cell.shape.gpus == 8
+    assert [d.action for d in found(100.0)] == [Action.KEEP, Action.WAIT]
 
 
 def test_of_more_than_there_is_the_earliest_due_comes_first() -> None:
