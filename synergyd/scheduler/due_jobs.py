@@ -20,7 +20,7 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
-from synergyd.scheduler.problem.restart_bound import within_bound
+from synergyd.scheduler.problem.restart_bound import instead_of_a_stop
 from synergyd.words import names_words, shape_words
 
 # due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
@@ -159,16 +159,16 @@ def _free_now(problem: Problem) -> FreeGpus:
 
 
 def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
-    """The Cells on a part of what it holds that only RestartShare forbids: a stop costs a restart, too, and the time until the next
-    start besides."""
+    """The Cells on a part of what it holds that only RestartShare forbids, and that cost it less than a stop would."""
     if job.discount <= 0 or job.guaranteed or job.own_limits or job.current is None:
         return frozenset()
     held = job.cells[job.current].shape
-    smaller = (i for i in CellIndex.of(job.cells).above(-1.0) if job.gpus(i) < held.gpus and _is_inside(job, i))
-    of_whole = {
-        i for i in smaller if job.cells[i].shape.nodes == 1 or job.cells[i].shape.gpus_per_node == held.gpus_per_node
-    }
-    return frozenset(of_whole) & within_bound(replace(job, banned=frozenset())).banned
+    whole = (
+        i
+        for i, cell in enumerate(job.cells)
+        if _is_inside(job, i) and (cell.shape.nodes == 1 or cell.shape.gpus_per_node == held.gpus_per_node)
+    )
+    return frozenset(i for i in whole if job.gpus(i) < held.gpus) & instead_of_a_stop(job)
 
 
 def _is_inside(job: JobRequest, index: int) -> bool:

@@ -39,6 +39,19 @@ def within_bound(job: JobRequest) -> JobRequest:
     return replace(job, banned=job.banned | banned) if banned else job
 
 
+def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
+    """Those Cells of a running job that only this bound forbids and that it had better have than none: until its share pays for another
+    restart, which may make it grow again, they cost it less than a restart takes. A stop costs a restart, too, and the time until the
+    next start."""
+    if job.current is None:
+        return frozenset()
+    small_s = max(0.0, _needed_s(job, 2) - job.restart.life_s)
+    present = job.cells[job.current].goodput
+    lost_s = {i: (1.0 - cell.goodput / present) * small_s for i, cell in enumerate(job.cells)} if present > 0 else {}
+    forbidden = within_bound(replace(job, banned=frozenset())).banned
+    return frozenset(i for i in forbidden if lost_s.get(i, math.inf) <= job.restart.cost.mean_s)
+
+
 def beyond_bound(job: JobRequest, index: int) -> str:
     """Why cells[index] may not cost a running job a restart; "" where it may."""
     if job.current is None:
