@@ -45,6 +45,11 @@ def ended(cluster: SlurmCluster, job_id: int) -> str:
     return cluster.run("sacct", "-X", "-n", "-P", "-j", str(job_id), "--format=State").stdout.strip()
 
 
+def begun(cluster: SlurmCluster, job_id: int) -> bool:
+    """Whether slurmdbd knows of its start: of a run that is requeued before that sacct never tells the length."""
+    return cluster.run("sacct", "-X", "-n", "-P", "-j", str(job_id), "--format=Start").stdout.strip()[:1].isdigit()
+
+
 def reported(cluster: SlurmCluster) -> dict[str, float]:
     """The same by `synergyctl report`: of this month, and the one before in case that it has just ended."""
     rows = json.loads(cluster.run("synergyctl", "report", "--json").stdout)["rows"]
@@ -68,6 +73,7 @@ def test_hours_held_are_those_of_sacct() -> None:
             resized = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8", options=("--requeue",))
             until_steps(cluster, resized, timeout_s=150)
             cluster.wait_for(lambda: sizes(cluster, resized) == [8], 150, "all GPUs to be its")
+            cluster.wait_for(lambda: begun(cluster, resized), 60, "its start in the accounts")
             plain = "#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 --output=/dev/null\n"
             failed = cluster.sbatch(f"{plain}sleep 4\nexit 3\n", "--account=physics")
             again = cluster.sbatch(f"{plain}sleep 300\n", "--account=physics", "--requeue")
@@ -79,6 +85,7 @@ def test_hours_held_are_those_of_sacct() -> None:
             # its components share no node, and so it may wait until one of the two is free again: after those that need less
             cluster.sbatch(het_script(cluster.folder), "--account=physics")
             cluster.wait_for(lambda: ended(cluster, failed) == "FAILED", 60, "the failed job's end")
+            cluster.wait_for(lambda: begun(cluster, again), 60, "its start in the accounts")
             cluster.run("scontrol", "requeue", str(again))
             # Slurm waits for two minutes after a requeue, and fails a job that starts again in the same second
             soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
