@@ -47,7 +47,7 @@ _WINDOW = 9  # steps whose median compute counts
 class Seen:
     """What the arbiter has seen of one job. `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it
     need not ask after that one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known);
-    `alone`: messages since one last went beside others."""
+    `alone`: messages since one last went beside others; `untimed`: questions since it last told times."""
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -56,6 +56,7 @@ class Seen:
     told_mb: float = 0.0
     alone_mb: float = 0.0
     alone: int = 0
+    untimed: int = 0
     asked_s: float = -math.inf
     ended_s: float | None = None
     asks: bool = True
@@ -108,6 +109,7 @@ class SeenJobs:
         than what was known before is news."""
         seen = self.jobs.setdefault(job_id, Seen())
         seen.alone = seen.alone + 1 if alone else 0
+        seen.untimed = 0 if size_mb > 0 else seen.untimed + 1
         known = seen.alone_mb > 0 and seen.told_mb == told_mb
         if size_mb > 0 and (known or seen.alone > 1):  # beside the first some are under way
             held = known and seen.alone < LEAST_OF
@@ -135,8 +137,9 @@ class SeenJobs:
         return found
 
     def unknown(self, jobs: Iterable[int]) -> bool:
-        """Whether it is not known what messages of one of these jobs take alone. Called from the thread that chooses."""
-        return any(self.jobs.get(j, Seen()).alone_mb <= 0 for j in jobs)
+        """Whether it is not known yet what messages of one of these jobs take alone. Called from the thread that chooses."""
+        seen = [self.jobs.get(j, Seen()) for j in jobs]
+        return any(x.alone_mb <= 0 and x.untimed <= _LOOKS for x in seen)
 
     def steps(self) -> Steps:
         """By job id. Called from the thread that chooses."""

@@ -80,6 +80,14 @@ def test_a_message_is_known_by_its_time_alone() -> None:
     assert seen.least_mb(1, 6.0, 8.0, alone=False) == 6.0  # another message
 
 
+def test_a_job_that_tells_no_times_is_not_waited_for() -> None:
+    seen = SeenJobs()
+    assert [(seen.least_mb(1, 5.0, 0.0, alone=True), seen.unknown([1])) for _ in range(5)] == [
+        (5.0, n < 3) for n in range(5)
+    ]
+    assert seen.least_mb(1, 5.0, 7.0, alone=True) == 7.0 and not seen.unknown([1])
+
+
 def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
     for rule, share, size_mb in (("srsf-1", 1.0, 10.0), ("ada-srsf", 1.0, 10.0), ("look-ahead", 0.5, 10.0)):
         terms = terms_named(rule, TOPOLOGY)
