@@ -46,33 +46,41 @@ class RankedPlans:
 
     def cell(self, i: int) -> Cell:
         """Plan number `i` as a Cell."""
-        shape, plan = self.shapes[int(self.candidates.shape[i])], self.candidates.plans.plan(i)
-        return Cell(
-            shape=shape,
-            plan=plan,
-            throughput=float(self.throughput[i]),
-            efficiency=float(self.efficiency[i]),
-            goodput=float(self.goodput[i]),
-            step_s=float(self.step_s[i]),
-            memory_bytes=math.ceil(self.candidates.memory[i]),
-            uncertainty=self.uncertainty,
-            sync_s=self._sync_s(i, shape, plan),
-        )
+        return self.cells(np.array([i]))[0]
+
+    def cells(self, indices: Ints) -> list[Cell]:
+        """The plans of these numbers as Cells."""
+        chosen = self.candidates.take(indices)
+        shapes, plans = [self.shapes[n] for n in chosen.shape.tolist()], chosen.plans.records()
+        columns = {
+            "throughput": self.throughput[indices].tolist(),
+            "efficiency": self.efficiency[indices].tolist(),
+            "goodput": self.goodput[indices].tolist(),
+            "step_s": self.step_s[indices].tolist(),
+            "memory_bytes": list(map(math.ceil, chosen.memory.tolist())),
+            "sync_s": self._sync_s(indices, shapes, plans),
+        }
+        rows = zip(*columns.values(), strict=True)
+        return [
+            Cell(shape=shape, plan=plan, uncertainty=self.uncertainty, **dict(zip(columns, row, strict=True)))
+            for shape, plan, row in zip(shapes, plans, rows, strict=True)
+        ]
+
+    def _sync_s(self, indices: Ints, shapes: Sequence[Shape], plans: Sequence[Plan]) -> list[float]:
+        """Seconds of a step between nodes: data-parallel groups that leave a node, and pipeline stages on several."""
+        several = np.array([shape.nodes > 1 for shape in shapes])
+        leaves = np.array([p.tp * p.cp * p.dp > s.gpus_per_node for p, s in zip(plans, shapes, strict=True)])
+        across = np.where(leaves, self.times.dp[indices], 0.0) + self.times.pp[indices]
+        synced: list[float] = np.where(several, across * self.step_s[indices] / self._total_s[indices], 0.0).tolist()
+        return synced
 
     @cached_property
     def _total_s(self) -> Floats:
         return self.times.total
 
-    def _sync_s(self, i: int, shape: Shape, plan: Plan) -> float:
-        """Seconds of a step between nodes: data-parallel groups that leave a node, and pipeline stages on several."""
-        if shape.nodes == 1:
-            return 0.0
-        across = float(self.times.dp[i]) if plan.tp * plan.cp * plan.dp > shape.gpus_per_node else 0.0
-        return (across + float(self.times.pp[i])) * float(self.step_s[i]) / float(self._total_s[i])
-
     def best_cells(self) -> list[Cell]:
         """The best plan of each (shape, pp), in order of shape and pp."""
-        return [self.cell(int(i)) for i in _best_of_each(self.candidates, self.goodput)]
+        return self.cells(_best_of_each(self.candidates, self.goodput))
 
 
 def _best_of_each(candidates: CandidatePlans, good: Floats) -> Ints:

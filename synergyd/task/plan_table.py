@@ -171,7 +171,7 @@ def _enough(
 def _rows(model: ModelSpec, gpu: GpuFigures, ranked: RankedPlans, top: int) -> list[PlanRow]:
     """The best `top` plans; `rank` is to be set."""
     best = ranked.order[:top]
-    cells = tuple(ranked.cell(int(i)) for i in best)
+    cells = tuple(ranked.cells(best))
     unsure = sigmas(model, gpu, (), cells)
     peaks = peak_memory(model, gpu, ranked.candidates.plans.take(best))
     rows: list[PlanRow] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,15 @@ NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 CORE_ALONE = 1 << MODULES.index(CORE)
 _WITHOUT_MODULES = ("none", "full", "operators")
 RING, ALL_TO_ALL = range(len(CP_COMMS))  # the codes in PlanArrays.cp_comm
+_SAID = (
+    "local",
+    "modules",
+    "recompute",
+    "precision",
+    "cp_comm",
+    "shard",
+    "exchange",
+)  # otherwise in a Plan, or not at all
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
@@ -86,24 +96,23 @@ class PlanArrays:
 
     def plan(self, i: int) -> Plan:
         """Plan number `i` as a record."""
-        return Plan(
-            tp=int(self.tp[i]),
-            pp=int(self.pp[i]),
-            dp=int(self.dp[i]),
-            micro_batch=int(self.micro_batch[i]),
-            global_batch=int(self.global_batch[i]),
-            recompute=recompute_text(int(self.recompute[i]), int(self.modules[i])),
-            sequence_parallel=bool(self.sequence_parallel[i]),
-            zero_stage=int(self.zero_stage[i]),
-            vpp=int(self.vpp[i]),
-            cp=int(self.cp[i]),
-            ep=int(self.ep[i]),
-            precision=PRECISION[int(self.precision[i])],
-            exchange=str(EXACT if self.exchange is None else self.exchange[i]),
-            recompute_layers=int(self.recompute_layers[i]),
-            shard=int(self.shard[i]) if self.shard[i] < self.dp[i] * self.cp[i] else 0,
-            cp_comm=CP_COMMS[int(self.cp_comm[i])],
-        )
+        return self.take(np.array([i])).records()[0]
+
+    def records(self) -> list[Plan]:
+        """All of them as records; far faster than one by one."""
+        columns: dict[str, list[Any]] = {
+            n: x.tolist() for n, x in vars(self).items() if n not in _SAID and x is not None
+        }
+        same = [str(EXACT)] * len(self)
+        said = {
+            "recompute": list(map(recompute_text, self.recompute.tolist(), self.modules.tolist())),
+            "precision": [PRECISION[code] for code in self.precision.tolist()],
+            "cp_comm": [CP_COMMS[code] for code in self.cp_comm.tolist()],
+            "shard": np.where(self.shard < self.dp * self.cp, self.shard, 0).tolist(),
+            "exchange": same if self.exchange is None else [str(option) for option in self.exchange],
+        }
+        names, rows = (*columns, *said), zip(*columns.values(), *said.values(), strict=True)
+        return [Plan(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def modules_mask(modules: Iterable[str]) -> int:
