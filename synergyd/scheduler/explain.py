@@ -323,6 +323,8 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
     held = None if chosen is None else (context.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
     if not context.fits_beside(job, held, cell):
         return "it does not fit on the free nodes, and moving other jobs would cost more than it gains"
+    if job.current is None and chosen is not None and choice == job.asked and gpus < chosen.shape.gpus:
+        return f"it starts on the {chosen.shape.gpus} GPUs asked for, which nobody else wants, until its speed there was measured"
     if context.weighed:
         return "all jobs together gain no more by it"
     return "the solver's time limit struck before it was weighed"

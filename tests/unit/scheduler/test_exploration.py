@@ -72,6 +72,7 @@ def test_idle_gpus_let_a_job_start_as_it_asked_unless_it_was_measured_there() ->
     slow = cells((4, 10.0, 0.2), (8, 3.0, 0.2))
     found = decided([waits], {1: slow})[1]
     assert found.action is Action.START and found.cell == slow[1]
+    assert "4 a100 GPUs on one node would give +233 %: it starts on the 8 GPUs asked for" in found.why, found.why
     known = cells((4, 10.0, 0.2), (8, 3.0, 0.04))
     assert decided([waits], {1: known})[1].cell == known[0]
     # the GPUs are not idle: others run on them, and one more starts
