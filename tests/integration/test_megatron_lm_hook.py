@@ -9,7 +9,7 @@ import json
 import math
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 from synergy_launch.megatron_lm.log_parser import read_line
 
 from synergyd.records import Plan
+from synergyd.wire.codec import decode
+from synergyd.wire.plan import PLAN_CHECKS
 from tests.integration import test_megatron_lm as other
 
 pytestmark = other.pytestmark
@@ -92,4 +94,4 @@ def test_the_batch_moves_between_iterations(tmp_path: Path) -> None:
             assert rate == pytest.approx(fixed[consumed][1] * math.sqrt(batch / 8), rel=1e-5), consumed
     last = run.reports()[-1]
     assert (last["done"], last["total"], last["step"]) == (LAST * 8, LAST * 8, len(batches))
-    assert last["plan"] == {**asdict(PLAN), "global_batch": batches[-1]}
+    assert decode(Plan, last["plan"], "report", PLAN_CHECKS) == replace(PLAN, global_batch=batches[-1])
