@@ -198,6 +198,10 @@ class Shape:
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
 
+    def is_inside(self, held: Shape, nodes: int) -> bool:
+        """Whether it fits into what a job holds, on so many of its nodes at most."""
+        return self.gpu_type == held.gpu_type and self.nodes <= nodes and self.gpus_per_node <= held.gpus_per_node
+
 
 @dataclass(frozen=True, slots=True)  # there are millions of them
 class Cell:

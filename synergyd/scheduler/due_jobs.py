@@ -163,28 +163,23 @@ def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
     if job.discount <= 0 or job.guaranteed or job.own_limits or job.current is None:
         return frozenset()
     held = job.cells[job.current].shape
-    whole = (
+    smaller = frozenset(
         i
-        for i, cell in enumerate(job.cells)
-        if _is_inside(job, i) and (cell.shape.nodes == 1 or cell.shape.gpus_per_node == held.gpus_per_node)
+        for i, shape in enumerate(cell.shape for cell in job.cells)
+        if shape.gpus < held.gpus
+        and shape.is_inside(held, len(job.nodes))
+        and (shape.nodes == 1 or shape.gpus_per_node == held.gpus_per_node)
     )
-    return frozenset(i for i in whole if job.gpus(i) < held.gpus) & instead_of_a_stop(job)
-
-
-def _is_inside(job: JobRequest, index: int) -> bool:
-    """Whether a Cell of a running job fits into what it holds."""
-    shape, held = job.cells[index].shape, job.cells[job.current or 0].shape
-    return (
-        shape.gpu_type == held.gpu_type and shape.nodes <= len(job.nodes) and shape.gpus_per_node <= held.gpus_per_node
-    )
+    return smaller & instead_of_a_stop(job)
 
 
 def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     """(nodes, GPUs on each) of the least that a running job can shrink to on its own nodes."""
-    best, nodes = job.cells[job.current or 0].shape, job.nodes
+    held = job.cells[job.current or 0].shape
+    best, nodes = held, job.nodes
     for i, cell in enumerate(job.cells if job.discount > 0 else ()):
         shape = cell.shape
-        if _is_inside(job, i) and shape.gpus < best.gpus and i not in job.banned:
+        if shape.gpus < best.gpus and shape.is_inside(held, len(job.nodes)) and i not in job.banned:
             best, nodes = shape, job.nodes[: shape.nodes]
     return nodes, best.gpus_per_node
 

@@ -65,12 +65,5 @@ def _best(job: Job, cells: tuple[Cell, ...], nodes: int) -> Cell | None:
     ):
         return None
     most, held = job.directive.max_gpus or 0, job.shape
-    fits = [
-        c
-        for c in cells
-        if c.shape.gpus <= most
-        and c.shape.gpu_type == held.gpu_type
-        and c.shape.nodes <= nodes
-        and c.shape.gpus_per_node <= held.gpus_per_node
-    ]
+    fits = [c for c in cells if c.shape.gpus <= most and c.shape.is_inside(held, nodes)]
     return max(fits, key=lambda c: c.goodput, default=None)

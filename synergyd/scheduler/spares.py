@@ -318,14 +318,7 @@ def _smaller(job: JobRequest) -> list[int]:
     if job.current is None:
         return []
     held = job.cells[job.current].shape
-    fits = [
-        i
-        for i, c in enumerate(job.cells)
-        if c.shape.gpu_type == held.gpu_type
-        and c.shape.gpus < held.gpus
-        and c.shape.nodes <= len(job.nodes)
-        and c.shape.gpus_per_node <= held.gpus_per_node
-    ]
+    fits = [i for i, c in enumerate(job.cells) if c.shape.gpus < held.gpus and c.shape.is_inside(held, len(job.nodes))]
     return sorted(fits, key=lambda i: -job.cells[i].goodput)
 
 
