@@ -67,14 +67,12 @@ def watched(watch: Watch, jobs: Sequence[int], steps: Steps, now_s: float) -> Wa
         return replace(first_watch(now_s), told=True) if now_s >= watch.since_s + BARRED_S else watch
     mine = {j: [s for s in steps.get(j, ()) if s[0] >= watch.since_s] for j in jobs}
     seen = min((len(some) for some in mine.values()), default=0)
-    other_s = watch.since_s if watch.before_s is None else watch.before_s
-    other = {j: [s for s in steps.get(j, ()) if s[0] >= other_s and s[1] <= watch.since_s] for j in jobs}
     changed = replace(watch, since_s=now_s, before_s=watch.since_s)
     if watch.phase is Phase.TRIAL:
         if seen < TRIAL_STEPS:
             return watch
         if watch.before_s is not None:
-            if (slower := lost_in_turns(other, mine).harm) > 0:
+            if (slower := lost_in_turns(_before(watch, jobs, steps), mine).harm) > 0:
                 return _barred(watch, now_s, slower)
             changed = replace(changed, steps=min(MOST_STEPS, 2 * watch.steps))
         return replace(changed, phase=Phase.TURNS)
@@ -82,10 +80,16 @@ def watched(watch: Watch, jobs: Sequence[int], steps: Steps, now_s: float) -> Wa
         return replace(changed, phase=Phase.TRIAL) if seen >= watch.steps else watch
     if seen < LEAST_STEPS:
         return watch
-    lost = lost_in_turns(mine, other)
+    lost = lost_in_turns(mine, _before(watch, jobs, steps))
     if lost.harm > 0 or seen >= PROOF_STEPS:
         return replace(watch, proven=True) if lost.is_gain else _barred(watch, now_s, lost.harm)
     return watch
+
+
+def _before(watch: Watch, jobs: Sequence[int], steps: Steps) -> Steps:
+    """The steps within the phase before this one."""
+    from_s = math.inf if watch.before_s is None else watch.before_s
+    return {j: [s for s in steps.get(j, ()) if s[0] >= from_s and s[1] <= watch.since_s] for j in jobs}
 
 
 def _barred(watch: Watch, now_s: float, slower: float) -> Watch:
