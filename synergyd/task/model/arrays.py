@@ -25,15 +25,7 @@ NONE, SELECTIVE, FULL, OPERATORS = range(len(RECOMPUTE))
 CORE_ALONE = 1 << MODULES.index(CORE)
 _WITHOUT_MODULES = ("none", "full", "operators")
 RING, ALL_TO_ALL = range(len(CP_COMMS))  # the codes in PlanArrays.cp_comm
-_SAID = (
-    "local",
-    "modules",
-    "recompute",
-    "precision",
-    "cp_comm",
-    "shard",
-    "exchange",
-)  # otherwise in a Plan, or not at all
+_NOT_IN_A_PLAN = ("local", "modules")
 PRECISION = ("bf16", "fp16", "fp32", "fp8")  # index is the code in PlanArrays.precision
 
 
@@ -101,18 +93,19 @@ class PlanArrays:
     def records(self) -> list[Plan]:
         """All of them as records; far faster than one by one."""
         columns: dict[str, list[Any]] = {
-            n: x.tolist() for n, x in vars(self).items() if n not in _SAID and x is not None
+            name: value.tolist()
+            for name, value in vars(self).items()
+            if name not in _NOT_IN_A_PLAN and value is not None
         }
-        same = [str(EXACT)] * len(self)
-        said = {
-            "recompute": list(map(recompute_text, self.recompute.tolist(), self.modules.tolist())),
-            "precision": [PRECISION[code] for code in self.precision.tolist()],
-            "cp_comm": [CP_COMMS[code] for code in self.cp_comm.tolist()],
+        exact = [str(EXACT)] * len(self)
+        columns |= {
+            "recompute": list(map(recompute_text, columns["recompute"], self.modules.tolist())),
+            "precision": [PRECISION[code] for code in columns["precision"]],
+            "cp_comm": [CP_COMMS[code] for code in columns["cp_comm"]],
             "shard": np.where(self.shard < self.dp * self.cp, self.shard, 0).tolist(),
-            "exchange": same if self.exchange is None else [str(option) for option in self.exchange],
+            "exchange": exact if self.exchange is None else list(map(str, self.exchange)),
         }
-        names, rows = (*columns, *said), zip(*columns.values(), *said.values(), strict=True)
-        return [Plan(**dict(zip(names, row, strict=True))) for row in rows]
+        return [Plan(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def modules_mask(modules: Iterable[str]) -> int:
