@@ -14,8 +14,8 @@ from synergyd.records import Job, JobState
 from synergyd.words import span_words
 
 MOST_SLOWED = 10.0  # what a report may say at the most
-# A restarted job keeps its size until it was measured there, for so long after its start at most: its first steps, compiled and with
-# cold caches, may take minutes.
+# A job keeps its size until it was measured there, for so long after its start at most: its first steps, compiled and with cold caches,
+# may take minutes, and what was guessed before them is no reason to load it twice.
 UNMEASURED_S = 600.0
 
 
@@ -55,17 +55,17 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         words = f"Slurm did not start it on {', '.join(last.nodes)} (its reason: {last.reason or 'none'})"
         return replace(job, fixed=f"{words}; tried again when these nodes have changed")
     if _unmeasured(job, tracked, now_s):
-        return replace(job, fixed="it has not been measured since its restart")
+        return replace(job, fixed=f"it has not been measured since its {'restart' if job.restarts else 'start'}")
     return job
 
 
 def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
-    """Was a job whose steps have been measured before restarted a while ago, without a measured step since? Not where it has to
-    change: what the epoch adds to the job only later is taken as the latest snapshot had it."""
-    if not job.restarts or job.start_s is None or not 0 <= now_s - job.start_s < UNMEASURED_S:
+    """Did a job start a while ago, without a measured step since? Not where it has to change: what the epoch adds to the job only
+    later is taken as the latest snapshot had it."""
+    if job.start_s is None or not 0 <= now_s - job.start_s < UNMEASURED_S:
         return False
-    if tracked.profile is None or not tracked.profile.samples:
-        return False  # its reports may never say how long a step takes
+    if job.restarts and (tracked.profile is None or not tracked.profile.samples):
+        return False  # its reports may never say how long a step takes: they did not at its first start
     if tracked.report is None or tracked.report.step_s is not None:
         return False
     seen = [job] if tracked.job is None else [job, tracked.job]

@@ -27,7 +27,14 @@ def test_a_restarted_job_keeps_its_size_until_it_was_measured_there() -> None:
     assert fixed(RESTARTED) == "it has not been measured since its restart"
     assert fixed(RESTARTED, replace(SILENT, step_s=0.5)) == ""
     assert fixed(replace(RESTARTED, start_s=NOW - UNMEASURED_S)) == ""
-    assert fixed(replace(RESTARTED, restarts=0), Report(1, 0, 1)) == ""
+
+
+@pytest.mark.parametrize("profile", [None, Profile(), KNOWN])
+def test_guesses_do_not_resize_a_job_before_its_first_steps(profile: Profile | None) -> None:
+    started, silent = replace(RESTARTED, restarts=0), Report(1, 0, 1)
+    assert fixed(started, silent, profile) == "it has not been measured since its start"
+    assert fixed(started, replace(silent, step_s=0.5), profile) == ""
+    assert fixed(replace(started, start_s=NOW - UNMEASURED_S), silent, profile) == ""
 
 
 @pytest.mark.parametrize("profile", [None, Profile()])
