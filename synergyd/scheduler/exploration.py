@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from synergyd.records import Cell
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.problem.cell_index import MEASURED, CellIndex
@@ -31,6 +32,7 @@ _TRIES = 4  # placements tried an epoch
 _STARTS = 32  # jobs an epoch that start as they asked: each looks at all nodes, 40 ms of 10,000
 # times the present goodput that a trial must be worth: what is at stake must be more than the arithmetic's own error
 _GAIN = 1.01
+_SURELY_WORSE = 2.0  # sigmas: 2.3 % of normal errors are larger
 
 
 def explore(
@@ -57,8 +59,8 @@ def explore(
 
 def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -> tuple[Allocation, Placement] | None:
     """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
-    was not measured that they are slower there; None where nothing changes. What a user asked for is evidence. Every other job
-    keeps its nodes; no bad node is taken for it."""
+    is not known that they are slower there, by measurements or by more than the figures' error; None where nothing changes. What a
+    user asked for is evidence. Every other job keeps its nodes; no bad node is taken for it."""
     if any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
     idle = _idle(problem, allocated)
@@ -96,7 +98,7 @@ def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -
 
 
 def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> bool:
-    """Does it start on fewer GPUs than it asked for, not measured there, with GPUs for it among `idle`?"""
+    """Does it start on fewer GPUs than it asked for, where it may be better, with GPUs for it among `idle`?"""
     if (
         choice is None
         or job.current is not None
@@ -105,13 +107,18 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
         or job.asked in job.banned
     ):
         return False
-    given, asked = job.cells[choice].shape, job.cells[job.asked]
-    more = asked.shape.gpus - given.gpus
-    return (
-        asked.uncertainty > MEASURED
-        and asked.shape.gpu_type == given.gpu_type
-        and 0 < more <= idle[asked.shape.gpu_type]
-    )
+    given, asked = job.cells[choice], job.cells[job.asked]
+    more = asked.shape.gpus - given.shape.gpus
+    if asked.shape.gpu_type != given.shape.gpu_type or not 0 < more <= idle[asked.shape.gpu_type]:
+        return False
+    return asked.uncertainty > MEASURED and not _surely_worse(asked, given)
+
+
+def _surely_worse(cell: Cell, than: Cell) -> bool:
+    """Is its goodput less by more than both predictions may be off?"""
+    if cell.goodput <= 0 or than.goodput <= 0:
+        return than.goodput > 0
+    return math.log(than.goodput / cell.goodput) > _SURELY_WORSE * math.hypot(cell.uncertainty, than.uncertainty)
 
 
 def _free(problem: Problem, allocated: Allocation, placed: Placement) -> FreeGpus:

@@ -69,16 +69,27 @@ def test_gpus_that_others_want_are_not_for_trials() -> None:
 
 def test_idle_gpus_let_a_job_start_as_it_asked_unless_it_was_measured_there() -> None:
     waits = replace(job(1, 8), asked=Shape("a100", 2, 4), shape=Shape("a100", 2, 4))
-    slow = cells((4, 10.0, 0.2), (8, 3.0, 0.2))
+    slow = cells((4, 10.0, 0.2), (8, 6.0, 0.3))
     found = decided([waits], {1: slow})[1]
     assert found.action is Action.START and found.cell == slow[1]
-    assert "4 a100 GPUs on one node would give +233 %: it starts on the 8 GPUs asked for" in found.why, found.why
-    known = cells((4, 10.0, 0.2), (8, 3.0, 0.04))
+    assert "4 a100 GPUs on one node would give +67 %: it starts on the 8 GPUs asked for" in found.why, found.why
+    known = cells((4, 10.0, 0.2), (8, 6.0, 0.04))
     assert decided([waits], {1: known})[1].cell == known[0]
     # the GPUs are not idle: others run on them, and one more starts
     others = [job(i, 4, (f"n{i - 2}",), 4) for i in (2, 3, 4)]
     busy = decided([waits, *others], {1: slow} | dict.fromkeys((2, 3, 4), cells((4, 10.0, 0.03))))
     assert busy[1].cell == slow[0]
+
+
+def test_a_job_does_not_start_as_it_asked_where_it_is_surely_slower_there() -> None:
+    """It would shrink after its first reports, by a restart."""
+    waits = replace(job(1, 8), asked=Shape("a100", 2, 4), shape=Shape("a100", 2, 4))
+    # ln(10 / 4.5) = 0.80: 2.2 sigmas of sqrt(0.2^2 + 0.3^2), 1.8 where the smaller size is less sure
+    for sigma, expected in ((0.2, 0), (0.33, 1)):
+        table = cells((4, 10.0, sigma), (8, 4.5, 0.3))
+        assert decided([waits], {1: table})[1].cell == table[expected]
+    four, eight = cells((4, 10.0, 0.2), (8, 10.0, 0.3))
+    assert decided([waits], {1: (four, replace(eight, goodput=0.0))})[1].cell == four
 
 
 @pytest.mark.parametrize(("goodput", "sigma", "fallback"), [(10.0, 1.0, 9.0), (5.0, 0.4, 9.0), (20.0, 2.0, 9.0)])
@@ -106,7 +117,7 @@ def test_a_trial_must_be_worth_one_percent() -> None:
 
 def test_no_trial_and_no_larger_start_on_a_bad_node() -> None:
     nodes, waits = NODES[:2], replace(job(1, 8), asked=Shape("a100", 2, 4), shape=Shape("a100", 2, 4))
-    plans, start = {1: Plan(dp=4, global_batch=4)}, cells((4, 10.0, 0.2), (8, 3.0, 0.2))
+    plans, start = {1: Plan(dp=4, global_batch=4)}, cells((4, 10.0, 0.2), (8, 8.0, 0.2))
     for runs, table, of_good in ((RUNS, UNCERTAIN, Action.RESIZE), (waits, start, Action.START)):
         for penalties, gpus in (({}, 8), ({"n1": 1.0}, 4)):
             looked = replace(snapshot(nodes, [runs]), penalties=penalties)
