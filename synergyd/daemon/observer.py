@@ -284,8 +284,11 @@ class Observer:
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
-        fresh = self._now(report.job_id) if report.failure is not None and running is None else None
+        unseen = running is None and (report.failure is not None or _first_speed(report, tracked.report))
+        fresh = self._now(report.job_id) if unseen else None
         known = report, running or fresh, tracked.profile or Profile()
+        if running is None and fresh is not None and fresh.restarts == report.restarts:
+            running = fresh if fresh.state is JobState.RUNNING else None
         shape = running.shape if running else None
         yield Reported((report,), row.restarts, model.predicted(*known), shape, model.least_memory(*known), fresh)
 
@@ -356,3 +359,9 @@ class Observer:
             except SlurmError as problem:
                 log.warning("topology: %s", problem)
         return self._leaves
+
+
+def _first_speed(report: Report, before: Report | None) -> bool:
+    """Does it say how long a step takes, as the first of its incarnation?"""
+    known = before is not None and before.restarts == report.restarts and before.step_s is not None
+    return report.step_s is not None and not known

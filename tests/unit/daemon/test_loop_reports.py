@@ -13,6 +13,7 @@ from synergyd.daemon.ports.report_inbox import ReceivedReport
 from synergyd.job_report import Report
 from synergyd.records import Action, Plan, Profile, Shape
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.records import StoredLifecycle
 from synergyd.views.status import collect
 from synergyd.wire.codec import decode, encode
@@ -62,6 +63,31 @@ def test_what_was_learnt_outlives_the_daemon(site: Site) -> None:
     site.start()
     site.epoch(1)
     assert site.daemon.controller.profiles[1] == learnt and site.daemon.controller.reports[1].step == 10
+
+
+def test_the_first_speed_of_a_job_that_started_since_the_last_epoch_is_learnt(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch read it waiting; without its speed the next one would resize it by guesses."""
+    site.slurm.submit(1)
+    assert site.epoch()[1].action is Action.START
+    for _ in range(4):
+        site.tick()
+    assert site.slurm.jobs[1].state == "RUNNING"
+    plan, reads, read = site.life(1).plan, list[int](), site.slurm.job
+    assert plan is not None
+
+    def counted(job_id: int, *, ended: bool = False) -> JobRow | None:
+        reads.append(job_id)
+        return read(job_id, ended=ended)
+
+    monkeypatch.setattr(site.slurm, "job", counted)
+    for step in (10, 20):
+        site.report(1, step=step, plan=plan)
+        site.tick()
+    (measured,) = site.daemon.controller.profiles[1].measured
+    assert measured.plan == plan and measured.step_s == 0.5 and measured.samples == 1
+    assert reads == [1]  # the second report is heard with the next epoch's knowledge
 
 
 def test_what_neighbours_on_shared_links_cost_is_not_learnt_as_the_plans(site: Site) -> None:
