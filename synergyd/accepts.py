@@ -37,6 +37,10 @@ class Accepts:
     shard: bool = field(default=False, metadata=LATER)
     #: context parallelism by all-to-all
     a2a: bool = field(default=False, metadata=LATER)
+    #: what it computes again stays as its user has it
+    own_recompute: bool = field(default=False, metadata=LATER)
+    #: its optimizer can't be shared out
+    whole_optimizer: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()

@@ -237,6 +237,8 @@ class JobPlanner:
             shards=accepts.shard,
             blocks=accepts.blocks,
             modules=tuple(accepts.modules.split("+")) if accepts.modules else (),
+            recompute=present.recompute if accepts.own_recompute else None,
+            zero_stages=(0,) if accepts.whole_optimizer else (1,),
         )
         if self.present is not None and not self._reshardable:
             degrees = {name: getattr(present, name) for name in ("tp", "pp", "vpp", "cp", "ep")}

@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from synergyd.recompute import CORE
+from synergyd.recompute import CORE, modules_of
 from synergyd.records import ModelSpec
 from synergyd.task.memory_belief import WORTH_LESS, MemoryBelief
 from synergyd.task.model.alignment import fuses
-from synergyd.task.model.arrays import FULL, NONE, SELECTIVE, Bools, Floats, Ints, PlanArrays, modules_mask
+from synergyd.task.model.arrays import (
+    FULL,
+    NONE,
+    SELECTIVE,
+    Bools,
+    Floats,
+    Ints,
+    PlanArrays,
+    modules_mask,
+    recompute_code,
+)
 from synergyd.task.model.dims import dims
 from synergyd.task.model.hardware import GpuFigures
 from synergyd.task.model.memory import peak_memory, stage_memory
@@ -48,6 +58,9 @@ class Choices:
 def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLimits) -> Choices:
     """What may be computed again. Fused attention keeps no scores, so its core frees nothing; norms are apart from the GEMM behind
     them before experts and latent attention alone (Transformer Engine's layer specs)."""
+    if limits.recompute is not None:
+        mask = modules_mask(modules_of(limits.recompute))
+        return Choices((recompute_code(limits.recompute),), (mask,), 0, False)
     may = set(limits.modules)
     core = [] if gpu.flash and fuses(model, plans) else [CORE]
     has = {

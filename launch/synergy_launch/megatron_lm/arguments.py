@@ -8,8 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from synergy_launch.megatron_lm.batch_arguments import Trained, with_batch
-from synergy_launch.megatron_lm.options import drop, has, number, values, words
+from synergy_launch.megatron_lm.options import drop, has, number, only, values, words
 from synergy_launch.megatron_lm.own_batch import RAMP
+from synergy_launch.megatron_lm.refused_options import (
+    VIRTUAL_LAYERS,
+    VIRTUAL_STAGES,
+    expert_degree,
+    keeps_optimizer_whole,
+    keeps_recompute,
+    may_interleave,
+    with_expert_degrees,
+    without_refused,
+)
 from synergyd.pipeline_stages import stage_layers
 from synergyd.recompute import FULL, KINDS, MODULES, NONE, SELECTIVE, modules_of, of_modules
 from synergyd.records import CP_COMMS, Plan
@@ -17,14 +27,19 @@ from synergyd.wire.plan import MAX_NUMBER
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
 _INSTANCES, _MODULES = "--num-distributed-optimizer-instances", "--recompute-modules"
+_GATHER_IN_STEP = "--overlap-param-gather-with-optimizer-step"  # not with checkpoints that reshard
+_RECOMPUTE = (
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", _MODULES, "--recompute-activations",
+    "--moe-layer-recompute",
+)  # fmt: skip
 _FLAGS_WITH_VALUE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", _MODULES, "--ckpt-format",
+    "--ckpt-format", *_RECOMPUTE,
 )  # fmt: skip
 _FLAGS = (
-    "--sequence-parallel", "--use-distributed-optimizer", "--recompute-activations", "--dist-ckpt-optim-fully-reshardable",
+    "--sequence-parallel", "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable",
     "--override-opt_param-scheduler", "--ckpt-fully-parallel-load", "--exit-signal-handler", "--use-mp-args-from-checkpoint-args",
-    "--moe-layer-recompute",
+    _GATHER_IN_STEP,
 )  # fmt: skip
 _RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 _FIRST_START = ("--finetune", "--no-load-optim", "--no-load-rng")
@@ -34,12 +49,10 @@ NEWEST = (0, 16)  # that this is written for
 # core_v0.10 and core_v0.12; what older versions make of them was not seen, and one that does not know them ends the job.
 YOUNG_DEGREES_FROM = (0, 16)
 _EXCHANGE, _HIERARCHY = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
-_CONTEXT, _EXPERT = "--context-parallel-size", "--expert-model-parallel-size"
-_VIRTUAL_LAYERS, _VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+_CONTEXT = "--context-parallel-size"
 _FIRST_LAYERS, _LAST_LAYERS = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _ENDS_COUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 _OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather")
-_GATHER_IN_STEP = "--overlap-param-gather-with-optimizer-step"
 _OVERLAPS_FROM = (0, 8)  # before, gathering so needs --use-mcore-models
 # They lay the layers out for one pp and vpp.
 _LAYOUT = ("--pipeline-model-parallel-layout", _FIRST_LAYERS, _LAST_LAYERS)
@@ -89,8 +102,8 @@ def with_plan(
     unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
     if plan.sequence_parallel and plan.tp > 1 and not unable:
         out.append("--sequence-parallel")
-    out += _recomputed(plan)
-    out = _with_sharding(out, plan, version)
+    out += only(arguments, _RECOMPUTE) if keeps_recompute(arguments) else _recomputed(plan)
+    out = without_refused(_with_sharding(out, plan, version), plan)
     if may_overlap and overlaps(out, version):
         out = _overlapped(out, plan)
     if plan.precision == "fp8":
@@ -170,13 +183,12 @@ def needs_one_connection(plan: Plan, arguments: Sequence[str]) -> bool:
 
 
 def _overlapped(out: list[str], plan: Plan) -> list[str]:
-    in_step = has(out, _GATHER_IN_STEP) and (has(out, _VIRTUAL_LAYERS) or has(out, _VIRTUAL_STAGES))
-    out = [word for word in out if word not in (*_OVERLAPS, _GATHER_IN_STEP)]
+    out = [word for word in out if word not in _OVERLAPS]
     if plan.dp * plan.cp == 1:
         return out
     # newer versions save parameters alone only where they are not gathered so
     gathers = has(out, "--use-distributed-optimizer") and not has(out, "--save-params-interval")
-    return [*out, *(_OVERLAPS if gathers else _OVERLAPS[:1]), *([_GATHER_IN_STEP] if gathers and in_step else [])]
+    return [*out, *(_OVERLAPS if gathers else _OVERLAPS[:1])]
 
 
 def known_to_overlap(script: str, arguments: Sequence[str]) -> bool:
@@ -191,8 +203,8 @@ def overlaps(arguments: Sequence[str], version: tuple[int, int] = NEWEST) -> boo
     if version < _OVERLAPS_FROM:
         return False
     unable = ("--use-legacy-models", "--delay-wgrad-compute")
-    muon = any("muon" in kind for kind in values(arguments, "--optimizer"))
-    return not (is_sharded(arguments) or muon or any(has(arguments, name) for name in unable))
+    whole = keeps_optimizer_whole(arguments)
+    return not (is_sharded(arguments) or whole or any(has(arguments, name) for name in unable))
 
 
 def reshards(arguments: Sequence[str]) -> bool:
@@ -215,8 +227,8 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
     batch = batch or micro * dp  # as Megatron has it
     if rest or not dp or not micro or batch % (dp * micro) or max(tp, pp, cp, micro, batch) > MAX_NUMBER:
         return None
-    layers, each = number(arguments, "--num-layers", 0), number(arguments, _VIRTUAL_LAYERS, 0)
-    vpp = layers // (pp * each) if each and layers >= pp * each else number(arguments, _VIRTUAL_STAGES, 1)
+    layers, each = number(arguments, "--num-layers", 0), number(arguments, VIRTUAL_LAYERS, 0)
+    vpp = layers // (pp * each) if each and layers >= pp * each else number(arguments, VIRTUAL_STAGES, 1)
     recompute, recompute_layers = _recompute_of(arguments, -(-layers // (pp * vpp)))
     precision = "bf16" if has(arguments, "--bf16") else "fp16" if has(arguments, "--fp16") else "fp32"
     zero = 3 if has(arguments, "--use-torch-fsdp2") else 1 if has(arguments, "--use-distributed-optimizer") else 0
@@ -230,7 +242,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
         zero_stage=zero,
         vpp=vpp,
         cp=cp,
-        ep=number(arguments, _EXPERT, 1),
+        ep=expert_degree(arguments, tp),
         precision="fp8" if has(arguments, "--fp8-format") else precision,
         recompute_layers=recompute_layers,
         shard=dp * cp // instances if zero and instances > 1 and dp * cp % instances == 0 else 0,
@@ -253,8 +265,10 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     """What data-parallel ranks share out, and the checkpoint format that goes with it."""
     if has(out, "--use-torch-fsdp2"):  # the user's own, which takes no distributed optimizer
         return [*out, "--ckpt-format", "torch_dist"]
+    if keeps_optimizer_whole(out):
+        return [*drop(out, (_INSTANCES,)), "--ckpt-format", "torch_dist"]
     # the user's own number stays where the plan says none, while it divides the ranks that hold the same experts
-    same = plan.dp * plan.cp // number(out, _EXPERT, 1)
+    same = max(1, plan.dp * plan.cp // expert_degree(out, plan.tp))
     if plan.shard or not plan.zero_stage or same % number(out, _INSTANCES, 1):
         out = drop(out, (_INSTANCES,))
     # Megatron FSDP takes it for hybrid sharding
@@ -279,30 +293,30 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
         out = _with_exchange(out, plan)
         out = drop(out, (_CONTEXT,))
         out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
-    if plan.ep > 1 or plan.dp * plan.cp % number(out, _EXPERT, 1):
-        out = drop(out, (_EXPERT,))
-        out += [_EXPERT, str(plan.ep)] if plan.ep > 1 else []
-    interleaved = plan.pp > 1 and plan.micro_batches % plan.pp == 0
+    out = with_expert_degrees(out, plan)
+    interleaved = may_interleave(out, plan)
     if own:
-        return out if interleaved else drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+        return out if interleaved else drop(out, (VIRTUAL_LAYERS, VIRTUAL_STAGES))
     out = [a for a in drop(out, _LAYOUT) if a not in _ENDS_COUNT]
     layers = number(out, "--num-layers", 0)
     stages = stage_layers(layers, plan.pp, number(out, "--mtp-num-layers", 0)) if layers else None
     if stages is not None and not stages.even:
-        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
-        if plan.vpp > 1:  # Megatron can't interleave a first stage of another size
-            return [*out, *_ENDS_COUNT, _VIRTUAL_STAGES, str(plan.vpp)]
+        out = drop(out, (VIRTUAL_LAYERS, VIRTUAL_STAGES))
+        if plan.vpp > 1 and interleaved:  # Megatron can't interleave a first stage of another size
+            return [*out, *_ENDS_COUNT, VIRTUAL_STAGES, str(plan.vpp)]
         return [*out, _FIRST_LAYERS, str(stages.first), _LAST_LAYERS, str(stages.last)]
-    if plan.vpp > 1:
-        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+    if plan.vpp > 1 and interleaved:
+        out = drop(out, (VIRTUAL_LAYERS, VIRTUAL_STAGES))
         # the first one is known to every version
         each = layers // (plan.pp * plan.vpp)
-        out += [_VIRTUAL_LAYERS, str(each)] if each else [_VIRTUAL_STAGES, str(plan.vpp)]
+        out += [VIRTUAL_LAYERS, str(each)] if each else [VIRTUAL_STAGES, str(plan.vpp)]
         return out
-    stage = layers // plan.pp if layers % plan.pp == 0 else 0
-    by_layers, by_stages = number(out, _VIRTUAL_LAYERS, 1), number(out, _VIRTUAL_STAGES, 1)
-    if not (interleaved and stage and stage % by_layers == 0 and stage % by_stages == 0):
-        out = drop(out, (_VIRTUAL_LAYERS, _VIRTUAL_STAGES))
+    stage, rest = divmod(layers, plan.pp)
+    own_stages, odd = number(out, VIRTUAL_STAGES, 1), 0
+    if has(out, VIRTUAL_LAYERS):
+        own_stages, odd = divmod(stage, number(out, VIRTUAL_LAYERS, 1))
+    if not interleaved or own_stages < 2 or rest or odd or stage % own_stages:
+        out = drop(out, (VIRTUAL_LAYERS, VIRTUAL_STAGES))
     return out
 
 

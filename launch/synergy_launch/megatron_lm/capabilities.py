@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
+from synergy_launch.megatron_lm.refused_options import GRAPHS, keeps_optimizer_whole, keeps_recompute, needs_one_stage
 from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.recompute import MODULES, NOT_WITH_FP8
 
@@ -33,13 +34,8 @@ _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--enco
 
 # The user's own groups stay as they are; gradients that are sent in half and added up in fp32 go with no groups.
 _OWN_SHARDING = ("--num-distributed-optimizer-instances", "--ddp-reduce-scatter-with-fp32-accumulation")
-# What CUDA graphs and overlapped all-to-alls allow to be computed again depends on more options than are known here.
-_BOUND_RECOMPUTE = (
-    "--cuda-graph",
-    "--enable-cuda-graph",
-    "--external-cuda-graph",
-    "--overlap-moe-expert-parallel-comm",
-)
+# What overlapped all-to-alls allow to be computed again depends on more options than are known here.
+_BOUND_RECOMPUTE = ("--overlap-moe-expert-parallel-comm",)
 
 
 def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
@@ -72,14 +68,18 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
     cp = not fsdp and given.get("--transformer-impl") != "local"
-    graphs = any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
+    bound = keeps_recompute(argv) or any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
+    cp = cp and "--experimental-attention-variant" not in keys
+    whole = keeps_optimizer_whole(argv)
+    # with experts shared out they want inputs padded for inference
+    graphs = any(key.startswith(GRAPHS) for key in keys) and "--moe-pad-experts-for-cuda-graph-inference" not in keys
     young = version is not None and version >= YOUNG_DEGREES_FROM
     version = version or NEWEST
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
         cp=cp,
-        ep=not fsdp and "--num-experts" in keys,
+        ep=not fsdp and "--num-experts" in keys and not graphs,
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
         and not keys & set(_OWN_LAYOUT)
@@ -87,8 +87,11 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
         overlap=may_overlap and overlaps(argv, version),
         exact_only=True,
-        blocks=not graphs,
+        single_stage=needs_one_stage(argv),
+        blocks=not bound,
         a2a=cp and young,
-        shard=not fsdp and young and not keys & set(_OWN_SHARDING),
-        modules="" if graphs or not young else "+".join(_modules(keys, given)),
+        shard=not fsdp and young and not whole and not keys & set(_OWN_SHARDING),
+        modules="" if bound or not young else "+".join(_modules(keys, given)),
+        own_recompute=keeps_recompute(argv),
+        whole_optimizer=whole,
     )

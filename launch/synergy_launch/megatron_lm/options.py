@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 
@@ -56,14 +56,18 @@ def has(arguments: Sequence[str], name: str) -> bool:
 
 def drop(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """Removes `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
-    out: list[str] = []
-    skipping = False
+    return [word for word, inside in _inside(arguments, names) if not inside]
+
+
+def only(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """What `drop` removes."""
+    return [word for word, inside in _inside(arguments, names) if inside]
+
+
+def _inside(arguments: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Each word, and whether it belongs to an option of `names`."""
+    inside = False
     for word in arguments:
         if OPTION.match(word):
-            skipping = word.partition("=")[0] in names
-            if skipping:
-                continue
-        elif skipping:
-            continue
-        out.append(word)
-    return out
+            inside = word.partition("=")[0] in names
+        yield word, inside

@@ -120,6 +120,11 @@ def recompute_text(code: int, modules: int) -> str:
     return of_modules(tuple(name for i, name in enumerate(MODULES) if modules >> i & 1))
 
 
+def recompute_code(text: str) -> int:
+    """The inverse: the index into RECOMPUTE of a plan's `recompute`."""
+    return RECOMPUTE.index(text) if text in RECOMPUTE else SELECTIVE
+
+
 def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> PlanArrays:
     """The given plans, each on nodes of `gpus_per_node` GPUs (one number for all, or one per plan)."""
     nodes = [gpus_per_node] * len(plans) if isinstance(gpus_per_node, int) else list(gpus_per_node)
@@ -133,7 +138,7 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         dp=ints([p.dp for p in plans]),
         micro_batch=ints([p.micro_batch for p in plans]),
         global_batch=ints([p.global_batch for p in plans]),
-        recompute=ints([RECOMPUTE.index(p.recompute) if p.recompute in RECOMPUTE else SELECTIVE for p in plans]),
+        recompute=ints([recompute_code(p.recompute) for p in plans]),
         local=ints([min(n, p.gpus) for n, p in zip(nodes, plans, strict=True)]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
         zero_stage=ints([p.zero_stage for p in plans]),

@@ -183,7 +183,7 @@ MEGATRON = [
         ([*MEGATRON, "--decoder-first-pipeline-num-layers", "3"], Accepts(False, True, False, "bf16", overlap=True)),
         ([*MEGATRON, "--hybrid-override-pattern=M*M-"], Accepts(True, True, False, "bf16", overlap=True)),
         ([*MEGATRON, "--encoder-seq-length", "512"], Accepts(True, True, False, "bf16", overlap=True)),
-        ([*MEGATRON, "--use-torch-fsdp2"], Accepts(False, False, False, "bf16")),
+        ([*MEGATRON, "--use-torch-fsdp2"], Accepts(False, False, False, "bf16", single_stage=True)),
         ([*MEGATRON, "--use-legacy-models"], NOTHING_MORE),
         (MEGATRON[2:], NOTHING_MORE),
         (["--layers", "4", "--hidden", "64"], NOTHING_MORE),
@@ -229,6 +229,37 @@ def test_the_users_own_groups_stay() -> None:
 def test_modules_that_a_command_line_can_compute_again(more: list[str], expected: str) -> None:
     found = accepts([*MEGATRON, *more])
     assert found.modules == expected and found.blocks == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("more", "one_stage", "own_recompute", "whole_optimizer"),
+    [
+        ("", False, False, False),
+        ("--cuda-graph-impl transformer_engine", False, True, False),
+        ("--cpu-offloading-num-layers 2", True, True, False),
+        ("--cpu-offloading-num-layers 0", False, False, False),
+        ("--hybrid-context-parallel", True, False, False),
+        ("--optimizer dist_muon", False, False, True),
+    ],
+)
+def test_what_other_options_bind(more: str, one_stage: bool, own_recompute: bool, whole_optimizer: bool) -> None:
+    found = accepts([*MEGATRON, *more.split()])
+    assert (found.single_stage, found.own_recompute, found.whole_optimizer) == (
+        one_stage,
+        own_recompute,
+        whole_optimizer,
+    )
+    assert found.shard is not whole_optimizer and found.blocks is not own_recompute
+
+
+def test_no_context_ranks_with_an_attention_that_has_none() -> None:
+    found = accepts([*MEGATRON, "--experimental-attention-variant", "gated_delta_net"])
+    assert not found.cp and not found.a2a and accepts(MEGATRON).cp
+
+
+def test_cuda_graphs_keep_the_users_own_experts() -> None:
+    experts = [*MEGATRON, "--num-experts", "8", "--enable-cuda-graph"]
+    assert not accepts(experts).ep and accepts([*experts, "--moe-pad-experts-for-cuda-graph-inference"]).ep
 
 
 CLUSTER = Cluster(tuple(Node(f"n{i}", "h100", 8) for i in range(4)))
@@ -337,3 +368,18 @@ def test_what_the_two_exchanges_take() -> None:
     moved = 2 * 4 * short.seq // 8 * short.hidden * 2 * 7 / 8 * short.layers * 8
     rate = quiet.intra_gbs * 1e9 * quiet.link_efficiency
     assert exposed(short, "a2a") == pytest.approx(moved / rate, rel=1e-6)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", "core_attn+layernorm"])
+def test_plans_compute_again_what_the_script_is_bound_to(recompute: str) -> None:
+    """Where that does not fit there is no plan, in place of one that the script would not run."""
+    present = Plan(tp=2, dp=8, micro_batch=1, global_batch=64, recompute=recompute)
+    plans = [c.plan for c in a_task(Profile(resharding=True), present, Accepts(own_recompute=True)).cells(CLUSTER)]
+    assert plans and {(p.recompute, p.recompute_layers) for p in plans} == {(recompute, 0)}
+
+
+def test_an_optimizer_that_stays_whole_is_so_in_every_plan() -> None:
+    present = Plan(tp=2, dp=8, micro_batch=1, global_batch=64)
+    for said, stage in ((True, 0), (False, 1)):
+        cells = a_task(Profile(resharding=True), present, Accepts(whole_optimizer=said)).cells(CLUSTER)
+        assert {c.plan.zero_stage for c in cells if c.plan.dp > 1} == {stage}

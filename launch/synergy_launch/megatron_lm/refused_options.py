@@ -1,0 +1,127 @@
+"""Options of the user's that Megatron-LM refuses beside some degrees of a plan. Pure.
+
+Each would end the run at its start. Those here make a run faster or smaller, not another training, so they are left out where the plan's
+degrees do not allow them. The checks are those of arguments.py, model_parallel_config.py, transformer_config.py and
+schedules.py, core_v0.16.1; tests/integration/test_megatron_lm_arguments.py asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from synergy_launch.megatron_lm.options import drop, has, number, values
+from synergyd.recompute import FULL
+from synergyd.records import Plan
+
+VIRTUAL_LAYERS, VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+EXPERT, EXPERT_TENSOR = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
+_BETWEEN = "--no-overlap-p2p-communication"
+_GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
+_OFFLOADED = "--cpu-offloading-num-layers"
+GRAPHS = ("--cuda-graph", "--enable-cuda-graph", "--external-cuda-graph")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What the checks look at, of a complete command line and its plan."""
+
+    tp: int
+    pp: int
+    ep: int
+    interleaved: bool
+    sequence_parallel: bool
+    recompute: str
+    predicts_more: bool  # multi-token prediction
+
+    @property
+    def overlaps_experts(self) -> bool:
+        deep = self.pp == 1 or self.interleaved
+        return self.ep > 1 and deep and self.recompute != FULL and (self.pp > 1 or not self.predicts_more)
+
+
+# An option with those that need it, and whether Megatron-LM takes it in a run.
+_CHECKS: tuple[tuple[tuple[str, ...], Callable[[_Run], bool]], ...] = (
+    (("--tp-comm-overlap",), lambda run: run.sequence_parallel),
+    (
+        ("--distribute-saved-activations",),
+        lambda run: run.tp > 1 and run.recompute == FULL and not run.sequence_parallel,
+    ),
+    (("--defer-embedding-wgrad-compute",), lambda run: run.pp > 1),
+    (("--inference-batch-times-seqlen-threshold",), lambda run: run.pp > 1),
+    (("--overlap-p2p-communication-warmup-flush",), lambda run: run.interleaved),
+    ((_OFFLOADED,), lambda run: run.pp == 1),
+    (
+        ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release"),
+        lambda run: run.overlaps_experts,
+    ),
+)
+
+
+def without_refused(out: Sequence[str], plan: Plan) -> list[str]:
+    """A complete command line without the options that Megatron-LM refuses beside the degrees in it."""
+    run = _Run(
+        tp=plan.tp,
+        pp=plan.pp,
+        ep=number(out, EXPERT, 1),
+        interleaved=has(out, VIRTUAL_LAYERS) or has(out, VIRTUAL_STAGES),
+        sequence_parallel=has(out, "--sequence-parallel"),
+        recompute=(values(out, "--recompute-granularity") or [""])[-1],
+        predicts_more=has(out, "--mtp-num-layers"),
+    )
+    refused = [name for names, takes in _CHECKS if has(out, names[0]) and not takes(run) for name in names]
+    group, count = number(out, _GROUP, plan.pp), plan.micro_batches
+    if not plan.pp <= group <= count or 0 < count % group < plan.pp:
+        refused.append(_GROUP)
+    return drop(out, refused)
+
+
+def may_interleave(arguments: Sequence[str], plan: Plan) -> bool:
+    """Whether virtual stages are taken: not by two ranks whose sends and receives wait for one another."""
+    return plan.pp > (2 if has(arguments, _BETWEEN) else 1) and plan.micro_batches % plan.pp == 0
+
+
+def keeps_recompute(arguments: Sequence[str]) -> bool:
+    """Whether what is computed again is bound to the user's other options: CUDA graphs, layers kept in host memory."""
+    return any(word.startswith(GRAPHS) for word in arguments) or number(arguments, _OFFLOADED, 0) > 0
+
+
+def needs_one_stage(arguments: Sequence[str]) -> bool:
+    """Whether the options take no pipeline."""
+    others = ("--use-torch-fsdp2", "--hybrid-context-parallel")
+    return number(arguments, _OFFLOADED, 0) > 0 or any(has(arguments, name) for name in others)
+
+
+def keeps_optimizer_whole(arguments: Sequence[str]) -> bool:
+    """Whether the optimizer refuses to be shared out: Muon needs whole matrices."""
+    return any("muon" in kind for kind in values(arguments, "--optimizer"))
+
+
+def with_expert_degrees(out: list[str], plan: Plan) -> list[str]:
+    """Expert parallelism as the plan has it, else the user's own while it divides.
+
+    A plan's experts are cut by tp, as Megatron-LM's are unless --expert-tensor-parallel-size says otherwise, and shared out over ep of the
+    data-parallel ranks. Where they are not cut by the plan's tp (the user's own size, or biases, which are not cut), ep is as much larger.
+    """
+    experts = number(out, "--num-experts", 0)
+    biased = experts > 0 and plan.tp > 1 and not has(out, "--disable-bias-linear")
+    cut = 1 if biased else number(out, EXPERT_TENSOR, plan.tp)
+    ranks = plan.tp * plan.dp * plan.cp
+    if ranks % cut:
+        out, cut = drop(out, (EXPERT_TENSOR,)), plan.tp
+    if biased:
+        out = [*drop(out, (EXPERT_TENSOR,)), EXPERT_TENSOR, "1"]
+    own = number(out, EXPERT, 1)
+    ep = plan.ep * plan.tp // cut if plan.ep * plan.tp % cut == 0 else plan.ep
+    if plan.ep == 1 and ranks % (cut * own) == 0:
+        ep = own  # the plan may not know of it
+    while ep > 1 and (experts % ep or ranks % (cut * ep)):
+        ep -= 1
+    out = drop(out, (EXPERT,))
+    return [*out, EXPERT, str(ep)] if ep > 1 else out
+
+
+def expert_degree(arguments: Sequence[str], tp: int) -> int:
+    """The ep of a plan: the inverse of `with_expert_degrees`."""
+    ep, cut = number(arguments, EXPERT, 1), number(arguments, EXPERT_TENSOR, tp)
+    return max(1, ep * cut // tp) if ep * cut % tp == 0 else ep
