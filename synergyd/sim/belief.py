@@ -182,8 +182,10 @@ class OracleBelief:
     _kept: dict[int, tuple[object, tuple[Cell, ...]]] = field(default_factory=dict)
 
     def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
-        """An oracle learns nothing; its jobs report at once."""
-        return (Report(job.job_id, job.restarts, step=0, plan=live.plan, trained_s=until_s - live.ready_s),)
+        """An oracle learns nothing; its jobs report at once, and are waited for by nobody."""
+        assert live.pace is not None
+        told = Report(job.job_id, job.restarts, step=0, plan=live.plan, step_s=live.pace.step_s)
+        return (replace(told, trained_s=until_s - live.ready_s),)
 
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
         """It knows."""

@@ -266,11 +266,10 @@ def test_a_step_is_held_open_until_the_requeue_and_no_longer(monkeypatch: pytest
     monkeypatch.setattr(plan_guard, "_ASK_AGAIN_S", 0.1)
     failed = Report(9, 0, 0)
     assert hold(failed, lambda: ("ctl:1", 5), ending.is_set) and sent == [(failed, "ctl:1", 5)]
-    monkeypatch.setattr(plan_guard, "HOLD_S", 0.3)
     monkeypatch.setattr(wire_report, "send", lambda *_: None)
-    assert not hold(failed, lambda: ("ctl:1", 5), lambda: False)
+    assert not hold(failed, lambda: ("ctl:1", 5), lambda: False, 0.3)
     monkeypatch.setattr(wire_report, "send", lambda *_: pytest.fail("another node tells it"))
-    assert not hold(None, lambda: ("ctl:1", 5), lambda: False)
+    assert not hold(None, lambda: ("ctl:1", 5), lambda: False, 0.3)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_running_job_needs_an_agent_that_has_reported() -> None:
     controller.handle(JobObserved(job.job_id, 0.0, Observed("RUNNING", job.restarts)), 10.0)
     assert "has not reported" in controller.as_decided_about(job, 10.0).fixed and not job.held and job.paused
     assert (job.start_s, job.begin_s) == (5.0, None)
-    controller.handle(Reported((Report(job.job_id, job.restarts, 1),), job.restarts), 11.0)
+    controller.handle(Reported((Report(job.job_id, job.restarts, 1, step_s=0.5),), job.restarts), 11.0)
     assert controller.as_decided_about(job, 12.0).fixed == ""
 
 
