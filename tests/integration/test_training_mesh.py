@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from synergy_launch.agent.settings import AgentSettings
-from synergy_launch.pytorch.mesh import degrees
-from synergy_launch.pytorch.training import _plan
+from synergy_launch.pytorch.mesh import Degrees, degrees
+from synergy_launch.pytorch.run_plan import run_plan
 
 from synergyd.errors import UsageError
 from tests.integration import training_ranks
@@ -88,16 +88,18 @@ def test_a_mesh_of_other_dimensions_is_refused(names: tuple[str, ...], size: int
 def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
     plan = json.dumps({"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2})
     settings = AgentSettings.from_environment({"SYNERGY_PLAN_JSON": plan, "WORLD_SIZE": "4"})
-    assert _plan(settings, (4, 1, 2), 8, None).shard == 2
+    assert run_plan(settings, Degrees(4, 1, 2), 8, None).shard == 2
     all_of_them = AgentSettings.from_environment(
         {"SYNERGY_PLAN_JSON": plan.replace('"shard": 2', '"shard": 4'), "WORLD_SIZE": "4"}
     )
-    assert _plan(all_of_them, (4, 1, 0), 8, None).shard == 4, "one group is none: plan_mesh makes (dp, tp) of it"
+    assert run_plan(all_of_them, Degrees(4, 1, 0), 8, None).shard == 4, (
+        "one group is none: plan_mesh makes (dp, tp) of it"
+    )
     with pytest.raises(UsageError, match="shard=2, the plan dp=4 tp=1 shard=4"):
-        _plan(all_of_them, (4, 1, 2), 8, None)
+        run_plan(all_of_them, Degrees(4, 1, 2), 8, None)
     for mesh, said in (((4, 1, 1), "shard=1, the plan dp=4 tp=1 shard=2"), ((4, 1, 0), "shard=2 was given")):
         with pytest.raises(UsageError, match=said):
-            _plan(settings, mesh, 8, None)
+            run_plan(settings, Degrees(*mesh), 8, None)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,12 @@ def test_a_plan_that_it_cannot_take_is_one_line(tmp_path: Path, plan: dict[str, 
     _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
     lines = [line for line in output.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith(f"synergy: {said}")
+
+
+@pytest.mark.parametrize("name", ["pp", "cp"])
+def test_a_script_that_says_nothing_of_it_gets_no_such_degree(tmp_path: Path, name: str) -> None:
+    environment = {"SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4, name: 2})}
+    _, output = training_ranks.run(tmp_path, 2, Call("placed_on_groups"), environment=environment, code=2)
+    lines = [line for line in output.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"synergy: SYNERGY_PLAN_JSON: {name}=2 was given to a script that can't split itself so")
