@@ -44,11 +44,7 @@ def test_the_mesh_changes_from_1_to_2_to_4_to_2_ranks_as_if_left_alone(tmp_path:
     print(differences, log[0]["loss"], log[-1]["loss"])
     assert max(differences) < 1e-5 and log[-1]["loss"] < log[0]["loss"] - 0.2
     status: dict[str, Any] = status_of(resized)
-    assert (
-        status["state"] == "done"
-        and status["resharding"]
-        and status["accepts"] == {"single_stage": True, "exact_only": True}
-    )
+    assert status["state"] == "done" and status["resharding"] and status["accepts"] == {"cp": True, "exact_only": True}
     assert (status["model"]["heads"], status["model"]["gated"]) == (4, True)
     assert status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)  # other pairs of batches
 
@@ -105,7 +101,7 @@ def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ({"tp": 1, "pp": 2}, "SYNERGY_PLAN_JSON: pp=2 was given to a script that can't split itself so"),
+        ({"dp": 2, "ep": 2}, "SYNERGY_PLAN_JSON: ep=2 was given to a script that can't split itself so"),
         ({"dp": 2, "shard": 3}, "SYNERGY_PLAN_JSON: shard=3 does not divide dp=2"),
         ({"tp": 2, "dp": 2}, "SYNERGY_PLAN_JSON: tp=2 pp=1 dp=2 needs 4 processes, there are 2"),
     ],
