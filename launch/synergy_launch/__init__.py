@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from synergy_launch.pytorch.mesh import data_mesh as data_mesh
     from synergy_launch.pytorch.mesh import plan_mesh as plan_mesh
+    from synergy_launch.pytorch.pipeline import Pipeline as Pipeline
+    from synergy_launch.pytorch.pipeline import stage_blocks as stage_blocks
     from synergy_launch.pytorch.training import SynergyTask as SynergyTask
 
-__all__ = ["SynergyTask", "data_mesh", "plan_mesh"]
+__all__ = ["Pipeline", "SynergyTask", "data_mesh", "plan_mesh", "stage_blocks"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from synergy_launch.pytorch import mesh
 
         return getattr(mesh, name)
+    if name in ("Pipeline", "stage_blocks"):
+        from synergy_launch.pytorch import pipeline
+
+        return getattr(pipeline, name)
     raise AttributeError(f"module 'synergy_launch' has no attribute {name!r}")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from synergy_launch.agent.settings import AgentSettings
-from synergy_launch.pytorch.mesh import degrees
-from synergy_launch.pytorch.training import _plan
+from synergy_launch.pytorch.mesh import Degrees, degrees
+from synergy_launch.pytorch.run_plan import run_plan
 
 from synergyd.errors import UsageError
 from tests.integration import training_ranks
@@ -44,11 +44,7 @@ def test_the_mesh_changes_from_1_to_2_to_4_to_2_ranks_as_if_left_alone(tmp_path:
     print(differences, log[0]["loss"], log[-1]["loss"])
     assert max(differences) < 1e-5 and log[-1]["loss"] < log[0]["loss"] - 0.2
     status: dict[str, Any] = status_of(resized)
-    assert (
-        status["state"] == "done"
-        and status["resharding"]
-        and status["accepts"] == {"single_stage": True, "exact_only": True}
-    )
+    assert status["state"] == "done" and status["resharding"] and status["accepts"] == {"cp": True, "exact_only": True}
     assert (status["model"]["heads"], status["model"]["gated"]) == (4, True)
     assert status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)  # other pairs of batches
 
@@ -88,22 +84,24 @@ def test_a_mesh_of_other_dimensions_is_refused(names: tuple[str, ...], size: int
 def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:
     plan = json.dumps({"dp": 4, "global_batch": 8, "micro_batch": 2, "shard": 2})
     settings = AgentSettings.from_environment({"SYNERGY_PLAN_JSON": plan, "WORLD_SIZE": "4"})
-    assert _plan(settings, (4, 1, 2), 8, None).shard == 2
+    assert run_plan(settings, Degrees(4, 1, 2), 8, None).shard == 2
     all_of_them = AgentSettings.from_environment(
         {"SYNERGY_PLAN_JSON": plan.replace('"shard": 2', '"shard": 4'), "WORLD_SIZE": "4"}
     )
-    assert _plan(all_of_them, (4, 1, 0), 8, None).shard == 4, "one group is none: plan_mesh makes (dp, tp) of it"
+    assert run_plan(all_of_them, Degrees(4, 1, 0), 8, None).shard == 4, (
+        "one group is none: plan_mesh makes (dp, tp) of it"
+    )
     with pytest.raises(UsageError, match="shard=2, the plan dp=4 tp=1 shard=4"):
-        _plan(all_of_them, (4, 1, 2), 8, None)
+        run_plan(all_of_them, Degrees(4, 1, 2), 8, None)
     for mesh, said in (((4, 1, 1), "shard=1, the plan dp=4 tp=1 shard=2"), ((4, 1, 0), "shard=2 was given")):
         with pytest.raises(UsageError, match=said):
-            _plan(settings, mesh, 8, None)
+            run_plan(settings, Degrees(*mesh), 8, None)
 
 
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ({"tp": 1, "pp": 2}, "SYNERGY_PLAN_JSON: pp=2 was given to a script that can't split itself so"),
+        ({"dp": 2, "ep": 2}, "SYNERGY_PLAN_JSON: ep=2 was given to a script that can't split itself so"),
         ({"dp": 2, "shard": 3}, "SYNERGY_PLAN_JSON: shard=3 does not divide dp=2"),
         ({"tp": 2, "dp": 2}, "SYNERGY_PLAN_JSON: tp=2 pp=1 dp=2 needs 4 processes, there are 2"),
     ],
@@ -114,3 +112,12 @@ def test_a_plan_that_it_cannot_take_is_one_line(tmp_path: Path, plan: dict[str, 
     _, output = training_ranks.run(tmp_path, 2, call, environment=environment, code=2)
     lines = [line for line in output.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith(f"synergy: {said}")
+
+
+@pytest.mark.parametrize("name", ["pp", "cp"])
+def test_a_script_that_says_nothing_of_it_gets_no_such_degree(tmp_path: Path, name: str) -> None:
+    environment = {"SYNERGY_PLAN_JSON": json.dumps({"global_batch": 4, name: 2})}
+    _, output = training_ranks.run(tmp_path, 2, Call("placed_on_groups"), environment=environment, code=2)
+    lines = [line for line in output.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"synergy: SYNERGY_PLAN_JSON: {name}=2 was given to a script that can't split itself so")

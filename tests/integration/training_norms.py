@@ -10,7 +10,7 @@ from synergy_launch.examples.text import TextWindows
 from synergyd.records import ModelSpec
 
 SPEC = ModelSpec(
-    "test", layers=1, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, seq=16, gated=True, tied_embeddings=False
+    "test", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, seq=16, gated=True, tied_embeddings=False
 )
 STEPS = 2
 LOOKED_AT = 4  # small batches of a step: of FSDP2 the first, the steps of DDP have no more
@@ -19,19 +19,25 @@ Step = tuple[float, float, float, float]  # |g_small|^2, |g_big|^2, small and bi
 
 def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
     """(taken, by hand) of STEPS steps with weights that stay. `kind`: ddp, fsdp; mesh as the template cuts its model; loose: its
-    norms are on no dimension tp; tensor: loose, and no FSDP2."""
+    norms are on no dimension tp; tensor: loose, and no FSDP2; split: into stages and parts of sequences too."""
     import torch
     import torch.distributed as dist
-    from synergy_launch import SynergyTask, plan_mesh
-    from synergy_launch.examples.fsdp_tp import Gpt
+    from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
+    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.plain_gpt import Gpt
+    from synergy_launch.pytorch.context_parallel import own_positions
 
     dist.init_process_group("gloo")
-    mesh = plan_mesh("cpu") if kind not in ("ddp", "fsdp") else None
+    split = kind == "split"
+    mesh = plan_mesh("cpu", pp=split, cp=split) if kind not in ("ddp", "fsdp") else None
     torch.manual_seed(0)
-    model = _parallel(Gpt(SPEC), kind, mesh)
+    stage = stage_blocks(SPEC.layers, mesh) if split else None
+    model = _parallel(Gpt(SPEC, mesh, stage), kind, mesh)
+    pipeline, own = Pipeline(model, mesh, loss_of) if split else None, own_positions(SPEC.seq, mesh)
     text, found = TextWindows(SPEC.seq), []
     with SynergyTask(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), global_batch=batch, micro_batch=micro, mesh=mesh, lr_rule="none"
+        model, torch.optim.SGD(model.parameters(), lr=0.0), global_batch=batch, micro_batch=micro, mesh=mesh, lr_rule="none",
+        pipeline=pipeline, cp=split,
     ) as task:  # fmt: skip
         update = task.noise.update
 
@@ -41,14 +47,14 @@ def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
 
         task.noise.update = taken  # type: ignore[method-assign, assignment]
         for rows in task.batches(text, STEPS, collate=_rows):
-            task.step(_loss(model, rows))
-        dp = task.plan.dp
-    small = micro if kind == "ddp" else micro * dp
+            task.step(pipeline(rows[:, :-1][:, own], rows[:, 1:][:, own]) if pipeline else _loss(model, rows))
+        dp, pp = task.plan.dp, task.plan.pp
+    small = batch if pp > 1 else micro if kind == "ddp" else micro * dp
     return found, _by_hand(text, batch, small) if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
 
 
 def _parallel(model: Any, kind: str, mesh: Any) -> Any:
-    from synergy_launch.examples.fsdp_tp import parallelize
+    from synergy_launch.examples.plain_gpt import parallelize
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
@@ -57,13 +63,13 @@ def _parallel(model: Any, kind: str, mesh: Any) -> Any:
         return DistributedDataParallel(model)
     if kind == "fsdp":
         fully_shard(model)
-    elif kind == "mesh":
+    elif kind in ("mesh", "split"):
         parallelize(model, mesh)
     else:
         first, last = ColwiseParallel, RowwiseParallel
         parts = {f"attention.{name}": first() for name in ("query", "key", "value")}
         parts |= {"attention.output": last(), "mlp.gate": first(), "mlp.up": first(), "mlp.down": last()}  # type: ignore[dict-item]
-        for block in model.blocks:
+        for block in model.blocks.values():
             parallelize_module(block, mesh["tp"], parts)  # type: ignore[arg-type]
         if kind == "loose":
             fully_shard(model, mesh=mesh["dp"])
@@ -83,9 +89,10 @@ def _loss(model: Any, rows: Any) -> Any:
 
 
 def _by_hand(text: TextWindows, batch: int, small: int) -> list[Step]:
-    """By one process with the whole model, the first small batches of a step; where a step is no more than one, two steps are compared."""
+    """By one process with the whole model, the first small batches of a step; where a step is no more than one, or goes
+    through a pipeline, two steps are compared."""
     import torch
-    from synergy_launch.examples.fsdp_tp import Gpt
+    from synergy_launch.examples.plain_gpt import Gpt
 
     torch.manual_seed(0)
     model = Gpt(SPEC)

@@ -56,6 +56,7 @@ def context() -> Any:
         [
             "synergy_launch.megatron_core.training",
             "synergy_launch.pytorch.training",
+            "synergy_launch.pytorch.pipeline",
             "torch.distributed.fsdp",
             "torch._dynamo",
         ]

@@ -192,7 +192,7 @@ class Agent:
         if peers is not None and self.ranks.world > 1:
             self.stragglers = Stragglers(self.ranks, peers)
         self.status.say(
-            f"step {step}: tp={plan.tp} pp={plan.pp} dp={plan.dp} micro_batch={plan.micro_batch} "
+            f"step {step}: tp={plan.tp} pp={plan.pp}{f' cp={plan.cp}' * (plan.cp > 1)} dp={plan.dp} micro_batch={plan.micro_batch} "
             f"global_batch={plan.global_batch} restarts={self.settings.restarts}"
         )
         self.status.enter("training")

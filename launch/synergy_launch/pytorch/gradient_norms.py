@@ -40,6 +40,7 @@ class GradientNorms:
     compared, every other step: their mean is the gradient of twice the batch, as far as one step changes the
     weights little. All norms are those of a sample of bounded size (synergy_launch.batch.gradient_sample); of a model that is
     larger, not of every step.
+    A pipeline reduces once a step: two consecutive steps there too. A rank has the norms of its own stage, and the sum is the whole's.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -47,7 +48,7 @@ class GradientNorms:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._sharded = any(isinstance(p, DTensor) for p in self._parameters)
         # reading every element of every micro-batch's gradient took 5 % of a step of a 1B model on an H100
-        world = dist.get_world_size() if self._sharded and dist.is_initialized() else 1
+        world = dist.get_world_size() // plan.pp if (self._sharded or plan.pp > 1) and dist.is_initialized() else 1
         self._weights = [_weight(p, world) for p in self._parameters]
         self._places = GradientSample([_local(p) for p in self._parameters], self._weights)
         self._small: list[torch.Tensor] = []  # norms
@@ -70,14 +71,15 @@ class GradientNorms:
         """From the next step on the run has this plan."""
         self._plan = plan
         self._b_small = plan.micro_batch * (plan.dp if self._sharded else 1)
-        self._within = plan.global_batch > self._b_small
+        self._within = plan.global_batch > self._b_small and plan.pp == 1
         self._step = 0
         self._forget()
         self._before = None
 
     def synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         """DDP averages on the last micro-batch of a step only."""
-        if isinstance(self._model, DistributedDataParallel) and micro_step < self._plan.micro_batches - 1:
+        last = micro_step == self._plan.micro_batches - 1 or self._plan.pp > 1
+        if isinstance(self._model, DistributedDataParallel) and not last:
             return self._model.no_sync()
         return contextlib.nullcontext()
 

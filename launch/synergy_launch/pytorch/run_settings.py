@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.communication.choice import exchanges_less, refused
+from synergy_launch.pytorch.mesh import Degrees
+from synergyd.errors import UsageError
 
 
 def run_settings(
@@ -19,16 +21,34 @@ def run_settings(
     batch_range: tuple[int, int] | None,
     mesh: DeviceMesh | None,
     world: int,
+    pipeline: bool = False,
+    cp: bool = False,
 ) -> AgentSettings:
-    """Of this process's environment; the arguments are SynergyTask's, on `world` processes. Raises UsageError."""
+    """Of this process's environment; the arguments are SynergyTask's, on `world` processes. `pipeline`: it was given one. Raises
+    UsageError."""
     settings = AgentSettings.from_environment()
     if batch_range is not None and settings.batch_range is None and not settings.daemon_chooses_batch:
         settings = replace(settings, batch_range=batch_range)
     accepts = dict(settings.accepts or {})
-    if mesh is not None:  # its tp moves, and it has no pipeline
+    if mesh is not None and (not pipeline or scaler is not None):  # its tp moves alone
         accepts["single_stage"] = True
+    if mesh is not None and cp:
+        accepts["cp"] = True
     if mesh is not None or not exchanges_less(model, world):
         accepts["exact_only"] = True
     elif refuses := refused(model, optimizer, scaler):
         accepts["refuses"] = refuses
     return replace(settings, accepts=accepts) if accepts else settings
+
+
+def check_split(mesh: Degrees, scaler: Any, pipeline: bool, cp: bool) -> None:
+    """UsageError where the mesh has a degree that the script did not say it has code for; arguments as above."""
+    if mesh.pp > 1 and not pipeline:
+        what = f"the mesh has pp={mesh.pp}, and no pipeline was given"
+        raise UsageError("SynergyTask: pipeline", what, "a synergy_launch.Pipeline, or plan_mesh() without pp")
+    if mesh.pp > 1 and scaler is not None:
+        what = f"a scaler with pp={mesh.pp}: a schedule's losses are not scaled"
+        raise UsageError("SynergyTask: scaler", what, "bf16, which needs none")
+    if mesh.cp > 1 and not cp:
+        what = f"the mesh has cp={mesh.cp}, which SynergyTask was not told of"
+        raise UsageError("SynergyTask: cp", what, "cp=True, or plan_mesh() without cp")

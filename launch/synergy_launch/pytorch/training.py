@@ -1,4 +1,4 @@
-"""Synergy in a plain PyTorch training loop: DDP, FSDP2 or one process.
+"""Synergy in a plain PyTorch training loop: DDP, FSDP2 with tensor, context and pipeline parallel, or one process.
 
     dist.init_process_group()
     model = DistributedDataParallel(Net())
@@ -23,12 +23,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -39,25 +38,29 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.background_save import Staged
 from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
-from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
 from synergy_launch.batch.noise_scale import NoiseScale
-from synergy_launch.batch.tuner import fitting
 from synergy_launch.communication.choice import choose, communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
+from synergy_launch.pytorch.clipping import clip_gradients
 from synergy_launch.pytorch.copy_room import not_copied
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
-from synergy_launch.pytorch.mesh import degrees
+from synergy_launch.pytorch.mesh import data_rank, degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergy_launch.pytorch.run_settings import run_settings
+from synergy_launch.pytorch.run_plan import run_plan, with_batch
+from synergy_launch.pytorch.run_settings import check_split, run_settings
+from synergy_launch.pytorch.training_state import TrainingState, without_warnings
 from synergyd.errors import UsageError
 from synergyd.exchange import EXACT, exchange
-from synergyd.records import ModelSpec, Plan
+from synergyd.records import ModelSpec
+
+if TYPE_CHECKING:
+    from synergy_launch.pytorch.pipeline import Pipeline
 
 
 class SynergyTask:
@@ -74,8 +77,9 @@ class SynergyTask:
     `global_batch` examples. `clip` bounds the norm of the gradient; `scaler` is a torch.amp.GradScaler, if losses need
     one. `tokens_per_sample` turns samples into the tokens that are reported. `mesh` is plan_mesh()'s, of a model that is
     cut over its dimension tp and shared out over data_mesh(mesh); with `model_spec` the scheduler knows what a tp costs,
-    and chooses it. `comm` lets DDP's replicas exchange less, such as local:8 (synergyd.exchange), where Synergy told
-    nothing; "": exact.
+    and chooses it. `pipeline` (synergy_launch.Pipeline) means that the script can cut its model into stages over pp, `cp` that it can
+    cut its sequences over cp: the scheduler may then choose these degrees too. `comm` lets DDP's replicas exchange less, such as
+    local:8 (synergyd.exchange), where Synergy told nothing; "": exact.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -101,6 +105,8 @@ class SynergyTask:
         mesh: DeviceMesh | None = None,
         model_spec: ModelSpec | None = None,
         comm: str = "",
+        pipeline: Pipeline | None = None,
+        cp: bool = False,
     ) -> None:
         self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
         self.scaler = scaler
@@ -109,13 +115,15 @@ class SynergyTask:
         together = dist.is_available() and dist.is_initialized()
         with exit_on_error(int(os.environ.get("RANK", "0"))):
             world = dist.get_world_size() if together else 1
-            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world)
+            of = degrees(mesh, world)
+            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp)
+            check_split(of, scaler, pipeline is not None, cp)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
-            dp, tp, shard = degrees(mesh, world)
-            self.plan = _plan(settings, (dp, tp, shard), global_batch, micro_batch)
-            self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, dp)
-            self._dp_rank = (dist.get_rank() if together else 0) // tp
+            self.plan = run_plan(settings, of, global_batch, micro_batch)
+            self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, of.dp)
+            self._dp_rank = data_rank(dist.get_rank() if together else 0, of)
+            self._pipeline = pipeline if of.pp > 1 else None  # the schedule of one stage is a loop's own
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(
                 settings,
@@ -130,16 +138,19 @@ class SynergyTask:
                 self.agent.note(why)
             newest = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None).checkpoint
             self.noise = NoiseScale()
+            self._state = TrainingState(model, optimizer, by_name=pipeline is not None)
             if newest is not None:
                 self._load(newest)
                 if settings.plan is None and settings.batch_range is not None:
                     # the run's own choice, which only its checkpoint holds
-                    self.plan = self.agent.plan = _with_batch(self.plan, newest.meta.get("batch"))
+                    self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
             self.plan = self.agent.bounded(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True
         self._norms = GradientNorms(model, self.plan)
+        if self._pipeline is not None:
+            self._pipeline.follow(self.plan.micro_batches)
         self.agent.start(
             self.step_count,
             save=self._save,
@@ -149,9 +160,12 @@ class SynergyTask:
             model=model_spec,
             tokens=self.samples * tokens_per_sample,
             base_batch=self.following.base,
-            peers=0,
+            peers=pipeline.stage if pipeline is not None else 0,
         )
         self._own = ForwardTimer()
+        if self._pipeline is not None:  # without the waits for other stages
+            model.register_forward_pre_hook(lambda *_: self._own.begin())
+            model.register_forward_hook(lambda *_: self._own.end())
         self._note_batch()
         self.link_gate = gate_ddp(model) or gate_fsdp(model)
         self.less = communication(self.exchange, model, optimizer, self.link_gate)
@@ -185,19 +199,21 @@ class SynergyTask:
         """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
 
         At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
-        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch.
+        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch. Where the mesh has a
+        pipeline all micro-batches of a step come as one, for `pipeline` to cut.
         """
         order = SampleOrder(len(dataset), self.seed)
         while not self.following.finished(steps):
             plan = self.plan
-            indices = RankIndices(order, plan, self._dp_rank, self.samples)
+            loaded = plan if self._pipeline is None else replace(plan, micro_batch=plan.global_batch // plan.dp)
+            indices = RankIndices(order, loaded, self._dp_rank, self.samples)
             ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
             # what was loaded ahead for one batch is of no use to the next
             while self.plan is plan and not self.following.finished(steps):
                 before = self.step_count
                 if self.less is not None and self.less.begin(self._rate(), self.samples / self.following.base):
                     self._follow()
-                for micro_step in range(plan.micro_batches):
+                for micro_step in range(loaded.micro_batches):
                     with self._synchronised(micro_step):
                         batch = next(ahead)
                         self._own.begin()
@@ -220,21 +236,18 @@ class SynergyTask:
         return self.following.samples
 
     def step(self, loss: torch.Tensor) -> None:
-        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
-        self._own.end()
-        count = self.plan.micro_batches
-        scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
-        scaled.backward()
+        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step. With a pipeline `loss` is its
+        answer for the step, whose backward is done."""
         self._losses.append(loss.detach())
-        self._norms.after_backward(len(self._losses))
-        if len(self._losses) < count:
+        if self._pipeline is None and not self._backward(loss):
             return
         losses = torch.stack(self._losses).mean()
         self._losses.clear()
         scale, less = self._scale(), self.less
         mean, sums = self._norms.take(losses, 1.0 / scale)
         more = less.gradients(scale) if less is not None else []
-        loss_all, small, big, *measured = self.ranks.total([mean / self.ranks.world, sums.small, sums.big, *more])
+        mean = mean * self.plan.pp / self.ranks.world  # each stage but the last has 0
+        loss_all, small, big, *measured = self.ranks.total([mean, sums.small, sums.big, *more])
         each = self.ranks.world if less is not None and less.alone else 1  # the norms are each replica's own
         if less is not None:
             less.measured(measured)
@@ -269,15 +282,26 @@ class SynergyTask:
         if changed is not None:
             self._settle()  # what is under way is of the batch before
             self.plan = changed
+            if self._pipeline is not None:
+                self._pipeline.follow(changed.micro_batches)
             self._follow()
             self._note_batch()
+
+    def _backward(self, loss: torch.Tensor) -> bool:
+        """Of one micro-batch; whether it is the step's last one."""
+        self._own.end()
+        count = self.plan.micro_batches
+        scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
+        scaled.backward()
+        self._norms.after_backward(len(self._losses))
+        return len(self._losses) == count
 
     def _update(self) -> None:
         """Steps with the gradients that are there."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            clip_gradients(self.model, self.clip, self._pipeline.group if self._pipeline is not None else None)
         with at_batch(self.optimizer.param_groups, self.following, self.plan.global_batch, self._noise()):
             if self.scaler is None:
                 self.optimizer.step()
@@ -319,18 +343,14 @@ class SynergyTask:
         if words:
             self.agent.note(words)
 
-    def _state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
     def _settled_state(self) -> dict[str, Any]:
         self._settle()
         more = self.less.tensors() if self.less is not None else {}
         self._less_names = sorted(more)  # which the metadata tells
-        return {**self._state(), "communication": more} if more else self._state()
+        return {**self._state.read(), "communication": more} if more else self._state.read()
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
-        with _without_warnings():
+        with without_warnings():
             dcp_save(self._settled_state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
         save_random(folder, self.ranks)
         return self._meta()
@@ -345,7 +365,7 @@ class SynergyTask:
         error = not_copied(state) or self._random_saved(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
-        with _without_warnings():
+        with without_warnings():
             written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
         return Staged(self._meta(), written.result)
@@ -365,6 +385,7 @@ class SynergyTask:
         return {
             **({"comm": comm} if comm else {}),
             "kind": "pytorch",
+            "by_name": self._state.by_name,
             "batch": [self.plan.global_batch, self.plan.micro_batch],
             **self.following.state(),
             "noise": self.noise.state(),
@@ -376,13 +397,9 @@ class SynergyTask:
         where = f"checkpoint {checkpoint.path}"
         if checkpoint.meta.get("kind") != "pytorch":
             raise UsageError(where, "was not written by a plain PyTorch run", "name another folder")
-        state = self._state()
+        by_name = bool(checkpoint.meta.get("by_name"))
         try:
-            with _without_warnings():
-                dcp_load(state, checkpoint_id=str(checkpoint.path), no_dist=isinstance(self.ranks, OneProcess))
-            set_state_dict(
-                self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-            )
+            self._state.load(checkpoint.path, by_name, alone=isinstance(self.ranks, OneProcess))
         except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so it holds another model or optimizer.
             what = f"does not fit this model and optimizer: {reason(error)}"
@@ -407,37 +424,9 @@ class SynergyTask:
         self.less.restore(kept)
         tensors = self.less.blank(list(kept["tensors"]))
         if tensors:
-            with _without_warnings():
+            with without_warnings():
                 dcp_load({"communication": tensors}, checkpoint_id=str(checkpoint.path))
         self.less.take(tensors)
-
-
-def _plan(settings: AgentSettings, mesh: tuple[int, int, int], global_batch: int, micro_batch: int | None) -> Plan:
-    chosen, (dp, tp, shard) = settings.plan, mesh
-    if chosen is not None:
-        groups = 0 if chosen.shard == chosen.dp else chosen.shard  # one of all ranks is none: plan_mesh's (dp, tp)
-        if tp == 1 and (chosen.tp != 1 or chosen.pp != 1):
-            what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
-            raise UsageError("SYNERGY_PLAN_JSON", what, "such a job can change dp only")
-        check_degrees(replace(chosen, shard=groups), ("tp", "shard") if shard else ("tp",), "SYNERGY_PLAN_JSON")
-        if (chosen.dp, chosen.tp, groups if chosen.shard else shard) != (dp, tp, shard):
-            what = f"its mesh has dp={dp} tp={tp} shard={shard}, the plan dp={chosen.dp} tp={chosen.tp} shard={chosen.shard}"
-            raise UsageError("SynergyTask: mesh", what, "plan_mesh() makes the plan's")
-        return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
-    micro = micro_batch or max(1, global_batch // dp)
-    return check_plan(Plan(dp=dp, tp=tp, global_batch=global_batch, micro_batch=micro), dp * tp)
-
-
-def _with_batch(plan: Plan, batch: Any) -> Plan:
-    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
-    if not isinstance(batch, list) or len(batch) != 2:
-        return plan
-    return fitting(plan, int(batch[0]), int(batch[1])) or plan
-
-
-def _without_warnings() -> warnings.catch_warnings[None]:
-    """torch warns of its own future at each save."""
-    return warnings.catch_warnings(action="ignore")
 
 
 # From here on until the agent listens there is nothing to save, and SIGUSR2 must not kill the process.

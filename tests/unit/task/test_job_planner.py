@@ -123,6 +123,18 @@ def test_a_mesh_without_a_pipeline_moves_its_tp_alone() -> None:
     assert split and {c.plan.pp for c in split} == {1} and min(c.plan.tp for c in split) > 1
 
 
+def test_a_mesh_with_a_pipeline_and_parts_of_sequences_moves_them_too() -> None:
+    """As SynergyTask reports it where it was given a pipeline, and told of cp."""
+    present = Plan(dp=16, micro_batch=1, global_batch=64)
+    model = replace(load_model("gpt3-13b"), seq=16384)
+    profile = Profile(model=model, resharding=True, accepts=Accepts(cp=True))
+    planner = task(job(), profile, None, present)
+    assert planner.limits().pp is None and planner.limits().cp is None
+    assert max(c.plan.pp for c in planner.cells(MIXED)) > 1
+    without = task(job(), replace(profile, accepts=Accepts(single_stage=True)), None, present)
+    assert (without.limits().pp, without.limits().cp) == (1, 1)
+
+
 def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
     ranged = job(global_batch=(32, 512))
     assert {c.plan.global_batch for c in task(ranged).cells(MIXED)} == {32}

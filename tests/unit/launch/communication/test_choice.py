@@ -48,13 +48,17 @@ def test_what_one_process_tells_of_a_script() -> None:
     optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cpu")
     sharded = torch.nn.Sequential(type("FSDPModule", (torch.nn.Linear,), {})(2, 2))
 
-    def accepts(model: Any, scaler: Any = None, world: int = 1, mesh: Any = None) -> Any:
-        return run_settings(model, optimizer, scaler, None, mesh, world).accepts
+    def accepts(model: Any, scaler: Any = None, world: int = 1, mesh: Any = None, **can: bool) -> Any:
+        return run_settings(model, optimizer, scaler, None, mesh, world, **can).accepts
 
     assert accepts(net) is None
     assert accepts(net, scaler) == {"refuses": "compressed:powersgd"}
     assert accepts(net, world=2) == accepts(sharded) == {"exact_only": True}
     assert accepts(net, mesh=object()) == {"single_stage": True, "exact_only": True}
+    assert accepts(net, mesh=object(), pipeline=True) == {"exact_only": True}
+    assert accepts(net, mesh=object(), pipeline=True, cp=True) == {"cp": True, "exact_only": True}
+    # a pipeline's losses are not scaled
+    assert accepts(net, scaler, mesh=object(), pipeline=True) == {"single_stage": True, "exact_only": True}
 
 
 def test_a_loop_with_a_bare_agent_exchanges_exactly() -> None:

@@ -1,0 +1,47 @@
+"""The plan of a SynergyTask's run: Synergy's where there is one and the script's mesh is cut as it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan
+from synergy_launch.batch.tuner import fitting
+from synergy_launch.pytorch.mesh import Degrees
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+
+_WHERE = "SYNERGY_PLAN_JSON"
+
+
+def run_plan(settings: AgentSettings, mesh: Degrees, global_batch: int, micro_batch: int | None) -> Plan:
+    """The launcher's plan, else one of the script's `mesh` and batch (`micro_batch` None: the global batch over the replicas). Raises
+    UsageError."""
+    chosen = settings.plan
+    if chosen is None:
+        micro = micro_batch or max(1, global_batch // mesh.dp)
+        plan = Plan(mesh.tp, mesh.pp, mesh.dp, cp=mesh.cp, global_batch=global_batch, micro_batch=micro)
+        return check_plan(plan, plan.gpus)
+    groups = 0 if chosen.shard == chosen.dp * chosen.cp else chosen.shard  # one of all ranks is none, as in plan_mesh
+    if mesh == Degrees(mesh.dp) and (chosen.tp != 1 or chosen.pp != 1):
+        what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
+        raise UsageError(_WHERE, what, "such a job can change dp only")
+    split = ["tp", *(name for name in ("pp", "cp") if getattr(mesh, name) > 1), *(["shard"] if mesh.shard else [])]
+    check_degrees(replace(chosen, shard=groups), tuple(split), _WHERE)
+    planned = Degrees(chosen.dp, chosen.tp, groups if chosen.shard else mesh.shard, chosen.pp, chosen.cp)
+    if planned != mesh:
+        more = [name for name in ("pp", "cp") if getattr(mesh, name) > 1 or getattr(chosen, name) > 1]
+        has, wanted = (_words(of, more) for of in (mesh, planned._replace(shard=chosen.shard)))
+        raise UsageError("SynergyTask: mesh", f"its mesh has {has}, the plan {wanted}", "plan_mesh() makes the plan's")
+    return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
+
+
+def with_batch(plan: Plan, batch: Any) -> Plan:
+    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
+    if not isinstance(batch, list) or len(batch) != 2:
+        return plan
+    return fitting(plan, int(batch[0]), int(batch[1])) or plan
+
+
+def _words(of: Degrees, more: list[str]) -> str:
+    return " ".join(f"{name}={getattr(of, name)}" for name in (*more, "dp", "tp", "shard"))
