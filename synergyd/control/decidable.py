@@ -17,6 +17,8 @@ MOST_SLOWED = 10.0  # what a report may say at the most
 # A job keeps its size until it was measured there, for so long after its start at most: its first steps, compiled and with cold caches,
 # may take minutes, and what was guessed before them is no reason to load it twice.
 UNMEASURED_S = 600.0
+# At its first start for less, three epochs of a minute: nothing is lost yet, and others may wait for its GPUs.
+FIRST_UNMEASURED_S = 180.0
 
 
 def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
@@ -62,14 +64,15 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
 def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
     """Did a job start a while ago, without a measured step since? Not where it has to change: what the epoch adds to the job only
     later is taken as the latest snapshot had it."""
-    if job.start_s is None or not 0 <= now_s - job.start_s < UNMEASURED_S:
+    most_s = UNMEASURED_S if job.restarts else FIRST_UNMEASURED_S
+    if job.start_s is None or not 0 <= now_s - job.start_s < most_s:
         return False
     if job.restarts and (tracked.profile is None or not tracked.profile.samples):
         return False  # its reports may never say how long a step takes: they did not at its first start
     if tracked.report is None or tracked.report.step_s is not None:
         return False
     seen = [job] if tracked.job is None else [job, tracked.job]
-    return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= UNMEASURED_S) for j in seen)
+    return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= most_s) for j in seen)
 
 
 def _with_loss(job: Job, tracked: Tracked) -> Job:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.control.decidable import UNMEASURED_S, as_decided_about
+from synergyd.control.decidable import FIRST_UNMEASURED_S, UNMEASURED_S, as_decided_about
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.tracked import Tracked
 from synergyd.job_report import Report
@@ -34,7 +34,7 @@ def test_guesses_do_not_resize_a_job_before_its_first_steps(profile: Profile | N
     started, silent = replace(RESTARTED, restarts=0), Report(1, 0, 1)
     assert fixed(started, silent, profile) == "it has not been measured since its start"
     assert fixed(started, replace(silent, step_s=0.5), profile) == ""
-    assert fixed(replace(started, start_s=NOW - UNMEASURED_S), silent, profile) == ""
+    assert fixed(replace(started, start_s=NOW - FIRST_UNMEASURED_S), silent, profile) == ""
 
 
 @pytest.mark.parametrize("profile", [None, Profile()])
