@@ -39,6 +39,8 @@ class Accepts:
     a2a: bool = field(default=False, metadata=LATER)
     #: what it computes again stays as its user has it
     own_recompute: bool = field(default=False, metadata=LATER)
+    #: another tp would be another training
+    own_tp: bool = field(default=False, metadata=LATER)
     #: its optimizer can't be shared out
     whole_optimizer: bool = field(default=False, metadata=LATER)
 

@@ -85,6 +85,7 @@ class Observer:
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
+    _unread: set[int] = field(default_factory=set)  # whose first speed since the last epoch is still to be learnt
     _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
     _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
@@ -124,6 +125,7 @@ class Observer:
         self._nodes, self.everybodys = nodes, rows
         present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
+        self._unread.clear()  # who runs is known again
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
@@ -284,18 +286,21 @@ class Observer:
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
-        unseen = running is None and (report.failure is not None or _first_speed(report, tracked.report))
-        fresh = self._now(report.job_id) if unseen else None
+        speed = running is None and (_first_speed(report, tracked.report) or report.job_id in self._unread)
+        fresh = self._now(report.job_id) if running is None and (speed or report.failure is not None) else None
+        if speed:
+            (self._unread.add if fresh is None else self._unread.discard)(report.job_id)
+            if fresh is not None and fresh.restarts == report.restarts and fresh.state is JobState.RUNNING:
+                running = fresh
+        fresh = fresh if report.failure is not None else None
         known = report, running or fresh, tracked.profile or Profile()
-        if running is None and fresh is not None and fresh.restarts == report.restarts:
-            running = fresh if fresh.state is JobState.RUNNING else None
         shape = running.shape if running else None
         yield Reported((report,), row.restarts, model.predicted(*known), shape, model.least_memory(*known), fresh)
 
     def _now(self, job_id: int) -> Job | None:
         """The job as Slurm shows it now; None where Slurm can't be read, or where many were read since the last look."""
         if job_id in self._looked or len(self._looked) >= SINGLE_READS:
-            return None  # its launcher says it again
+            return None  # its launcher says it again, and its agent reports again
         self._looked.add(job_id)
         try:
             row = self.writer.job(job_id)

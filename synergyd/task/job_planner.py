@@ -226,7 +226,7 @@ class JobPlanner:
             high,
             micro_batch=directive.micro_batch,
             max_micro_batch=directive.max_micro_batch,
-            tp=directive.tp,
+            tp=directive.tp or (present.tp if accepts.own_tp else None),
             pp=directive.pp or (1 if accepts.single_stage else None),
             vpp=None if accepts.vpp else present.vpp,
             cp=None if accepts.cp else present.cp,

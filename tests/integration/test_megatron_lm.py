@@ -183,6 +183,38 @@ def test_reports_requests_and_resharding(tmp_path: Path) -> None:
     assert saved(third.save) == LAST == third.reports()[-1]["checkpoint_step"]
 
 
+@pytest.mark.timeout(600)
+def test_a_checkpoint_in_the_older_format_loads_with_the_scripts_own_degrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a plan of pp 2, Megatron-LM would miss a part of it, and end with code 0 before its first iteration."""
+    save = tmp_path / "save"
+    own = [
+        *USER,
+        "--tensor-model-parallel-size",
+        "2",
+        "--ckpt-format",
+        "torch",
+        "--save",
+        str(save),
+        "--load",
+        str(save),
+    ]
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # as a script with tp has it
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = [*command, str(MEGATRON / "pretrain_gpt.py"), *own, "--exit-interval", "10"]
+    user = {**os.environ, **environment, "PYTHONPATH": _paths(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(alone, env=user, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and (save / "iter_0000010/mp_rank_01").is_dir(), done.stderr[-2000:]
+
+    monkeypatch.setattr(sys.modules[__name__], "USER", own)
+    with Run(tmp_path, Plan(pp=2, micro_batch=1, global_batch=8), **environment) as run:
+        assert run.wait() == 0, run.tail()
+    assert list(run.steps()) == list(range(11, LAST + 1)) and saved(save) == LAST
+    assert {(x["tp"], x["pp"], x["dp"]) for x in run.steps().values()} == {(2, 1, 1)}
+    assert "older format" in run.output_file.read_text(errors="replace")
+
+
 @pytest.mark.slurm
 @pytest.mark.skipif(bool(missing_programs()), reason="Slurm or munge is not installed")
 @pytest.mark.timeout(1200)

@@ -157,7 +157,8 @@ def plans(takes: Accepts, world: int) -> list[Plan]:
     """Of all degrees that the script is said to take."""
     found = []
     each = (1, 2, 4, 8)
-    kinds = [("none", 0), ("selective", 0), ("full", 0), *([("full", 1)] if takes.blocks else [])]
+    modules = [(name, 0) for name in takes.modules.split("+") if name]
+    kinds = [("none", 0), ("selective", 0), ("full", 0), *([("full", 1)] if takes.blocks else []), *modules]
     for tp, pp, cp, ep in itertools.product(
         each, (1,) if takes.single_stage else each, each[:3] if takes.cp else (1,), each if takes.ep else (1,)
     ):
@@ -183,6 +184,8 @@ def plans(takes: Accepts, world: int) -> list[Plan]:
                     ep=ep,
                     precision=takes.precision or "bf16",
                     recompute_layers=layers,
+                    cp_comm="a2a" if takes.a2a and cp > 1 and micro > 1 else "p2p",
+                    shard=dp * cp // 2 if takes.shard and dp * cp > 2 and dp * cp // 2 % ep == 0 and micro > 1 else 0,
                 )
             )
     return found

@@ -36,6 +36,8 @@ from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm import options as megatron_options
 from synergy_launch.megatron_lm.batch_arguments import Trained
+from synergy_launch.megatron_lm.older_checkpoint import REMARK as OLDER_FORMAT
+from synergy_launch.megatron_lm.older_checkpoint import loads_older_format
 from synergy_launch.megatron_lm.supervisor import Supervisor
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
@@ -53,6 +55,16 @@ class LaunchOptions:
     batch_limits: str
     script: tuple[str, ...]
     dry_run: bool
+
+
+def _loadable(options: LaunchOptions, plan_file: PlanFile | None, remark: str) -> tuple[PlanFile | None, str]:
+    """The plan file without its plan where what the script resumes from loads with the script's own degrees alone; and a remark."""
+    if plan_file is None or plan_file.plan is None or not is_megatron(options.style, options.script[1:]):
+        return plan_file, remark
+    checkpoint = options.checkpoint or plan_file.checkpoint
+    if not loads_older_format(options.script[1:], Path(checkpoint) if checkpoint else None):
+        return plan_file, remark
+    return replace(plan_file, plan=None), "; ".join(filter(None, (remark, OLDER_FORMAT)))
 
 
 def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None, remark: str) -> int:
@@ -270,7 +282,7 @@ def command(
         dry_run=dry_run,
     )
     run = _run if dry_run else _guarded
-    sys.exit(run(options, allocation, plan_file, remark))
+    sys.exit(run(options, allocation, *_loadable(options, plan_file, remark)))
 
 
 def main() -> None:

@@ -65,9 +65,11 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
 def plan_of_run(
     given: PlanFile | None, script: Sequence[str], world: int, style: str = "auto"
 ) -> tuple[Plan | None, str]:
-    """The plan that `world` GPUs run `script` with, at the script's own batch where that is known here; and a remark."""
-    plan, remark = fit_plan(given.plan if given else None, world)
-    if plan is None or given is None or not given.own_batch or not is_megatron(style, script[1:]):
+    """The plan that `world` GPUs run `script` with, with what the script's options keep as it is, and at the script's own batch where
+    that is known here; and a remark."""
+    wanted, megatron = given.plan if given else None, is_megatron(style, script[1:])
+    plan, remark = fit_plan(megatron_arguments.bound(wanted, script[1:]) if wanted and megatron else wanted, world)
+    if plan is None or given is None or not given.own_batch or not megatron:
         return plan, remark
     plan, other = at_own_batch(plan, script[1:], given.asked)
     return plan, "; ".join(filter(None, (remark, other)))

@@ -16,6 +16,7 @@ from synergy_launch.megatron_lm.refused_options import (
     expert_degree,
     keeps_optimizer_whole,
     keeps_recompute,
+    keeps_tp,
     may_interleave,
     with_expert_degrees,
     without_refused,
@@ -97,7 +98,7 @@ def with_plan(
         out += ["--make-vocab-size-divisible-by", str(padded // plan.tp)]
     laid_out = any(has(arguments, name) for name in (*_LAYOUT, *_ENDS_COUNT))
     own = laid_out and number(arguments, "--pipeline-model-parallel-size", 1) == plan.pp
-    out = _with_degrees(out, plan, own)
+    out = _with_degrees(out, plan, own, version)
     # torch's LayerNorm, which the local layers may be left with, refuses it: only a user who asks for it knows of Apex's
     unable = "local" in values(arguments, "--transformer-impl") and not has(arguments, "--sequence-parallel")
     if plan.sequence_parallel and plan.tp > 1 and not unable:
@@ -150,6 +151,20 @@ def _recompute_of(arguments: Sequence[str], layers: int) -> tuple[str, int]:
         return NONE, 0
     named = frozenset(words(arguments, _MODULES))
     return of_modules(named & set(MODULES)) if named else SELECTIVE, 0
+
+
+def bound(plan: Plan, arguments: Sequence[str]) -> Plan:
+    """`plan` with what the user's options keep as it is. With another tp it is for another number of processes."""
+    if keeps_tp(arguments):
+        plan = replace(plan, tp=number(arguments, "--tensor-model-parallel-size", 1))
+        plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tp > 1)
+    if keeps_optimizer_whole(arguments):
+        plan = replace(plan, zero_stage=0, shard=0)
+    if keeps_recompute(arguments):
+        layers = -(-number(arguments, "--num-layers", 0) // (plan.pp * plan.vpp))
+        recompute, some = _recompute_of(arguments, layers)
+        plan = replace(plan, recompute=recompute, recompute_layers=some)
+    return plan
 
 
 def _with_folder(out: list[str], checkpoint: str, trained: Trained) -> list[str]:
@@ -284,7 +299,7 @@ def _with_sharding(out: list[str], plan: Plan, version: tuple[int, int]) -> list
     return [*out, "--ckpt-format", "torch_dist"]
 
 
-def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
+def _with_degrees(out: list[str], plan: Plan, own: bool, version: tuple[int, int]) -> list[str]:
     """Virtual stages, context and expert parallelism as the plan has them, else the user's own while they divide. `own`: the user has
     laid out the layers for this pp; what was laid out for another does not stay."""
     # Megatron counts dp without cp; a plan of cp 1 may be one that knows nothing of the user's
@@ -293,7 +308,7 @@ def _with_degrees(out: list[str], plan: Plan, own: bool) -> list[str]:
         out = _with_exchange(out, plan)
         out = drop(out, (_CONTEXT,))
         out += [_CONTEXT, str(plan.cp)] if plan.cp > 1 else []
-    out = with_expert_degrees(out, plan)
+    out = with_expert_degrees(out, plan, version)
     interleaved = may_interleave(out, plan)
     if own:
         return out if interleaved else drop(out, (VIRTUAL_LAYERS, VIRTUAL_STAGES))

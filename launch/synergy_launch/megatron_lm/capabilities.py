@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
-from synergy_launch.megatron_lm.refused_options import GRAPHS, keeps_optimizer_whole, keeps_recompute, needs_one_stage
+from synergy_launch.megatron_lm.refused_options import (
+    keeps_experts,
+    keeps_optimizer_whole,
+    keeps_recompute,
+    keeps_tp,
+    needs_one_stage,
+)
 from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.recompute import MODULES, NOT_WITH_FP8
 
@@ -71,15 +77,13 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
     bound = keeps_recompute(argv) or any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
     cp = cp and "--experimental-attention-variant" not in keys
     whole = keeps_optimizer_whole(argv)
-    # with experts shared out they want inputs padded for inference
-    graphs = any(key.startswith(GRAPHS) for key in keys) and "--moe-pad-experts-for-cuda-graph-inference" not in keys
     young = version is not None and version >= YOUNG_DEGREES_FROM
     version = version or NEWEST
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
         cp=cp,
-        ep=not fsdp and "--num-experts" in keys and not graphs,
+        ep=not fsdp and "--num-experts" in keys and not keeps_experts(argv),
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
         and not keys & set(_OWN_LAYOUT)
@@ -94,4 +98,5 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         modules="" if bound or not young else "+".join(_modules(keys, given)),
         own_recompute=keeps_recompute(argv),
         whole_optimizer=whole,
+        own_tp=keeps_tp(argv),
     )

@@ -19,7 +19,8 @@ EXPERT, EXPERT_TENSOR = "--expert-model-parallel-size", "--expert-tensor-paralle
 _BETWEEN = "--no-overlap-p2p-communication"
 _GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
 _OFFLOADED = "--cpu-offloading-num-layers"
-GRAPHS = ("--cuda-graph", "--enable-cuda-graph", "--external-cuda-graph")
+_PADDED = "--moe-pad-experts-for-cuda-graph-inference"
+_NOT_CUT_FROM = (0, 15)  # before, experts with biases are cut as others are; the option came with 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,19 @@ def may_interleave(arguments: Sequence[str], plan: Plan) -> bool:
 
 def keeps_recompute(arguments: Sequence[str]) -> bool:
     """Whether what is computed again is bound to the user's other options: CUDA graphs, layers kept in host memory."""
-    return any(word.startswith(GRAPHS) for word in arguments) or number(arguments, _OFFLOADED, 0) > 0
+    return uses_graphs(arguments) or number(arguments, _OFFLOADED, 0) > 0
+
+
+def uses_graphs(arguments: Sequence[str]) -> bool:
+    """Whether CUDA graphs are on, by their option or its older names."""
+    kinds = values(arguments, "--cuda-graph-impl")
+    older = ("--enable-cuda-graph", "--external-cuda-graph")
+    return (bool(kinds) and kinds[-1] != "none") or any(has(arguments, name) for name in older)
+
+
+def keeps_experts(arguments: Sequence[str]) -> bool:
+    """Whether ep stays as the user has it: CUDA graphs want inputs that are padded where experts are shared out."""
+    return uses_graphs(arguments) and not has(arguments, _PADDED)
 
 
 def needs_one_stage(arguments: Sequence[str]) -> bool:
@@ -97,14 +110,21 @@ def keeps_optimizer_whole(arguments: Sequence[str]) -> bool:
     return any("muon" in kind for kind in values(arguments, "--optimizer"))
 
 
-def with_expert_degrees(out: list[str], plan: Plan) -> list[str]:
+def keeps_tp(arguments: Sequence[str]) -> bool:
+    """Whether another tp would be another training: Muon makes each rank's part of a matrix orthogonal by itself, unless it is told to
+    look at the whole (--muon-tp-mode, muon.py)."""
+    mode = (values(arguments, "--muon-tp-mode") or ["blockwise"])[-1]
+    return keeps_optimizer_whole(arguments) and mode == "blockwise"
+
+
+def with_expert_degrees(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:
     """Expert parallelism as the plan has it, else the user's own while it divides.
 
     A plan's experts are cut by tp, as Megatron-LM's are unless --expert-tensor-parallel-size says otherwise, and shared out over ep of the
     data-parallel ranks. Where they are not cut by the plan's tp (the user's own size, or biases, which are not cut), ep is as much larger.
     """
     experts = number(out, "--num-experts", 0)
-    biased = experts > 0 and plan.tp > 1 and not has(out, "--disable-bias-linear")
+    biased = experts > 0 and plan.tp > 1 and not has(out, "--disable-bias-linear") and version >= _NOT_CUT_FROM
     cut = 1 if biased else number(out, EXPERT_TENSOR, plan.tp)
     ranks = plan.tp * plan.dp * plan.cp
     if ranks % cut:
@@ -113,7 +133,7 @@ def with_expert_degrees(out: list[str], plan: Plan) -> list[str]:
         out = [*drop(out, (EXPERT_TENSOR,)), EXPERT_TENSOR, "1"]
     own = number(out, EXPERT, 1)
     ep = plan.ep * plan.tp // cut if plan.ep * plan.tp % cut == 0 else plan.ep
-    if plan.ep == 1 and ranks % (cut * own) == 0:
+    if plan.ep == 1 and (has(out, EXPERT) or keeps_experts(out)) and ranks % (cut * own) == 0:
         ep = own  # the plan may not know of it
     while ep > 1 and (experts % ep or ranks % (cut * ep)):
         ep -= 1

@@ -90,6 +90,22 @@ def test_the_first_speed_of_a_job_that_started_since_the_last_epoch_is_learnt(
     assert reads == [1]  # the second report is heard with the next epoch's knowledge
 
 
+def test_of_many_first_speeds_those_that_could_not_be_read_are_learnt_later(site: Site) -> None:
+    jobs = range(1, 7)
+    for job_id in jobs:
+        site.slurm.submit(job_id)
+    site.epoch()
+    for _ in range(6):
+        site.tick()
+    started = [i for i in jobs if site.slurm.jobs[i].state == "RUNNING"]
+    assert len(started) > 4  # as many as are read one by one in a look
+    for step in (10, 20):
+        for job_id in started:
+            site.report(job_id, step=step, plan=site.life(job_id).plan)
+        site.tick()
+    assert [len(site.daemon.controller.profiles[i].measured) for i in started] == [1] * len(started)
+
+
 def test_what_neighbours_on_shared_links_cost_is_not_learnt_as_the_plans(site: Site) -> None:
     site.running(1, "n1")
     site.epoch(1)

@@ -244,6 +244,7 @@ def test_modules_that_a_command_line_can_compute_again(more: list[str], expected
 )
 def test_what_other_options_bind(more: str, one_stage: bool, own_recompute: bool, whole_optimizer: bool) -> None:
     found = accepts([*MEGATRON, *more.split()])
+    assert found.own_tp is whole_optimizer
     assert (found.single_stage, found.own_recompute, found.whole_optimizer) == (
         one_stage,
         own_recompute,
@@ -383,3 +384,9 @@ def test_an_optimizer_that_stays_whole_is_so_in_every_plan() -> None:
     for said, stage in ((True, 0), (False, 1)):
         cells = a_task(Profile(resharding=True), present, Accepts(whole_optimizer=said)).cells(CLUSTER)
         assert {c.plan.zero_stage for c in cells if c.plan.dp > 1} == {stage}
+
+
+def test_a_script_keeps_its_tp_where_another_is_another_training() -> None:
+    present = Plan(tp=2, dp=8, micro_batch=1, global_batch=64)
+    plans = [c.plan for c in a_task(Profile(resharding=True), present, Accepts(own_tp=True)).cells(CLUSTER)]
+    assert plans and {p.tp for p in plans} == {2} and len({p.pp for p in plans}) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synergy_launch.megatron_lm.arguments import plan_of, with_plan
+from synergy_launch.megatron_lm.arguments import bound, plan_of, with_plan
 from synergy_launch.megatron_lm.options import has, number, words
 
 from synergyd.records import Plan
@@ -85,17 +85,18 @@ def test_parameters_are_not_gathered_in_the_optimizer_s_step(step: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    "bound",
+    "option",
     ["--cuda-graph-impl=local", "--enable-cuda-graph", "--external-cuda-graph", "--cpu-offloading-num-layers 2"],
 )
-def test_what_is_computed_again_stays_where_other_options_bind_it(bound: str) -> None:
+def test_what_is_computed_again_stays_where_other_options_bind_it(option: str) -> None:
+    bound_by = option.split()
     own = ["--recompute-granularity", "selective", "--recompute-modules", "layernorm", "core_attn"]
     for plan in (ALONE, replace(ALONE, recompute="full")):
-        made = with_plan([*USER, *own, *bound.split()], plan)
+        made = with_plan([*USER, *own, *bound_by], plan)
         assert words(made, "--recompute-modules") == own[3:] and not has(made, "--recompute-method")
         assert with_plan(made, plan) == made
         ran = plan_of(made, 16)
-        assert ran is not None and ran.recompute == "core_attn+layernorm"
+        assert ran is not None and ran.recompute == "core_attn+layernorm" == bound(plan, [*own, *bound_by]).recompute
 
 
 @pytest.mark.parametrize("kind", ["muon", "dist_muon"])
@@ -126,6 +127,8 @@ def test_muon_keeps_its_optimizer_whole(kind: str) -> None:
         ),
         ("--expert-model-parallel-size 4", Plan(tp=2, dp=4, global_batch=32), 4, None),
         ("--expert-model-parallel-size 8", Plan(tp=2, dp=4, global_batch=32), None, None),
+        ("--expert-tensor-parallel-size 1", Plan(tp=4, dp=2, global_batch=32), 4, 1),  # nobody has said an ep
+        ("--expert-tensor-parallel-size 1 --enable-cuda-graph", Plan(tp=4, dp=2, global_batch=32), None, 1),
     ],
 )
 def test_experts_that_are_not_cut_by_tp_are_shared_out_further(
@@ -145,3 +148,19 @@ def test_experts_with_biases_are_not_cut() -> None:
     ran = plan_of(made, 8)
     assert ran is not None and ran.ep == 2
     assert not has(with_plan([*USER, "--num-experts", "8"], replace(plan, tp=1)), "--expert-tensor-parallel-size")
+    alone = with_plan([*USER, "--num-experts", "8"], Plan(tp=8, dp=1, global_batch=32))
+    assert number(alone, "--expert-model-parallel-size", 0) == 8  # not all of them on every rank
+    older = with_plan([*USER, "--num-experts", "8"], plan, version=(0, 14))
+    assert not has(older, "--expert-tensor-parallel-size") and number(older, "--expert-model-parallel-size", 0) == 2
+
+
+def test_muon_keeps_its_tp_unless_it_looks_at_whole_matrices() -> None:
+    own = [*USER, "--optimizer", "muon", "--tensor-model-parallel-size", "2"]
+    assert bound(Plan(tp=8, dp=2, global_batch=32, sequence_parallel=True), own).tp == 2
+    assert bound(PLAN, [*own, "--muon-tp-mode", "duplicated"]) == replace(PLAN, zero_stage=0)
+    assert bound(PLAN, USER) == PLAN
+
+
+def test_graphs_that_are_off_bind_nothing() -> None:
+    off = [*USER, *["--cuda-graph-impl", "none", "--cuda-graph-warmup-steps", "3"]]
+    assert has(with_plan(off, replace(ALONE, recompute="full")), "--recompute-method")

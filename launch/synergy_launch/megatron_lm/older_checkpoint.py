@@ -1,0 +1,46 @@
+"""Checkpoints in Megatron-LM's older format (`--ckpt-format torch`), one part for each tp and pp.
+
+They load with the degrees and the optimizer that wrote them alone (core_v0.16.1). Where a part is missing, Megatron-LM ends with code 0
+before its first iteration, and the job would count as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from synergy_launch.megatron_lm.options import values
+
+_LATEST, _PART = "latest_checkpointed_iteration.txt", "mp_rank_"
+REMARK = (
+    "its checkpoint is in Megatron-LM's older format, which other degrees do not load: the script's own arguments are used. With "
+    "--ckpt-format torch_dist the next one is in the newer format"
+)
+
+
+def loads_older_format(arguments: Sequence[str], folder: Path | None) -> bool:
+    """Whether a run with a user's `arguments` resumes from such a checkpoint: from `folder` where one lies there, else from --load. What
+    can't be read counts as none."""
+    elsewhere = values(arguments, "--load")[-1:]
+    for where in (*([folder] if folder else []), *(Path(name) for name in elsewhere)):
+        newest = _newest(where)
+        if newest is not None:
+            return _has_parts(newest)
+    return False
+
+
+def _newest(folder: Path) -> Path | None:
+    try:
+        said = (folder / _LATEST).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    if said == "release":
+        return folder / said
+    return folder / f"iter_{int(said):07d}" if said.isdecimal() and len(said) <= 18 else None
+
+
+def _has_parts(folder: Path) -> bool:
+    try:
+        return any(entry.name.startswith(_PART) for entry in folder.iterdir())
+    except OSError:
+        return False
