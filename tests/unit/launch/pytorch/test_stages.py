@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from synergyd.records import Plan
 torch = pytest.importorskip("torch")
 
 from synergy_launch.batch.noise_scale import NoiseScale  # noqa: E402
+from synergy_launch.pytorch.clipping import clip_gradients  # noqa: E402
 from synergy_launch.pytorch.gradient_norms import GradientNorms  # noqa: E402
 
 BATCH = 4
@@ -82,3 +84,11 @@ def test_a_stage_that_gets_gradients_later_or_by_turns() -> None:
     assert [silent(step) for step in steps] == [True, True, False, True, False, True, False]
     assert steps[2] == pytest.approx(pair(whole, whole))
     assert steps[4] == pytest.approx(pair(part, part)) and steps[6] == pytest.approx(pair(whole, part))
+
+
+def test_a_stage_without_gradients_sums_its_norm_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, group: found.append(tensor.device.type))
+    for device in ("meta", "cpu"):
+        clip_gradients(torch.nn.Linear(2, 2, device=device), 1.0, object())  # type: ignore[arg-type]
+    assert found == ["meta", "cpu"]
