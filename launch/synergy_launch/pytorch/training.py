@@ -116,8 +116,9 @@ class SynergyTask:
         with exit_on_error(int(os.environ.get("RANK", "0"))):
             world = dist.get_world_size() if together else 1
             of = degrees(mesh, world)
-            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp)
-            check_split(of, scaler, pipeline is not None, cp)
+            tied = model_spec is not None and model_spec.tied_embeddings
+            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp, tied)
+            check_split(of, scaler, pipeline is not None, cp, tied)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             self.plan = run_plan(settings, of, global_batch, micro_batch)
