@@ -139,6 +139,7 @@ def test_a_plan_that_it_cannot_take_is_one_line(
     [
         ("pipeline", {"pp": 2}, "SynergyTask: pipeline: the mesh has pp=2, and no pipeline was given"),
         ("scaler", {"pp": 2}, "SynergyTask: scaler: a scaler with pp=2"),
+        ("tied", {"pp": 2}, "SynergyTask: model_spec: pp=2 of a model with tied embeddings"),
         ("cp", {"cp": 2}, "SynergyTask: cp: the mesh has cp=2, which SynergyTask was not told of"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def frozen(steps: int, fixed: tuple[str, ...], dropped: tuple[str, ...]) -> list
 
 
 def unprepared(missing: str) -> None:
-    """A script whose SynergyTask is not told what its mesh can do: pipeline, cp or scaler."""
+    """A script whose SynergyTask is not told what its mesh can do, pipeline or cp, or is told of what can't be with it, scaler or tied."""
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh
@@ -144,7 +145,9 @@ def unprepared(missing: str) -> None:
     model = torch.nn.Linear(4, 4)
     pipeline = None if missing == "pipeline" else Pipeline(model, mesh, loss_of)
     scaler: Any = torch.amp.GradScaler("cpu") if missing == "scaler" else None
-    SynergyTask(model, torch.optim.SGD(model.parameters()), global_batch=4, mesh=mesh, pipeline=pipeline, scaler=scaler)
+    spec = replace(SPEC, tied_embeddings=missing == "tied")
+    sgd = torch.optim.SGD(model.parameters())
+    SynergyTask(model, sgd, global_batch=4, mesh=mesh, pipeline=pipeline, scaler=scaler, model_spec=spec)
 
 
 def plan(**degrees: int) -> dict[str, str]:
