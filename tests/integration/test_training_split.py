@@ -89,6 +89,20 @@ def test_the_gradients_norm_is_that_of_all_stages(tmp_path: Path) -> None:
         assert losses == pytest.approx(whole, abs=1e-5)
 
 
+@pytest.mark.parametrize(("fixed", "dropped"), [(("embedding", "blocks.0."), ()), ((), ("output", "blocks.1."))])
+def test_a_stage_with_fewer_gradients_leaves_all_at_the_same_step(
+    tmp_path: Path, fixed: tuple[str, ...], dropped: tuple[str, ...]
+) -> None:
+    """None of the first stage's from the start, or fewer of the last one's from some step on: the noise scale and what follows it is that
+    of one process."""
+    call = Call("tests.integration.training_split:frozen", 12, fixed, dropped)
+    split, _ = training_ranks.run(tmp_path / "split", 2, call, environment=plan(pp=2))
+    (whole,), _ = training_ranks.run(tmp_path / "whole", 1, call, environment=plan(micro_batch=4))
+    print(split, whole)
+    assert split[0] == split[1] == pytest.approx(whole, rel=1e-4)
+    assert whole[0] > 6 and whole[2] > 0, "the run is longer than 12 steps of the tuned batch by the noise scale"
+
+
 def test_stages_take_up_what_a_script_without_them_has_saved(tmp_path: Path) -> None:
     """The settings of the optimizer's groups too, whose rates have moved; and back."""
     ways: list[tuple[dict[str, int], bool]] = [({}, False), ({"pp": 2}, True), ({"pp": 2}, True), ({}, True)]
@@ -125,6 +139,7 @@ def test_a_plan_that_it_cannot_take_is_one_line(
     [
         ("pipeline", {"pp": 2}, "SynergyTask: pipeline: the mesh has pp=2, and no pipeline was given"),
         ("scaler", {"pp": 2}, "SynergyTask: scaler: a scaler with pp=2"),
+        ("tied", {"pp": 2}, "SynergyTask: model_spec: pp=2 of a model with tied embeddings"),
         ("cp", {"cp": 2}, "SynergyTask: cp: the mesh has cp=2, which SynergyTask was not told of"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,41 @@ def grouped(folder: Path, steps: int, with_pipeline: bool) -> list[float]:
     return losses
 
 
+def frozen(steps: int, fixed: tuple[str, ...], dropped: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Plain SGD at another batch than the tuned one: each rank's number of steps, weight of the pairs of steps that showed something, noise
+    scale, and progress. Parameters whose names begin as `fixed` do are frozen, those of `dropped` have no gradients from the fourth step
+    on."""
+    import torch
+    import torch.distributed as dist
+    from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
+    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.plain_gpt import Gpt, parallelize
+
+    dist.init_process_group("gloo")
+    mesh = plan_mesh("cpu", pp=True)
+    torch.manual_seed(0)
+    model = Gpt(SPEC, mesh, stage_blocks(SPEC.layers, mesh))
+    parallelize(model, mesh)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(fixed))
+    pipeline, sgd = Pipeline(model, mesh, loss_of), torch.optim.SGD(model.parameters(), lr=0.1)
+    with SynergyTask(model, sgd, global_batch=2, mesh=mesh, pipeline=pipeline, clip=10.0) as task:
+        take = task._norms.take
+
+        def taken(*args: Any) -> Any:
+            for name, parameter in model.named_parameters():
+                if task.step_count >= 3 and dropped and name.startswith(dropped):
+                    parameter.grad = None
+            return take(*args)
+
+        task._norms.take = taken  # type: ignore[method-assign, assignment]
+        for rows in task.batches(TextWindows(SPEC.seq), steps, collate=_rows):
+            task.step(pipeline(rows[:, :-1], rows[:, 1:]))
+    return task.ranks.gather((task.step_count, task.noise.state()["weight"], task.noise.value, task.following.progress))
+
+
 def unprepared(missing: str) -> None:
-    """A script whose SynergyTask is not told what its mesh can do: pipeline, cp or scaler."""
+    """A script whose SynergyTask is not told what its mesh can do, pipeline or cp, or is told of what can't be with it, scaler or tied."""
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh
@@ -111,7 +145,9 @@ def unprepared(missing: str) -> None:
     model = torch.nn.Linear(4, 4)
     pipeline = None if missing == "pipeline" else Pipeline(model, mesh, loss_of)
     scaler: Any = torch.amp.GradScaler("cpu") if missing == "scaler" else None
-    SynergyTask(model, torch.optim.SGD(model.parameters()), global_batch=4, mesh=mesh, pipeline=pipeline, scaler=scaler)
+    spec = replace(SPEC, tied_embeddings=missing == "tied")
+    sgd = torch.optim.SGD(model.parameters())
+    SynergyTask(model, sgd, global_batch=4, mesh=mesh, pipeline=pipeline, scaler=scaler, model_spec=spec)
 
 
 def plan(**degrees: int) -> dict[str, str]:

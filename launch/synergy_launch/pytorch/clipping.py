@@ -15,5 +15,7 @@ def clip_gradients(model: torch.nn.Module, bound: float, stages: dist.ProcessGro
         return
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+    # a stage without gradients has its norm on the CPU, where NCCL can't sum it
+    square = square.to(next(model.parameters()).device)
     dist.all_reduce(square, group=stages)
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), bound, square.sqrt())

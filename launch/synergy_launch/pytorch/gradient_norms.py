@@ -40,7 +40,8 @@ class GradientNorms:
     compared, every other step: their mean is the gradient of twice the batch, as far as one step changes the
     weights little. All norms are those of a sample of bounded size (synergy_launch.batch.gradient_sample); of a model that is
     larger, not of every step.
-    A pipeline reduces once a step: two consecutive steps there too. A rank has the norms of its own stage, and the sum is the whole's.
+    A pipeline reduces once a step: two consecutive steps there too. A rank has the norms of its own stage, and the sum is the whole's:
+    whether a step shows anything is for all stages to say, by `vote` and `agreed`.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -55,6 +56,10 @@ class GradientNorms:
         self._numbers: list[int] = []  # of whose parameters
         self._sums: dict[int, torch.Tensor] = {}  # sharded: the sample after the micro-batch before
         self._before: _Kept | None = None
+        # of a pipeline: this step's, from which pairs begin anew if another stage has to
+        self._now: _Kept | None = None
+        #: of the step that was taken last, to be summed over the ranks: 1 it shows something, 0 it has nothing to show, -inf it can't yet
+        self.vote = 0.0
         self._step, self._every = 0, every(sum(p.numel() for p in self._parameters))
         self.follow(plan)
         self._handles: list[Any] = []
@@ -74,7 +79,7 @@ class GradientNorms:
         self._within = plan.global_batch > self._b_small and plan.pp == 1
         self._step = 0
         self._forget()
-        self._before = None
+        self._before = self._now = None
 
     def synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         """DDP averages on the last micro-batch of a step only."""
@@ -110,11 +115,13 @@ class GradientNorms:
 
         Gradients times `unscale` are those of the loss. The device is waited for once, for all of these numbers.
         """
+        self.vote = 0.0
         if not self._within:
             return self._consecutive(loss, unscale)
         self._step += 1
         if not self._small:
             return float(loss), SILENT
+        self.vote = 1.0
         square = unscale * unscale
         plan, places = self._plan, self._places
         small = places.square(self._small, self._numbers)
@@ -130,6 +137,16 @@ class GradientNorms:
             )
         share = square / plan.dp
         return mean, Norms(small_ * count * share, big_ * share, self._b_small, plan.global_batch)
+
+    def agreed(self, votes: float) -> tuple[int, int]:
+        """The small and the big batch of the norms' sums, by the sum of the votes; 0 where the step shows nothing. Equal on all ranks."""
+        batch = self._plan.global_batch
+        if votes and self._plan.pp > 1:  # pairs begin at the same steps on all stages
+            self._before = self._now if votes < 0 else None
+        self._now = None
+        if votes <= 0:
+            return SILENT.b_small, SILENT.b_big
+        return (self._b_small, batch) if self._within else (batch, 2 * batch)
 
     def _forget(self) -> None:
         self._small, self._numbers, self._sums = [], [], {}
@@ -151,9 +168,12 @@ class GradientNorms:
             if len(ids) != len(self._parameters):
                 weights = [w for p, w in zip(self._parameters, self._weights, strict=True) if p.grad is not None]
                 places = GradientSample(gradients, weights)
-            self._before = _Kept(ids, places, places.take(gradients, unscale))
+            self._before = self._now = _Kept(ids, places, places.take(gradients, unscale))
+            self.vote = -math.inf
             return float(loss), SILENT
         now, places = before.places.take(gradients, unscale), before.places
+        self.vote = 1.0
+        self._now = _Kept(ids, places, now) if self._plan.pp > 1 else None
         # of the same sample, so that what it leaves out cancels in their difference
         pairs = ((before.sample, before.sample), (now, now), (before.sample, now))
         mean, first, second, product = _read(loss, *(places.product(a, b) for a, b in pairs))

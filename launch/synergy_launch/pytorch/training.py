@@ -116,8 +116,9 @@ class SynergyTask:
         with exit_on_error(int(os.environ.get("RANK", "0"))):
             world = dist.get_world_size() if together else 1
             of = degrees(mesh, world)
-            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp)
-            check_split(of, scaler, pipeline is not None, cp)
+            tied = model_spec is not None and model_spec.tied_embeddings
+            settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp, tied)
+            check_split(of, scaler, pipeline is not None, cp, tied)
             rule = rule_of(optimizer, lr_rule)
             self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
             self.plan = run_plan(settings, of, global_batch, micro_batch)
@@ -247,12 +248,14 @@ class SynergyTask:
         mean, sums = self._norms.take(losses, 1.0 / scale)
         more = less.gradients(scale) if less is not None else []
         mean = mean * self.plan.pp / self.ranks.world  # each stage but the last has 0
-        loss_all, small, big, *measured = self.ranks.total([mean, sums.small, sums.big, *more])
+        shares = [mean, sums.small, sums.big, self._norms.vote]
+        loss_all, small, big, votes, *measured = self.ranks.total([*shares, *more])
+        b_small, b_big = self._norms.agreed(votes)
         each = self.ranks.world if less is not None and less.alone else 1  # the norms are each replica's own
         if less is not None:
             less.measured(measured)
         if less is None or less.tells_noise:
-            self.noise.update(small / each, big / each, sums.b_small, sums.b_big)
+            self.noise.update(small / each, big / each, b_small, b_big)
         rate, noise = self._rate(), self._noise()
         if less is None or less.ready:
             self._update()

@@ -59,6 +59,8 @@ def test_what_one_process_tells_of_a_script() -> None:
     assert accepts(net, mesh=object(), pipeline=True, cp=True) == {"cp": True, "exact_only": True}
     # a pipeline's losses are not scaled
     assert accepts(net, scaler, mesh=object(), pipeline=True) == {"single_stage": True, "exact_only": True}
+    # its ends would be two matrices
+    assert accepts(net, mesh=object(), pipeline=True, tied=True) == {"single_stage": True, "exact_only": True}
 
 
 def test_a_loop_with_a_bare_agent_exchanges_exactly() -> None:

@@ -16,6 +16,7 @@ from synergy_launch.pytorch.context_parallel import positions  # noqa: E402
 from synergy_launch.pytorch.mesh import Degrees, data_rank, degrees  # noqa: E402
 from synergy_launch.pytorch.pipeline import blocks_of  # noqa: E402
 from synergy_launch.pytorch.run_plan import run_plan  # noqa: E402
+from synergy_launch.pytorch.run_settings import check_split  # noqa: E402
 
 
 class Mesh:
@@ -93,3 +94,11 @@ def test_a_mesh_in_other_stages_than_the_plans_is_refused() -> None:
     alone = AgentSettings.from_environment({"WORLD_SIZE": "4"})
     own = run_plan(alone, Degrees(1, pp=2, cp=2), 8, 2)
     assert (own.pp, own.cp, own.dp, own.micro_batches) == (2, 2, 1, 4)
+
+
+def test_tied_embeddings_are_not_cut_into_stages() -> None:
+    for of, tied in ((Degrees(2, pp=1), True), (Degrees(1, pp=2), False)):
+        check_split(of, None, pipeline=True, cp=True, tied=tied)
+    with pytest.raises(UsageError, match=r"^SynergyTask: model_spec: pp=2 of a model with tied embeddings") as found:
+        check_split(Degrees(1, pp=2), None, pipeline=True, cp=True, tied=True)
+    assert "\n" not in str(found.value)
