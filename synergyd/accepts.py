@@ -23,7 +23,7 @@ class Accepts:
     uneven: bool = False
     #: data-parallel traffic behind backward and forward
     overlap: bool = False
-    #: it has no pipeline: pp stays 1
+    #: it takes no pipeline: pp stays 1
     single_stage: bool = False
     #: its replicas exchange every gradient in every step, whatever its directive allows
     exact_only: bool = field(default=False, metadata=LATER)
