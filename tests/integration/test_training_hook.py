@@ -12,7 +12,7 @@ from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
-STEPS, BATCH = 10, 8
+STEPS, BATCH = 60, 8  # of 10 steps of another Python's text the estimate was 28 % off the truth
 PLANS: list[tuple[Plan, dict[str, Any]]] = [
     (Plan(micro_batch=1, global_batch=BATCH), {"zero": False}),
     (Plan(tp=2, dp=2, micro_batch=1, global_batch=BATCH), {}),
