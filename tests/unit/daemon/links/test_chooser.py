@@ -68,10 +68,10 @@ def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:
 def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.MonkeyPatch) -> None:
     members = {1: Member(5, 0, ("a", "b"), 2, 1.0), 2: Member(5, 0, ("c", "d"), 2, 1.0)}
     arbiter = LinkArbiter(listen("127.0.0.1", 0), terms_named("srsf-1"), decode=decode, encode=encode)
+    arbiter.follow(members)  # before the gate asks: who is not known is refused
     now = [0.0]
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")), monotonic=lambda: now[0])
     try:
-        arbiter.follow(members)
         assert gate.connected(30)
         for _ in range(5):
             gate.begin(1000)
