@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergy_launch.megatron_lm import tracker
 from synergy_launch.megatron_lm.options import drop, number, real, values
 from synergyd.errors import UsageError
 from synergyd.rates import factors
 
 HISTORY = "synergy-batches.json"
 LR_RULE = "SYNERGY_LR_RULE"
-_LATEST = "latest_checkpointed_iteration.txt"
 # in iterations -> in samples
 _LENGTHS = {
     "--lr-decay-iters": "--lr-decay-samples",
@@ -61,11 +61,8 @@ class Trained:
 
 def read(folder: Path) -> Trained:
     """What lies in a checkpoint folder; what can't be read counts as nothing."""
-    try:
-        iteration = int((folder / _LATEST).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return Trained()
-    return Trained(max(0, iteration), history(folder))
+    iteration = tracker.newest(folder)
+    return Trained(iteration, history(folder)) if isinstance(iteration, int) else Trained()
 
 
 def history(folder: Path) -> tuple[tuple[int, int], ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from synergy_launch.megatron_lm import tracker
 from synergy_launch.megatron_lm.options import values
 
-_LATEST, _PART = "latest_checkpointed_iteration.txt", "mp_rank_"
+_PART = "mp_rank_"
 REMARK = (
     "its checkpoint is in Megatron-LM's older format, which other degrees do not load: the script's own arguments are used. With "
     "--ckpt-format torch_dist the next one is in the newer format"
@@ -23,20 +24,10 @@ def loads_older_format(arguments: Sequence[str], folder: Path | None) -> bool:
     can't be read counts as none."""
     elsewhere = values(arguments, "--load")[-1:]
     for where in (*([folder] if folder else []), *(Path(name) for name in elsewhere)):
-        newest = _newest(where)
-        if newest is not None:
-            return _has_parts(newest)
+        newest = tracker.newest(where)
+        if newest != "":
+            return _has_parts(where / (f"iter_{newest:07d}" if isinstance(newest, int) else newest))
     return False
-
-
-def _newest(folder: Path) -> Path | None:
-    try:
-        said = (folder / _LATEST).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-    if said == "release":
-        return folder / said
-    return folder / f"iter_{int(said):07d}" if said.isdecimal() and len(said) <= 18 else None
 
 
 def _has_parts(folder: Path) -> bool:

@@ -20,10 +20,10 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from synergy_launch.megatron_lm import tracker
 from synergy_launch.megatron_lm.log_parser import Log, LogLine
 from synergyd.records import Plan
 
-_TRACKER = "latest_checkpointed_iteration.txt"
 _LOOK_S = 5.0
 _ASK_AGAIN_S = 1.0
 _SAVING_S = 600.0  # from outside a long save looks like a step that does not end
@@ -200,9 +200,8 @@ class Supervisor:
         now = time.monotonic()
         if self._folder is not None and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            with contextlib.suppress(OSError, ValueError):
-                text = (self._folder / _TRACKER).read_text(encoding="ascii")
-                self._saved = int(text) if len(text) < 20 and text.strip().isdecimal() else self._saved
+            newest = tracker.newest(self._folder)
+            self._saved = newest if isinstance(newest, int) else self._saved
         return self._saved
 
     def _copy(self, source: IO[bytes]) -> None:
