@@ -9,7 +9,6 @@ same on every plan, and a run may go on from its checkpoint under any other.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -122,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     # Until the agent listens, a request for a checkpoint has nothing to save and must not kill the process.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     args = arguments(argv)
-    with exit_on_error(int(os.environ.get("RANK", "0"))):
+    with exit_on_error():
         train(args, AgentSettings.from_environment())
     return 0
 

@@ -12,7 +12,6 @@ accelerator.accumulate, accelerator.backward and the steps of optimizer and sche
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +33,7 @@ class AcceleratedTask(SynergyTask):
         self, accelerator: Any, model: Any, optimizer: Any, *, scheduler: Any = None, **arguments: Any
     ) -> None:
         kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-        with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
+        with exit_on_error():
             if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA") or (kind == "FSDP" and not accelerator.is_fsdp2):
                 raise UsageError(
                     "AcceleratedTask", f"can't take Accelerate with {kind}", "use DDP, FSDP2 or one process"

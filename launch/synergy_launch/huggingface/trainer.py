@@ -36,7 +36,7 @@ from synergyd.records import Plan
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 
-with exit_on_error(int(os.environ.get("RANK", "0") or 0)):
+with exit_on_error():
     try:
         from transformers import TrainerCallback
     except ImportError as _error:

@@ -7,7 +7,6 @@ megatron/core/utils.py), so that under a causal mask all have the same work. Att
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def own_positions(seq: int, mesh: DeviceMesh | None) -> torch.Tensor:
     Ends with one line and code 2 where the sequence can't be cut into 2 * cp chunks.
     """
     cp = size(mesh, CP)
-    with exit_on_error(int(os.environ.get("RANK", "0"))):
+    with exit_on_error():
         if cp > 1 and seq % (2 * cp):
             raise UsageError("SYNERGY_PLAN_JSON", f"cp={cp} can't cut a sequence of {seq}", "a multiple of 2 * cp")
     return positions(seq, cp, place(mesh, CP))

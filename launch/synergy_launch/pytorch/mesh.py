@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -40,7 +39,7 @@ def plan_mesh(device_type: str = "cuda", shard: int = 0, *, pp: bool = False, cp
     other degrees, or is for another number of processes.
     """
     dist.barrier()  # a rank that ends while another still connects would leave that one with a traceback
-    with exit_on_error(int(os.environ.get("RANK", "0"))):
+    with exit_on_error():
         world = dist.get_world_size()
         plan = AgentSettings.from_environment().plan or Plan(dp=world, global_batch=world)
         takes = (TP, *([PP] if pp else []), *([CP] if cp else []), "shard")

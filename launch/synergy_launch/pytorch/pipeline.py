@@ -12,7 +12,6 @@ The loop is the same on a mesh without pp.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +63,7 @@ class Pipeline:
         if self.group is None:
             return self._loss(self.model(inputs), labels)
         if self._schedule is None:
-            with exit_on_error(int(os.environ.get("RANK", "0"))):
+            with exit_on_error():
                 raise UsageError("Pipeline", "SynergyTask does not know it", "SynergyTask(..., pipeline=pipeline)")
         first, last = self.stage == 0, self.stage == self.stages - 1
         losses: list[torch.Tensor] | None = [] if last else None
@@ -77,7 +76,7 @@ def stage_blocks(blocks: int, mesh: DeviceMesh | None) -> range:
     stage is the first one where it starts at 0, the last where it stops at `blocks`. Ends with one line and code 2 where there are
     more stages than blocks."""
     stages = size(mesh, PP)
-    with exit_on_error(int(os.environ.get("RANK", "0"))):
+    with exit_on_error():
         if stages > blocks:
             raise UsageError("SYNERGY_PLAN_JSON", f"pp={stages} with a model of {blocks} blocks", f"at most {blocks}")
     return blocks_of(blocks, stages, place(mesh, PP))

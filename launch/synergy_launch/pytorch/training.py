@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +37,7 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.background_save import Staged
 from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
+from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
@@ -113,7 +113,7 @@ class SynergyTask:
         self.step_count = 0
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
-        with exit_on_error(int(os.environ.get("RANK", "0"))):
+        with exit_on_error():
             world = dist.get_world_size() if together else 1
             of = degrees(mesh, world)
             tied = model_spec is not None and model_spec.tied_embeddings
@@ -141,17 +141,15 @@ class SynergyTask:
             self.noise = NoiseScale()
             self._state = TrainingState(model, optimizer, by_name=pipeline is not None)
             if newest is not None:
-                self._load(newest)
-                if settings.plan is None and settings.batch_range is not None:
-                    # the run's own choice, which only its checkpoint holds
-                    self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
+                self._resume(newest, settings)
             self.plan = self.agent.bounded(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._go_on = True
         self._norms = GradientNorms(model, self.plan)
+        self._own = ForwardTimer()
         if self._pipeline is not None:
-            self._pipeline.follow(self.plan.micro_batches)
+            self._begin_pipeline(self._pipeline)
         self.agent.start(
             self.step_count,
             save=self._save,
@@ -163,13 +161,24 @@ class SynergyTask:
             base_batch=self.following.base,
             peers=pipeline.stage if pipeline is not None else 0,
         )
-        self._own = ForwardTimer()
-        if self._pipeline is not None:  # without the waits for other stages
-            model.register_forward_pre_hook(lambda *_: self._own.begin())
-            model.register_forward_hook(lambda *_: self._own.end())
         self._note_batch()
         self.link_gate = gate_ddp(model) or gate_fsdp(model)
-        self.less = communication(self.exchange, model, optimizer, self.link_gate)
+        self._begin_communication(newest)
+
+    def _resume(self, newest: Checkpoint, settings: AgentSettings) -> None:
+        self._load(newest)
+        if settings.plan is None and settings.batch_range is not None:
+            # the run's own choice, which only its checkpoint holds
+            self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
+
+    def _begin_pipeline(self, pipeline: Pipeline) -> None:
+        pipeline.follow(self.plan.micro_batches)
+        # without the waits for other stages
+        self.model.register_forward_pre_hook(lambda *_: self._own.begin())
+        self.model.register_forward_hook(lambda *_: self._own.end())
+
+    def _begin_communication(self, newest: Checkpoint | None) -> None:
+        self.less = communication(self.exchange, self.model, self.optimizer, self.link_gate)
         self._less_names: list[str] = []
         self._less_kept: dict[str, Any] | None = newest.meta.get("comm") if newest is not None else None
         if self.less is not None:
