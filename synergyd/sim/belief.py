@@ -184,8 +184,8 @@ class OracleBelief:
     def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
         """An oracle learns nothing; its jobs report at once, and are waited for by nobody."""
         assert live.pace is not None
-        told = Report(job.job_id, job.restarts, step=0, plan=live.plan, step_s=live.pace.step_s)
-        return (replace(told, trained_s=until_s - live.ready_s),)
+        trained_s, step_s = until_s - live.ready_s, live.pace.step_s
+        return (Report(job.job_id, job.restarts, step=0, plan=live.plan, step_s=step_s, trained_s=trained_s),)
 
     def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
         """It knows."""

@@ -51,9 +51,7 @@ class PlanLimits:
     groups: int = 1  # of ranks, each of which shares out by itself where they divide; 1: all ranks together
     blocks: bool = False  # full recompute may cover some of the layers
     modules: tuple[str, ...] = ()  # of a layer that may be computed again, besides the attention's core (recompute.py)
-    recompute: str | None = (
-        None  # what is computed again in every plan, of all layers where it is full; None: what memory asks for
-    )
+    recompute: str | None = None  # in every plan, of all layers where it is full; None: what memory asks for
 
 
 def divisors(n: int) -> list[int]:

@@ -156,8 +156,8 @@ def _recompute_of(arguments: Sequence[str], layers: int) -> tuple[str, int]:
 def bound(plan: Plan, arguments: Sequence[str]) -> Plan:
     """`plan` with what the user's options keep as it is. With another tp it is for another number of processes."""
     if keeps_tp(arguments):
-        plan = replace(plan, tp=number(arguments, "--tensor-model-parallel-size", 1))
-        plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tp > 1)
+        tp = number(arguments, "--tensor-model-parallel-size", 1)
+        plan = replace(plan, tp=tp, sequence_parallel=plan.sequence_parallel and tp > 1)
     if keeps_optimizer_whole(arguments):
         plan = replace(plan, zero_stage=0, shard=0)
     if keeps_recompute(arguments):

@@ -41,7 +41,7 @@ _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--enco
 # The user's own groups stay as they are; gradients that are sent in half and added up in fp32 go with no groups.
 _OWN_SHARDING = ("--num-distributed-optimizer-instances", "--ddp-reduce-scatter-with-fp32-accumulation")
 # What overlapped all-to-alls allow to be computed again depends on more options than are known here.
-_BOUND_RECOMPUTE = ("--overlap-moe-expert-parallel-comm",)
+_BOUND_RECOMPUTE = "--overlap-moe-expert-parallel-comm"
 
 
 def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
@@ -73,10 +73,9 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         key: value if has else (argv[i + 1] if i + 1 < len(argv) else "") for i, (key, has, value) in enumerate(words)
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
-    cp = not fsdp and given.get("--transformer-impl") != "local"
-    bound = keeps_recompute(argv) or any(key.startswith(_BOUND_RECOMPUTE) for key in keys)
-    cp = cp and "--experimental-attention-variant" not in keys
-    whole = keeps_optimizer_whole(argv)
+    cp = not fsdp and given.get("--transformer-impl") != "local" and "--experimental-attention-variant" not in keys
+    own_recompute, whole = keeps_recompute(argv), keeps_optimizer_whole(argv)
+    bound = own_recompute or _BOUND_RECOMPUTE in keys
     young = version is not None and version >= YOUNG_DEGREES_FROM
     version = version or NEWEST
     precision = "bf16" if "--bf16" in keys else "fp16" if "--fp16" in keys else "fp32"
@@ -96,7 +95,7 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         a2a=cp and young,
         shard=not fsdp and young and not whole and not keys & set(_OWN_SHARDING),
         modules="" if bound or not young else "+".join(_modules(keys, given)),
-        own_recompute=keeps_recompute(argv),
+        own_recompute=own_recompute,
         whole_optimizer=whole,
         own_tp=keeps_tp(argv),
     )

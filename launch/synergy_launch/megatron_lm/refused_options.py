@@ -84,7 +84,11 @@ def may_interleave(arguments: Sequence[str], plan: Plan) -> bool:
 
 def keeps_recompute(arguments: Sequence[str]) -> bool:
     """Whether what is computed again is bound to the user's other options: CUDA graphs, layers kept in host memory."""
-    return uses_graphs(arguments) or number(arguments, _OFFLOADED, 0) > 0
+    return uses_graphs(arguments) or _offloads(arguments)
+
+
+def _offloads(arguments: Sequence[str]) -> bool:
+    return number(arguments, _OFFLOADED, 0) > 0
 
 
 def uses_graphs(arguments: Sequence[str]) -> bool:
@@ -102,7 +106,7 @@ def keeps_experts(arguments: Sequence[str]) -> bool:
 def needs_one_stage(arguments: Sequence[str]) -> bool:
     """Whether the options take no pipeline."""
     others = ("--use-torch-fsdp2", "--hybrid-context-parallel")
-    return number(arguments, _OFFLOADED, 0) > 0 or any(has(arguments, name) for name in others)
+    return _offloads(arguments) or any(has(arguments, name) for name in others)
 
 
 def keeps_optimizer_whole(arguments: Sequence[str]) -> bool:
