@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from tests.demo.jobs import FIRST, FOURTH, FOURTH_STEPS, DemoJob, submit, work_folder
-from tests.demo.story import Leg, faults, legs
+from tests.demo.story import Leg, faults, grew, legs, shrank
 from tests.throwaway.slurm import MissingProgram, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -59,11 +59,6 @@ class Demo:
     def legs(self, job_id: int) -> list[Leg]:
         return legs(work_folder(self.cluster, self.jobs[job_id]) / "checkpoints" / "steps.jsonl")
 
-    def gpus(self, job_id: int) -> int:
-        """GPUs the job's newest steps ran on, 0 before its first."""
-        run = self.legs(job_id)
-        return run[-1].gpus if run else 0
-
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
         """Waits, showing status as it changes; SystemExit(1) when time is up."""
         self.progress.update(self.task, description=what)
@@ -76,15 +71,14 @@ class Demo:
         self.progress.advance(self.task)
 
     def fail(self, text: str) -> None:
-        """Prints what is known and ends the demo."""
+        """Prints what is known, the reason last, and ends the demo."""
         self.progress.stop()
-        self.console.print(f"FAILED: {text}", style="bold red", markup=False)
         for job_id, job in self.jobs.items():
             self.console.print(self.ctl("explain", str(job_id)).stdout, markup=False, highlight=False)
             output = work_folder(self.cluster, job) / "output"
-            text = output.read_text(errors="replace") if output.exists() else ""
-            self.console.print("\n".join(text.splitlines()[-8:]), markup=False, highlight=False)
+            self.console.print(_tail(output, 8), markup=False, highlight=False)
         self.console.print(_tail(self.cluster.folder / "log" / "synergyd.log"), markup=False, highlight=False)
+        self.console.print(f"FAILED: {text}", style="bold red", markup=False)
         raise SystemExit(1)
 
 
@@ -92,14 +86,12 @@ def play(demo: Demo) -> None:
     """The story. Raises SystemExit(1) when it does not happen."""
     first = [demo.submit(job) for job in FIRST]
     demo.wait(STAGES[0], lambda: all(_trained(demo, i, 8) for i in first), 150)
-    before = {i: demo.gpus(i) for i in first}
     fourth = demo.submit(FOURTH)
     demo.wait(STAGES[1], lambda: _trained(demo, fourth, 3), 120)
-    demo.wait(STAGES[2], lambda: any(0 < demo.gpus(i) < before[i] for i in first), 90)
-    shifted = {i: demo.gpus(i) for i in first}
+    demo.wait(STAGES[2], lambda: any(shrank(demo.legs(i)) for i in first), 90)
     demo.console.print(demo.ctl("explain", str(first[0])).stdout, markup=False, highlight=False)
     demo.wait(STAGES[3], lambda: demo.cluster.state(fourth) in ("", "COMPLETED"), 120)
-    demo.wait(STAGES[4], lambda: any(demo.gpus(i) > shifted[i] for i in first), 120)
+    demo.wait(STAGES[4], lambda: any(grew(demo.legs(i)) for i in first), 120)
     marks = {i: demo.legs(i)[-1].last_step for i in first}
     demo.wait(STAGES[5], lambda: all(demo.legs(i)[-1].last_step > marks[i] + 5 for i in first), 60)
     demo.progress.stop()

@@ -55,6 +55,16 @@ def _leg(run: list[dict[str, Any]]) -> Leg:
     return Leg(first["restarts"], last["tp"], last["pp"], last["dp"], first["step"], last["step"], begun, ended)
 
 
+def shrank(run: list[Leg]) -> bool:
+    """Whether it went on with fewer GPUs at any of its resizes."""
+    return any(after.gpus < before.gpus for before, after in pairwise(run))
+
+
+def grew(run: list[Leg]) -> bool:
+    """Whether it went on with more GPUs at any of its resizes."""
+    return any(after.gpus > before.gpus for before, after in pairwise(run))
+
+
 def faults(name: str, run: list[Leg], largest_jump: float) -> list[str]:
     """What is wrong with a job's run: steps lost or repeated at a resize, or a loss that jumped."""
     wrong = []

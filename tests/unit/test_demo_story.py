@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.demo.story import faults, legs
+from tests.demo.story import faults, grew, legs, shrank
 
 
 def _log(path: Path, steps: list[tuple[int, int, float]]) -> Path:
@@ -35,6 +35,14 @@ def test_one_odd_step_is_no_jump_and_a_fresh_start_is_one(tmp_path: Path) -> Non
     assert faults("a", odd, 1.0) == []
     fresh = legs(_log(tmp_path / "b", [*before, *((1, i, 5.5) for i in range(9, 16))]))
     assert faults("b", fresh, 1.0) == ["b: loss 2.7000 before the resize, 5.5000 after it"]
+
+
+def test_a_job_shrank_or_grew_by_its_own_legs(tmp_path: Path) -> None:
+    """Two jobs shrink and the one that is back first is seen first: that the other grows later is told by it alone."""
+    grown = legs(_log(tmp_path / "a", [(0, 1, 3.0), (3, 2, 3.0), (1, 3, 3.0), (2, 4, 3.0)]))
+    assert [leg.gpus for leg in grown] == [1, 4, 2, 3]
+    assert [(shrank(grown[:n]), grew(grown[1:n])) for n in (2, 3, 4)] == [(False, False), (True, False), (True, True)]
+    assert not shrank([]) and not grew([])
 
 
 def test_no_log_is_no_leg(tmp_path: Path) -> None:
