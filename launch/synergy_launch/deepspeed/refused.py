@@ -15,6 +15,8 @@ _ZERO = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3")
 
 def check_engine(engine: Any, world: int) -> None:
     """UsageError where the run of `engine` on `world` ranks could not go on on another number of them."""
+    if not hasattr(engine, "zero_optimization_stage"):
+        raise UsageError(_WHERE, f"{type(engine).__name__} is no engine", "what deepspeed.initialize gives first")
     for wrong, what, right in (*_of_parallelism(engine, world), *_of_state(engine), *_of_checkpoints(engine)):
         if wrong:
             raise UsageError(_WHERE, what, right)
@@ -49,7 +51,11 @@ def _of_state(engine: Any) -> Iterator[tuple[bool, str, str]]:
     yield kind not in _ADAMS or extra, what, "Adam, AdamW or FusedAdam"
     wrapper = type(engine.optimizer).__name__
     known = wrapper in _ZERO if stage else engine.optimizer is basic
-    yield not known, f"DeepSpeed's {wrapper} at ZeRO stage {stage}", "ZeRO 1, 2 or 3, or fp32 without ZeRO"
+    yield (
+        not known,
+        f"DeepSpeed's {wrapper} at ZeRO stage {stage}",
+        "ZeRO without grad_accum_dtype, or fp32 without ZeRO",
+    )
     low = engine.bf16_master_weights_and_gradients() or engine.bf16_optimizer_states()
     yield low, "master weights or moments in bf16, which the universal checkpoint keeps in fp32", "fp32 ones"
     frozen = [name for name, parameter in engine.module.named_parameters() if not parameter.requires_grad]

@@ -61,7 +61,10 @@ def optimizer(kind: Any, **more: Any) -> Any:
         ({"basic_optimizer": None}, "the optimizer NoneType"),
         ({"basic_optimizer": optimizer(torch.optim.SGD)}, "the optimizer SGD: the universal checkpoint has Adam's two"),
         ({"basic_optimizer": optimizer(torch.optim.AdamW, amsgrad=True)}, "the optimizer AdamW with amsgrad"),
-        ({"optimizer": SimpleNamespace()}, "DeepSpeed's SimpleNamespace at ZeRO stage 2; ZeRO 1, 2 or 3"),
+        (
+            {"optimizer": SimpleNamespace()},
+            "DeepSpeed's SimpleNamespace at ZeRO stage 2; ZeRO without grad_accum_dtype",
+        ),
         ({"zero_optimization_stage": 0}, "DeepSpeed's DeepSpeedZeroOptimizer at ZeRO stage 0"),
         ({"bf16_optimizer_states": True}, "moments in bf16"),
         ({"zero_optimization_stage": 3, "module": frozen()}, "ZeRO 3 with frozen parameters such as bias"),
@@ -76,6 +79,11 @@ def test_what_cannot_go_on(more: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_engine(engine(**more), 4)
     assert str(caught.value).startswith("DeepSpeedTask: ") and words in str(caught.value)
+
+
+def test_a_model_is_no_engine() -> None:
+    with pytest.raises(UsageError, match=r"Linear is no engine; what deepspeed\.initialize gives first"):
+        check_engine(torch.nn.Linear(2, 2), 4)
 
 
 def test_what_can_go_on() -> None:
