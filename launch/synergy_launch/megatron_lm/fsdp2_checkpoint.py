@@ -17,8 +17,8 @@ from synergyd.errors import UsageError
 _GATED = ("--swiglu", "--quick-geglu")
 _FILE = re.compile(r"__([0-9]{1,7})_[0-9]+\.distcp\Z")  # of torch.distributed.checkpoint, by rank
 REMARK = (
-    "with --use-torch-fsdp2 its gated MLP (--swiglu, --quick-geglu) loads on as many GPUs as have saved it alone: keep the job's size by "
-    "resize=no in the directive"
+    "with --use-torch-fsdp2 its gated MLP (--swiglu, --quick-geglu) loads on as many GPUs as have saved it alone: the job keeps "
+    "its size"
 )
 
 
@@ -34,7 +34,7 @@ def check(arguments: Sequence[str], folder: Path | None, world: int) -> None:
     wrote = _processes(saved) if saved is not None else 0
     if wrote not in (0, world):
         what = f"{saved} is of {wrote} processes, and would be mixed up on {world}: --use-torch-fsdp2 with a gated MLP"
-        raise UsageError("--load", what, f"start it on {wrote} GPUs, with resize=no")
+        raise UsageError("--load", what, f"start it on {wrote} GPUs")
 
 
 def _processes(folder: Path) -> int:

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from synergy_launch.launcher import command
 from synergy_launch.megatron_lm import fsdp2_checkpoint
+from synergy_launch.megatron_lm.capabilities import accepts
 
 from synergyd.errors import UsageError
 from synergyd.records import Plan
@@ -35,11 +36,13 @@ def test_it_goes_on_with_as_many_processes_alone(tmp_path: Path, gate: str) -> N
     for world in (1, 8):
         with pytest.raises(UsageError, match=f"iter_0000040 is of 12 processes, and would be mixed up on {world}"):
             fsdp2_checkpoint.check(arguments, folder, world)
-    with pytest.raises(UsageError, match="start it on 12 GPUs, with resize=no"):
+    with pytest.raises(UsageError, match="start it on 12 GPUs"):
         fsdp2_checkpoint.check([*arguments, "--load", str(folder)], None, 8)
     # the others' rows are whole
     for others in (["--use-torch-fsdp2"], [gate], ["--use-megatron-fsdp", gate]):
         fsdp2_checkpoint.check(others, folder, 8)
+    sizes = ["--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
+    assert accepts([*sizes, *GATED]).own_size and not accepts([*sizes, *GATED[:-1]]).own_size
 
 
 def test_the_launcher_says_so_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
