@@ -43,6 +43,8 @@ class Accepts:
     own_tp: bool = field(default=False, metadata=LATER)
     #: its optimizer can't be shared out
     whole_optimizer: bool = field(default=False, metadata=LATER)
+    #: its checkpoints load on as many GPUs as have saved them alone
+    own_size: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,40 @@ def test_a_proposed_batch_is_taken_between_two_steps_without_a_restart(tmp_path:
     assert "learning rate x 1.41 (sqrt)" in result["note"]
     by_hand, _ = training_ranks.run(tmp_path / "hand", 1, Call("rebatched_by_hand", [8] + [16] * 4))
     assert float((result["weights"] - by_hand).abs().max()) < 2e-5
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses at batches of 8, 16, 16, 4, 4, 4 and 4."""
+    call = Call("tests.integration.training_batch:by_hand", [8, 16, 16, 4, 4, 4, 4])
+    losses, _ = training_ranks.run(tmp_path_factory.mktemp("hand"), 1, call)
+    return [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "then"),
+    [
+        ("fsdp", {"dp": 2}, {"dp": 4}),
+        ("mesh", {"tp": 2, "dp": 2}, {"tp": 2}),
+        ("split", {"pp": 2, "cp": 2}, {"cp": 2}),
+    ],
+)
+def test_the_batch_moves_under_fsdp_and_on_a_mesh_as_by_hand(
+    tmp_path: Path, by_hand: list[float], kind: str, first: dict[str, int], then: dict[str, int]
+) -> None:
+    """8, between two steps 16, and over a restart into other degrees 4; the rate follows each, and its schedule the examples."""
+    run_dir = tmp_path / "job" / "run"
+    run_dir.mkdir(parents=True)
+    propose_batch(run_dir, Plan(micro_batch=4, global_batch=16))
+    plans = [{**first, "micro_batch": 2, "global_batch": 8}, {**then, "micro_batch": 1, "global_batch": 4}]
+    losses: list[float] = []
+    for number, (degrees, plan, steps) in enumerate(zip((first, then), plans, (5, 7), strict=True)):
+        environment = {"SYNERGY_PLAN_JSON": json.dumps(plan), **({} if number else {"SYNERGY_RUN_DIR": str(run_dir)})}
+        call = Call("tests.integration.training_batch:moved", kind, tmp_path / "checkpoints", steps)
+        world = math.prod(degrees.values())
+        losses += training_ranks.run(tmp_path / str(number), world, call, environment=environment)[0]
+    print(kind, [a - b for a, b in zip(losses, by_hand, strict=True)], by_hand)
+    assert losses == pytest.approx(by_hand, abs=1e-5) and by_hand[-1] < by_hand[0] - 0.2
 
 
 def test_the_run_chooses_its_own_batch_where_it_may(tmp_path: Path) -> None:

@@ -179,18 +179,38 @@ def test_noise_is_that_of_brute_force(tmp_path: Path, dp: int, micro: int, batch
     assert found == pytest.approx(truth, rel=0.1)
 
 
-def test_an_accelerate_loop_goes_on_with_other_degrees_and_batches(tmp_path: Path) -> None:
-    resized, alone = make_run_dir(tmp_path / "resized"), make_run_dir(tmp_path / "alone")
-    loop = {"script": ("training_accelerate", "--checkpoint")}
-    for dp, steps in [(1, 3), (2, 6)]:
-        finished(tmp_path, tmp_path / "checkpoints", dp, 1, resized, "--steps", str(steps), **loop)
-    finished(tmp_path, tmp_path / "other", 1, 2, alone, "--steps", "6", **loop)
-    log, reference = log_of(resized), log_of(alone)
-    assert [entry["dp"] for entry in log] == [1] * 3 + [2] * 3
-    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(log, reference, strict=True)) < 1e-5
-    status = status_of(resized)
-    assert status["rebatching"] and status["noise_scale"] == pytest.approx(status_of(alone)["noise_scale"], rel=0.5)
+@pytest.mark.parametrize("more", [(), ("--fsdp2",)])
+def test_an_accelerate_loop_goes_on_with_other_degrees_and_batches(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """On two processes 8, between two steps 16; on one 4: losses are those of plain AdamW steps at these batches."""
+    run_dir, loop = make_run_dir(tmp_path / "job"), {"script": ("training_accelerate", "--checkpoint")}
+    (run_dir / "batch").write_text(json.dumps({"global_batch": 16, "micro_batch": 4}))
+    finished(tmp_path, tmp_path / "checkpoints", 2, 2, run_dir, "--steps", "5", *more, **loop)
+    (run_dir / "batch").unlink()
+    last = ("--steps", "7", "--hand", "8", "16", "16", "4", "4", "4", "4", *more)
+    finished(tmp_path, tmp_path / "checkpoints", 1, 2, run_dir, *last, batch=4, **loop)
+    log, found = log_of(run_dir), answer(tmp_path)
+    assert [(entry["dp"], entry["global_batch"]) for entry in log] == [(2, 8), (2, 16), (2, 16)] + [(1, 4)] * 4
+    print([entry["loss"] - right for entry, right in zip(log, found["hand"], strict=True)])
+    assert [entry["loss"] for entry in log] == pytest.approx(found["hand"], abs=1e-5)
     # the schedule goes by the batch that its rates were tuned for
-    finished(tmp_path, tmp_path / "checkpoints", 1, 2, resized, "--steps", "10", batch=16, **loop)
-    assert [entry["global_batch"] for entry in log_of(resized)][6:] == [16, 16]
-    assert '{"schedule": 10, "samples": 80}' in (tmp_path / "out").read_text()
+    assert (found["schedule"], found["samples"]) == (7, 56) and status_of(run_dir)["rebatching"]
+    assert found["model"] == ("FSDPGpt" if more else "DistributedDataParallel")
+
+
+@pytest.mark.parametrize("more", [(), ("--fsdp2",)])
+def test_the_noise_of_an_accelerate_loop_is_that_of_brute_force(tmp_path: Path, more: tuple[str, ...]) -> None:
+    loop = {"script": ("training_accelerate", "--checkpoint")}
+    finished(
+        tmp_path, tmp_path / "unused", 2, 1, make_run_dir(tmp_path / "job"), "--steps", "48", "--noise", *more, **loop
+    )
+    found, truth = answer(tmp_path)["noise"]
+    print(found, truth)
+    assert found == pytest.approx(truth, rel=0.1)
+
+
+def answer(folder: Path) -> dict[str, Any]:
+    """What the loop of Accelerate printed last."""
+    lines = [line for line in (folder / "out").read_text().splitlines() if line.startswith('{"schedule"')]
+    found = json.loads(lines[-1])
+    assert isinstance(found, dict)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from synergy_launch.examples.text import TextWindows
@@ -18,11 +19,36 @@ Step = tuple[float, float, float, float]  # |g_small|^2, |g_big|^2, small and bi
 
 
 def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
-    """(taken, by hand) of STEPS steps with weights that stay. `kind`: ddp, fsdp; mesh as the template cuts its model; loose: its
-    norms are on no dimension tp; tensor: loose, and no FSDP2; split: into stages and parts of sequences too."""
+    """(taken, by hand) of STEPS steps with weights that stay."""
+    import torch
+    from synergy_launch import SynergyTask
+
+    mesh, model, pipeline, loss_from = cut(kind)
+    text, found = TextWindows(SPEC.seq), []
+    with SynergyTask(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), global_batch=batch, micro_batch=micro, mesh=mesh, lr_rule="none",
+        pipeline=pipeline, cp=pipeline is not None,
+    ) as task:  # fmt: skip
+        update = task.noise.update
+
+        def taken(*step: float) -> float | None:
+            found.append(step)
+            return update(*step)
+
+        task.noise.update = taken  # type: ignore[method-assign, assignment]
+        for rows in task.batches(text, STEPS, collate=rows_of):
+            task.step(loss_from(rows))
+        dp, pp = task.plan.dp, task.plan.pp
+    small = batch if pp > 1 else micro if kind == "ddp" else micro * dp
+    return found, _by_hand(text, batch, small) if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
+
+
+def cut(kind: str) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
+    """(mesh, model, pipeline, what SynergyTask.step takes of a batch), in the plan's ranks. `kind`: ddp, fsdp; mesh as the template
+    cuts its model; loose: its norms are on no dimension tp; tensor: loose, and no FSDP2; split: into stages and parts of sequences too."""
     import torch
     import torch.distributed as dist
-    from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
+    from synergy_launch import Pipeline, plan_mesh, stage_blocks
     from synergy_launch.examples.fsdp_tp import loss_of
     from synergy_launch.examples.plain_gpt import Gpt
     from synergy_launch.pytorch.context_parallel import own_positions
@@ -33,24 +59,10 @@ def norms(kind: str, batch: int, micro: int) -> tuple[list[Step], list[Step]]:
     torch.manual_seed(0)
     stage = stage_blocks(SPEC.layers, mesh) if split else None
     model = _parallel(Gpt(SPEC, mesh, stage), kind, mesh)
-    pipeline, own = Pipeline(model, mesh, loss_of) if split else None, own_positions(SPEC.seq, mesh)
-    text, found = TextWindows(SPEC.seq), []
-    with SynergyTask(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), global_batch=batch, micro_batch=micro, mesh=mesh, lr_rule="none",
-        pipeline=pipeline, cp=split,
-    ) as task:  # fmt: skip
-        update = task.noise.update
-
-        def taken(*step: float) -> float | None:
-            found.append(step)
-            return update(*step)
-
-        task.noise.update = taken  # type: ignore[method-assign, assignment]
-        for rows in task.batches(text, STEPS, collate=_rows):
-            task.step(pipeline(rows[:, :-1][:, own], rows[:, 1:][:, own]) if pipeline else _loss(model, rows))
-        dp, pp = task.plan.dp, task.plan.pp
-    small = batch if pp > 1 else micro if kind == "ddp" else micro * dp
-    return found, _by_hand(text, batch, small) if os.environ["RANK"] == "0" else []  # type: ignore[return-value]
+    if not split:
+        return mesh, model, None, lambda rows: loss_by(model, rows)
+    pipeline, own = Pipeline(model, mesh, loss_of), own_positions(SPEC.seq, mesh)
+    return mesh, model, pipeline, lambda rows: pipeline(rows[:, :-1][:, own], rows[:, 1:][:, own])
 
 
 def _parallel(model: Any, kind: str, mesh: Any) -> Any:
@@ -76,13 +88,13 @@ def _parallel(model: Any, kind: str, mesh: Any) -> Any:
     return model
 
 
-def _rows(items: list[bytes]) -> Any:
+def rows_of(items: list[bytes]) -> Any:
     import torch
 
     return torch.tensor([list(item) for item in items])
 
 
-def _loss(model: Any, rows: Any) -> Any:
+def loss_by(model: Any, rows: Any) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
@@ -98,7 +110,7 @@ def _by_hand(text: TextWindows, batch: int, small: int) -> list[Step]:
     model = Gpt(SPEC)
 
     def square(first: int, count: int) -> float:
-        loss = _loss(model, _rows([text.sample(number) for number in range(first, first + count)]))
+        loss = loss_by(model, rows_of([text.sample(number) for number in range(first, first + count)]))
         return sum(float(g.double().square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
 
     if small == batch:

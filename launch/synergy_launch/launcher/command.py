@@ -33,7 +33,7 @@ from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, 
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
 from synergy_launch.megatron_lm import arguments as megatron_arguments
-from synergy_launch.megatron_lm import batch_arguments
+from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint
 from synergy_launch.megatron_lm import options as megatron_options
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.older_checkpoint import REMARK as OLDER_FORMAT
@@ -137,6 +137,7 @@ def _run(
     trained = batch_arguments.read(Path(checkpoint)) if megatron and checkpoint else Trained()
     if megatron:
         batch_arguments.rule_of("")  # a wrong word ends the start, not the run at its first change
+        fsdp2_checkpoint.check(options.script[1:], Path(checkpoint) if checkpoint else None, allocation.world)
     limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
     plain = no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
     node = node_command(
@@ -179,6 +180,8 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list
         except OSError as error:
             why = f"the batch can't be noted ({error.strerror})"
             remarks.append(f"{folder}: {why}: after a change the run may end too early or late")
+    if node.plan and fsdp2_checkpoint.keeps_size(node.argv):
+        remarks.append(fsdp2_checkpoint.REMARK)
     if not megatron_options.has(node.argv, "--save-interval"):
         remarks.append(
             "without --save-interval Megatron-LM saves only on request and at its end: a failure loses all steps since then"

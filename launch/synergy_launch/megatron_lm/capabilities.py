@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
+from synergy_launch.megatron_lm.fsdp2_checkpoint import keeps_size
 from synergy_launch.megatron_lm.refused_options import (
     keeps_experts,
     keeps_optimizer_whole,
@@ -98,4 +99,5 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         own_recompute=own_recompute,
         whole_optimizer=whole,
         own_tp=keeps_tp(argv),
+        own_size=keeps_size(argv),
     )

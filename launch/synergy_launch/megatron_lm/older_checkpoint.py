@@ -22,12 +22,8 @@ REMARK = (
 def loads_older_format(arguments: Sequence[str], folder: Path | None) -> bool:
     """Whether a run with a user's `arguments` resumes from such a checkpoint: from `folder` where one lies there, else from --load. What
     can't be read counts as none."""
-    elsewhere = values(arguments, "--load")[-1:]
-    for where in (*([folder] if folder else []), *(Path(name) for name in elsewhere)):
-        newest = tracker.newest(where)
-        if newest != "":
-            return _has_parts(where / (f"iter_{newest:07d}" if isinstance(newest, int) else newest))
-    return False
+    saved = tracker.resumed_from(folder, values(arguments, "--load"))
+    return saved is not None and _has_parts(saved)
 
 
 def _has_parts(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -17,3 +18,12 @@ def newest(folder: Path) -> int | str:
     if said == "release":
         return said
     return int(said) if said.isdecimal() and len(said) <= _MAX_DIGITS else ""
+
+
+def resumed_from(folder: Path | None, load: Sequence[str]) -> Path | None:
+    """The checkpoint that a run resumes from: the newest of `folder` where one lies there, else that of the last --load (`load`)."""
+    for where in (*([folder] if folder else []), *(Path(name) for name in load[-1:])):
+        said = newest(where)
+        if said != "":
+            return where / (f"iter_{said:07d}" if isinstance(said, int) else said)
+    return None

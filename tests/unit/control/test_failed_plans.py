@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from synergyd.accepts import Accepts
 from synergyd.control.controller import Controller
 from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, needs_as_much
 from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
@@ -178,6 +179,16 @@ def test_a_job_has_a_number_of_returns_and_keeps_its_size_then() -> None:
     assert not any(isinstance(o, Requeue) for o in outputs)
     for state in (JobState.RUNNING, JobState.PENDING):
         assert "failed" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
+
+
+def test_a_job_whose_checkpoints_load_on_as_many_gpus_alone_keeps_its_size() -> None:
+    controller = running()
+    tracked = controller.jobs[1]
+    tell(controller)
+    assert controller.as_decided_about(JOB, 100.0).fixed == ""
+    tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=True))
+    for state in (JobState.RUNNING, JobState.PENDING):
+        assert "as many GPUs as have saved them" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
 
 
 def test_a_job_without_a_plan_left_starts_as_its_user_wrote_it() -> None:

@@ -1,0 +1,44 @@
+"""Checkpoints of a gated MLP under PyTorch's FSDP2 (`--use-torch-fsdp2 --swiglu`): they load on as many processes as wrote them alone.
+
+Megatron-LM (core_v0.16.1, apply_swiglu_sharded_factory in transformer/mlp.py) takes the rows that a process has for one part of the gate
+and one of what it gates. FSDP2 cuts the rows otherwise: on another number of processes they come back in another order, without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from synergy_launch.megatron_lm import tracker
+from synergy_launch.megatron_lm.options import has, values
+from synergyd.errors import UsageError
+
+_GATED = ("--swiglu", "--quick-geglu")
+_FILE = re.compile(r"__([0-9]{1,7})_[0-9]+\.distcp\Z")  # of torch.distributed.checkpoint, by rank
+REMARK = (
+    "with --use-torch-fsdp2 its gated MLP (--swiglu, --quick-geglu) loads on as many GPUs as have saved it alone: the job keeps "
+    "its size"
+)
+
+
+def keeps_size(arguments: Sequence[str]) -> bool:
+    """Whether a run with these arguments can't go on with another number of processes."""
+    return has(arguments, "--use-torch-fsdp2") and any(has(arguments, name) for name in _GATED)
+
+
+def check(arguments: Sequence[str], folder: Path | None, world: int) -> None:
+    """Raises UsageError where a run of `world` processes with a user's `arguments` would resume from a checkpoint of another number. What
+    can't be read counts as none."""
+    saved = tracker.resumed_from(folder, values(arguments, "--load")) if keeps_size(arguments) else None
+    wrote = _processes(saved) if saved is not None else 0
+    if wrote not in (0, world):
+        what = f"{saved} is of {wrote} processes, and would be mixed up on {world}: --use-torch-fsdp2 with a gated MLP"
+        raise UsageError("--load", what, f"start it on {wrote} GPUs")
+
+
+def _processes(folder: Path) -> int:
+    try:
+        return len({found[1] for entry in folder.iterdir() if (found := _FILE.match(entry.name))})
+    except OSError:
+        return 0
