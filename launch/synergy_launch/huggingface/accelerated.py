@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.training import SynergyTask
 from synergyd.errors import UsageError
 
@@ -46,13 +45,4 @@ class AcceleratedTask(SynergyTask):
     def batches(self, dataset: Any, steps: int, **more: Any) -> Iterator[Any]:
         """As SynergyTask.batches, on the accelerator's device."""
         for batch in super().batches(dataset, steps, **more):
-            yield _on(self._device, batch)
-
-
-def _on(device: Any, batch: Any) -> Any:
-    """All tensors of nested mappings and sequences."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: _on(device, value) for name, value in batch.items()}
-    return [_on(device, value) for value in batch] if isinstance(batch, (list, tuple)) else batch
+            yield on_device(self._device, batch)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -37,6 +36,7 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.background_save import Staged
 from synergy_launch.agent.checkpoint import Checkpoint, reason
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
+from synergy_launch.agent.early_requests import ignore_early_requests
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
@@ -441,7 +441,4 @@ class SynergyTask:
         self.less.take(tensors)
 
 
-# From here on until the agent listens there is nothing to save, and SIGUSR2 must not kill the process.
-if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-    with contextlib.suppress(ValueError):  # imported by another thread than the main one
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+ignore_early_requests()

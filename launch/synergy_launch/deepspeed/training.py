@@ -1,0 +1,222 @@
+"""Synergy in a loop of DeepSpeed's engine, with or without ZeRO:
+
+    config = with_plan(ds_config, global_batch=64)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    with DeepSpeedTask(engine, global_batch=64, checkpoint="/shared/run1") as task:
+        for inputs, labels in task.batches(dataset, steps=1000):
+            task.step(loss_function(engine(inputs), labels))
+
+The number of ranks and the global batch may differ from one start to the next, and the batch from one step to the next: the order of
+the examples does not, the learning rate follows (synergy_launch.batch.learning_rate).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, default_collate
+
+from synergy_launch.agent.agent import Agent
+from synergy_launch.agent.checkpoint import Checkpoint
+from synergy_launch.agent.collectives import TorchCollectives
+from synergy_launch.agent.early_requests import ignore_early_requests
+from synergy_launch.agent.settings import AgentSettings
+from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.batch.data_order import RankIndices, SampleOrder
+from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
+from synergy_launch.batch.noise_scale import NoiseScale
+from synergy_launch.deepspeed.engine_state import EngineState
+from synergy_launch.deepspeed.gradient_norms import EngineNorms
+from synergy_launch.deepspeed.refused import check_engine
+from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.mesh import Degrees
+from synergy_launch.pytorch.on_device import on_device
+from synergy_launch.pytorch.rng_state import load_random, save_random
+from synergy_launch.pytorch.run_plan import run_plan, with_batch
+from synergyd.errors import UsageError
+from synergyd.exchange import EXACT
+
+
+class DeepSpeedTask:
+    """One rank's side of a run. All ranks make it, after deepspeed.initialize, with the same arguments.
+
+    `global_batch`, `seed`, `checkpoint`, `checkpoint_interval`, `tokens_per_sample`, `lr_rule` and `count` are SynergyTask's. Clipping,
+    precision, ZeRO and the schedule are the engine's; its schedule is stepped once for every `global_batch` examples. Training waits
+    while a checkpoint is written.
+
+    What can't go on on another number of ranks (synergy_launch.deepspeed.refused) and other mistakes end the process with one line and
+    exit code 2; SIGTERM, after a checkpoint, with code 0, from inside `batches`.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        global_batch: int,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        checkpoint_interval: int | None = None,
+        tokens_per_sample: int = 1,
+        lr_rule: str = "",
+        count: str = "",
+    ) -> None:
+        self.engine, self.seed, self.step_count = engine, seed, 0
+        self._tokens_per_sample = tokens_per_sample
+        with exit_on_error():
+            settings, world = AgentSettings.from_environment(), dist.get_world_size()
+            check_engine(engine, world)
+            basic = engine.basic_optimizer
+            rule = rule_of(basic, lr_rule)
+            self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
+            # DeepSpeed's FusedAdam says in an attribute what torch's AdamW says in its groups
+            self._decoupled: bool | None = getattr(basic, "adam_w_mode", None)
+            micro = engine.train_micro_batch_size_per_gpu()
+            self.plan = run_plan(settings, Degrees(world), global_batch, micro)
+            self.ranks = TorchCollectives()
+            self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
+            self.agent.install_signals()
+            if settings.exchange != EXACT:
+                self.agent.note(f"gradients are exchanged exactly, not as {settings.exchange}: DeepSpeed averages them")
+            newest = self.agent.find_checkpoint(Path(checkpoint) if checkpoint else None).checkpoint
+            self.noise = NoiseScale()
+            self._state = EngineState(engine, self.ranks)
+            if newest is not None:
+                self._load(newest)
+                if settings.plan is None and settings.batch_range is not None:
+                    # the run's own choice, which only its checkpoint holds
+                    self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
+            self.plan = self.agent.bounded(self.following.base)
+        self._losses: list[torch.Tensor] = []
+        self._go_on = True
+        self._norms = EngineNorms(engine, self.plan)
+        self.agent.start(
+            self.step_count,
+            save=self._save,
+            checkpoint_interval=checkpoint_interval,
+            tokens=self.samples * tokens_per_sample,
+            base_batch=self.following.base,
+        )
+        self._follow()
+
+    def __enter__(self) -> DeepSpeedTask:
+        self._watching = self.agent.watching()
+        self._watching.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._norms.close()
+        self._watching.__exit__(kind, error, trace)
+
+    @property
+    def samples(self) -> int:
+        """Examples seen so far."""
+        return self.following.samples
+
+    def batches(
+        self,
+        dataset: Any,
+        steps: int,
+        *,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """This rank's micro-batches, on the engine's device, as SynergyTask.batches gives them. Call `step` once for each."""
+        order = SampleOrder(len(dataset), self.seed)
+        while not self.following.finished(steps):
+            plan = self.plan
+            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
+            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
+            # what was loaded ahead for one batch is of no use to the next
+            while self.plan is plan and not self.following.finished(steps):
+                before = self.step_count
+                for micro_step in range(plan.micro_batches):
+                    # the engine's own count of micro-batches would be off after a change of their number
+                    self.engine.set_gradient_accumulation_boundary(micro_step == plan.micro_batches - 1)
+                    yield on_device(self.engine.device, next(ahead))
+                if self.step_count != before + 1:
+                    raise UsageError(
+                        "DeepSpeedTask", "step(loss) was not called for each batch", "call it once for each"
+                    )
+                if not self._go_on:
+                    raise SystemExit(0)
+        self.agent.finish()
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
+        self._losses.append(loss.detach().float())
+        self.engine.backward(loss)
+        if len(self._losses) < self.plan.micro_batches:
+            self.engine.step()
+            return
+        self._norms.before_step()
+        self._update()
+        losses = torch.stack(self._losses).mean()
+        self._losses.clear()
+        mean, norms = self._norms.take(losses)
+        loss_all, small, big = self.ranks.total([mean / self.ranks.world, norms.small, norms.big])
+        self.noise.update(small, big, norms.b_small, norms.b_big)
+        for _ in range(self.following.advance(self.plan.global_batch, self.noise.value)):
+            if self.engine.lr_scheduler is not None:
+                self.engine.lr_scheduler.step()
+        self.step_count += 1
+        self._go_on = self.agent.after_step(
+            self.step_count,
+            loss=loss_all,
+            tokens=self.samples * self._tokens_per_sample,
+            noise_scale=self.noise.value,
+            done=self.following.done,
+            total=self.following.total,
+            finite=math.isfinite(big),
+        )
+        changed = self.agent.take_batch()
+        if changed is not None:
+            self.plan = changed
+            self._follow()
+
+    def _update(self) -> None:
+        """The engine's step at this batch's rate, without its schedule, which counts steps of another batch."""
+        engine, schedule = self.engine, self.engine.lr_scheduler
+        groups = engine.optimizer.param_groups
+        engine.lr_scheduler = None
+        with at_batch(groups, self.following, self.plan.global_batch, self.noise.value, self._decoupled):
+            engine.step()
+        engine.lr_scheduler = schedule
+
+    def _follow(self) -> None:
+        """The engine takes the plan's batch."""
+        self.engine.set_train_micro_batch_size(self.plan.micro_batch)
+        self.engine.set_train_batch_size(self.plan.global_batch)
+        self._norms.follow(self.plan)
+        for words in (self._norms.why_silent, self.following.words(self.plan.global_batch, self.noise.value)):
+            if words:
+                self.agent.note(words)
+
+    def _save(self, folder: Path) -> Mapping[str, Any]:
+        written = self._state.write(folder)
+        save_random(folder, self.ranks)
+        return {
+            **written,
+            "batch": [self.plan.global_batch, self.plan.micro_batch],
+            **self.following.state(),
+            "noise": self.noise.state(),
+        }
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        said = self._state.load(checkpoint)
+        self.step_count = checkpoint.step
+        for words in (self.following.restore(checkpoint.meta), said):
+            if words:
+                self.agent.note(words)
+        self.noise.restore(checkpoint.meta["noise"])
+        load_random(checkpoint.path, self.ranks)
+
+
+ignore_early_requests()
