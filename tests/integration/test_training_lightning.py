@@ -63,6 +63,7 @@ def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> No
         assert status["rebatching"] and not status["resharding"]
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=120)
+    (run_dir / "checkpoint-request").unlink()  # as the launcher does
     ended = status_of(run_dir)
     assert ended["note"] == f"stopped by SIGTERM at step {ended['step']}, last checkpoint: step {ended['step']}"
     assert ended["step"] == status["step"]
@@ -96,7 +97,7 @@ def test_epochs_and_validations_are_those_of_a_run_left_alone(tmp_path: Path, li
     finished(tmp_path, alone, 1, 8, make_run_dir(tmp_path / "left"), *more)
     for dp, micro, step in [(1, 4, 3), (2, 2, 6), (1, 8, 10)]:
         dies = ("--interval", str(step), "--dies", str(step))
-        finished(tmp_path, resized, dp, micro, run_dir, *more, *dies, code=1)
+        finished(tmp_path, resized, dp, micro, run_dir, *more, *dies, code=137)
     finished(tmp_path, resized, 1, 8, run_dir, *more)
     # the run went on at the start of an epoch
     assert len(hooks_of(resized)) == len(hooks_of(alone)) + 1
@@ -111,7 +112,8 @@ def test_epochs_and_validations_are_those_of_a_run_left_alone(tmp_path: Path, li
 def test_the_batch_moves_between_two_steps_and_over_a_restart(tmp_path: Path) -> None:
     """16, then 24, then 8 on two processes: the weights are those of plain AdamW steps of these batches."""
     output, run_dir = tmp_path / "run", make_run_dir(tmp_path / "job")
-    more = ("--examples", "96", "--answer", "weights")
+    # validated at every third step, inside a batch
+    more = ("--examples", "96", "--validate", "0.25", "--answer", "weights")
     with training(tmp_path, output, 1, 4, run_dir, *more, "--delay", "0.2", batch=16) as process:
         wait_for(lambda: (run_dir / "status.json").exists() and status_of(run_dir)["step"] >= 4, "first steps", 240)
         (run_dir / "batch").write_text(json.dumps({"global_batch": 30, "micro_batch": 1}))
@@ -165,7 +167,7 @@ def test_fp16_leaves_the_batch_and_the_noise_alone(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_is_one_line(tmp_path: Path, wrong: str, said: str) -> None:
     run_dir = make_run_dir(tmp_path / "job")
-    text = finished(tmp_path, tmp_path / "run", 2, 4, run_dir, "--wrong", wrong, code=2)
+    text = finished(tmp_path, tmp_path / "run", 2, 4, run_dir, "--wrong", wrong, "--clip", "0", code=2)
     assert text.count(f"synergy: {said}") == 1 and "Traceback" not in text
     assert not (run_dir / "status.json").exists() or status_of(run_dir)["step"] == 0
 
@@ -193,6 +195,18 @@ def test_a_checkpoint_that_is_not_used_is_one_line(tmp_path: Path) -> None:
     assert "step_00000002 is the newest, but training starts at step 0; ckpt_path=synergy.resume_from()" in text
     text = finished(tmp_path, tmp_path / "run", 1, 8, run_dir, "--global-batch", "16", code=2)
     assert "synergy: fit: ckpt_path: its steps have 8 examples" in text and "Traceback" not in text
+
+
+def test_lightning_s_own_checkpoints_are_taken_between_two_batches(tmp_path: Path) -> None:
+    """ModelCheckpoint writes each step, of which two are a batch."""
+    run_dir, output = make_run_dir(tmp_path / "job"), tmp_path / "run"
+    finished(tmp_path, output, 1, 4, run_dir, "--steps", "6", "--every", "1", batch=16)
+    shutil.rmtree(output / "checkpoints")
+    text = finished(tmp_path, output, 2, 4, run_dir, "--from", str(output / "step=3.ckpt"), code=2)
+    assert "synergy: fit: ckpt_path: it was written inside a batch" in text and "Traceback" not in text
+    finished(tmp_path, output, 2, 4, run_dir, "--steps", "8", "--from", str(output / "step=4.ckpt"), batch=16)
+    log = log_of(run_dir)
+    assert [entry["step"] for entry in log] == [2, 4, 6, 6, 8] and abs(log[2]["loss"] - log[3]["loss"]) < 1e-5
 
 
 def test_the_package_may_be_pytorch_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,8 +157,6 @@ def arguments_of(told: argparse.Namespace) -> dict[str, Any]:
         more["limit_train_batches"] = 4
     if told.wrong == "fp16":
         more["plugins"] = [pl.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]
-    if told.wrong == "fsdp":
-        more["strategy"] = "fsdp"
     return more
 
 
@@ -177,23 +175,27 @@ def main() -> None:
     parser.add_argument("--validate", type=float, default=0.0, help="val_check_interval")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--answer", choices=["weights", "noise"])
-    parser.add_argument("--wrong", choices=["manual", "frequency", "limit", "fp16", "fsdp", "loader", "resume"])
+    parser.add_argument("--every", type=int, default=0, help="of ModelCheckpoint's own, in steps")
+    parser.add_argument("--wrong", choices=["manual", "frequency", "limit", "fp16", "loader", "resume"])
+    parser.add_argument("--from", dest="path", help="a checkpoint")
     told = parser.parse_args()
     told.output.mkdir(exist_ok=True)
     logging.getLogger(pl.__name__).setLevel(logging.ERROR)
     synergy = SynergyCallback(
         told.output / "checkpoints", global_batch=told.global_batch, checkpoint_interval=told.interval
     )
+    own = [pl.callbacks.ModelCheckpoint(told.output, "{step}", every_n_train_steps=told.every, save_top_k=-1)]
+    own = own if told.every else []
     trainer = pl.Trainer(
-        accelerator="cuda" if torch.cuda.is_available() else "cpu", callbacks=[synergy, Stay(synergy)], logger=False,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, gradient_clip_val=told.clip,
+        accelerator="cuda" if torch.cuda.is_available() else "cpu", callbacks=[synergy, Stay(synergy), *own], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=bool(own), gradient_clip_val=told.clip or None,
         **arguments_of(told) | synergy.trainer_arguments,
     )  # fmt: skip
     module = Module(told)
     ours = synergy.loader(Rows(told.examples), num_workers=told.workers)
     data = torch.utils.data.DataLoader(Rows(told.examples), 8) if told.wrong == "loader" else ours
     checks = torch.utils.data.DataLoader(Rows(8), 4) if told.validate else None
-    path = None if told.wrong == "resume" else synergy.resume_from()
+    path = None if told.wrong == "resume" else told.path or synergy.resume_from()
     trainer.fit(module, data, checks, ckpt_path=path, weights_only=True)
     if not told.answer or trainer.global_rank:
         return
