@@ -52,7 +52,7 @@ def network() -> Any:
 
 def rate_at(step: int, steps: int) -> float:
     """The schedule's factor on the rate, of the step after `step`."""
-    return min((step + 1) / 4, (steps - step) / (steps - 3))
+    return min((step + 1) / 4, (steps - step) / max(1, steps - 3))
 
 
 class Module(pl.LightningModule):  # type: ignore[misc]
