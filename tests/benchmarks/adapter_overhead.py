@@ -1,10 +1,11 @@
 """What an adapter adds to a step: the median CPU time of a step with it against the same loop without, in one process.
 
-    [SYNERGY_TEST_HUGGINGFACE=FOLDER] python -m tests.benchmarks.adapter_overhead [--adapter task --adapter trainer --adapter accelerate]
+    [SYNERGY_TEST_HUGGINGFACE=FOLDER] [SYNERGY_TEST_LIGHTNING=FOLDER] python -m tests.benchmarks.adapter_overhead [--adapter lightning ...]
 
-A GPT-2 of 4 layers and width 256, 8 sequences of 128 tokens in two micro-batches, AdamW. A run of `--steps` steps with it and one
+A GPT-2 of 4 layers and width 256 (with Lightning torch's own encoder of that size), 8 sequences of 128 tokens in two
+micro-batches, AdamW. A run of `--steps` steps with it and one
 without make a pair, so that a change of the machine's load meets both; what is printed is the median over the pairs. transformers and
-accelerate are looked for as in tests/integration/test_training_huggingface.py.
+accelerate are looked for as in tests/integration/test_training_huggingface.py, lightning as in test_training_lightning.py there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path += filter(None, [os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")])
+sys.path += filter(None, [os.environ.get(f"SYNERGY_TEST_{name}", "") for name in ("HUGGINGFACE", "LIGHTNING")])
 SEQ, BATCH, MICRO = 128, 8, 4
 
 
@@ -101,9 +102,47 @@ def trainer(steps: int, ours: bool = True) -> list[float]:
     return ends
 
 
+def lightning(steps: int, ours: bool = True) -> list[float]:
+    import lightning.pytorch as pl
+    from synergy_launch.lightning import SynergyCallback
+
+    ends: list[float] = []
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, 0.1, batch_first=True)
+            self.net = torch.nn.Sequential(
+                torch.nn.Embedding(256, 256), torch.nn.TransformerEncoder(layer, 4), torch.nn.Linear(256, 256)
+            )
+
+        def training_step(self, rows: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+            logits = self.net(rows["input_ids"])
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["labels"].flatten())
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx % 2:
+                ends.append(time.process_time())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    synergy = SynergyCallback(global_batch=BATCH, micro_batch=MICRO)
+    more: dict[str, Any] = {"accumulate_grad_batches": BATCH // MICRO, "devices": 1}
+    more = {**synergy.trainer_arguments, "callbacks": [synergy]} if ours else more
+    data = synergy.loader(Rows()) if ours else torch.utils.data.DataLoader(Rows(), batch_size=MICRO)
+    pl.Trainer(accelerator="cpu", max_steps=steps, **quiet, **more).fit(Module(), data)
+    return ends
+
+
 ADAPTERS: dict[str, tuple[Callable[[int], list[float]], Callable[[int], list[float]]]] = {
     "task": (task, plain),
     "accelerate": (lambda steps: task(steps, accelerate=True), plain),
+    "lightning": (lightning, lambda steps: lightning(steps, ours=False)),
     "trainer": (trainer, lambda steps: trainer(steps, ours=False)),
 }
 

@@ -11,17 +11,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration import library_run
+from tests.integration.library_run import seen_in
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of, wait_for
-from tests.paths import ROOT, python_path
 
 FOLDER = os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")
 FOUND = Path(FOLDER, "transformers").is_dir() if FOLDER else importlib.util.find_spec("transformers") is not None
@@ -30,76 +28,15 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not FOUND, reason="transformers is not installed, nor in a folder of SYNERGY_TEST_HUGGINGFACE"),
 ]
-Seen = dict[int, list[int]]
-
-
-@contextmanager
-def training(
-    folder: Path,
-    output: Path,
-    dp: int,
-    micro: int,
-    run_dir: Path,
-    *arguments: str,
-    batch: int = 8,
-    script: tuple[str, str] = ("training_trainer", "--output"),
-) -> Iterator[Any]:
-    """A run under torchrun; it is killed when the block ends."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(FOLDER),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "SYNERGY_RUN_DIR": str(run_dir),
-        "SYNERGY_HOLD_S": "60",
-        "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
-    }
-    command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--standalone", "--nproc-per-node", str(dp)]
-    command += ["-m", f"tests.integration.{script[0]}", script[1], str(output), *arguments]
-    with (folder / "out").open("a") as out:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def finished(folder: Path, *args: Any, **more: Any) -> None:
-    with training(folder, *args, **more) as process:
-        code = process.wait(timeout=240)
-    assert code == 0, (folder / "out").read_text()[-4000:]
+TRAINER: dict[str, Any] = {"script": ("training_trainer", "--output"), "needs": FOLDER}
+training: Any = partial(library_run.training, **TRAINER)
+finished: Any = partial(library_run.finished, **TRAINER)
+until: Any = partial(library_run.until, **TRAINER)
 
 
 def losses_of(output: Path, step: int) -> list[float]:
     state = json.loads((output / f"checkpoint-{step}" / "trainer_state.json").read_text())
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-
-
-def seen_in(output: Path) -> Seen:
-    """Step -> the examples that its ranks saw, sorted."""
-    seen: Seen = {}
-    for path in output.glob("seen-*.jsonl"):
-        for line in path.read_text().splitlines():
-            step, examples = json.loads(line)
-            seen[step] = sorted(seen.get(step, []) + examples)
-    return seen
-
-
-def until(folder: Path, output: Path, dp: int, micro: int, run_dir: Path, step: int, *arguments: str) -> None:
-    """The run is ended as a preempted one is, at this step or soon after."""
-    with training(folder, output, dp, micro, run_dir, *arguments, "--delay", "0.2") as process:
-
-        def reached() -> bool:
-            return (run_dir / "status.json").exists() and status_of(run_dir)["step"] >= step
-
-        wait_for(lambda: process.poll() is not None or reached(), f"step {step}", 240)
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
-    assert status_of(run_dir)["checkpoint_step"] == status_of(run_dir)["step"] < 30, (folder / "out").read_text()[
-        -4000:
-    ]
 
 
 def test_a_run_goes_on_with_other_degrees_as_if_left_alone(tmp_path: Path) -> None:

@@ -116,6 +116,10 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergyd.errors synergyd.exchange synergyd.records synergyd.job_report synergyd.rates synergy_launch.batch synergy_launch.agent "
         "synergy_launch.pytorch",
     ),
+    (
+        "synergy_launch.lightning",
+        "synergyd.errors synergyd.exchange synergyd.records synergy_launch.batch synergy_launch.agent synergy_launch.pytorch",
+    ),
     ("synergy_launch", "synergy_launch.pytorch"),
     (
         "synergy_launch.examples",

@@ -120,10 +120,10 @@ class Following:
         return max(0, due)
 
 
-def rule_of(optimizer: Any, rule: str) -> str:
+def rule_of(optimizer: Any, rule: str, noise_known: bool = True) -> str:
     """`rule`, or where it is "" the usual one for a torch optimiser by the name of its class.
 
-    One that is not known keeps its rate.
+    One that is not known keeps its rate. `noise_known`: the run's end and schedule may follow the noise scale too.
     """
     if rule:
         return rule
@@ -131,7 +131,7 @@ def rule_of(optimizer: Any, rule: str) -> str:
         name = kind.__name__.lower()
         name = "adam" if name in ("nadam", "radam", "adamax", "fusedadam") else name
         with contextlib.suppress(UsageError):
-            return usual_rule(name, noise_known=True)
+            return usual_rule(name, noise_known=noise_known)
     return "none"
 
 

@@ -7,7 +7,7 @@
 Trainer counts steps, its place in the data included: step n is on examples n * batch and on, whatever the number of
 processes, but only while that batch stays, its sampler does not look at the batch (group_by_length and batch_rebalance
 do) and dataloader_drop_last is off. So the examples of one of Trainer's steps, the unit, are kept over all resizes. The
-batch moves in multiples of it (synergy_launch.huggingface.accumulation).
+batch moves in multiples of it (synergy_launch.pytorch.accumulation).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.huggingface.accumulation import Accumulation, rounded, why_fixed
+from synergy_launch.huggingface.accumulation import TrainerAccumulation, why_fixed
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
+from synergy_launch.pytorch.accumulation import rounded
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergyd.errors import UsageError
 from synergyd.exchange import EXACT
@@ -56,7 +57,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def __init__(self, *, checkpoint_interval: int | None = 0, tokens_per_sample: int = 1) -> None:
         self.agent: Agent | None = None
-        self.accumulation: Accumulation | None = None  # None: the batch stays, and its noise is not measured
+        self.accumulation: TrainerAccumulation | None = None  # None: the batch stays, and its noise is not measured
         self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
         self._unit = Plan()  # of one of Trainer's steps
         self._steps_an_epoch = 0
@@ -111,11 +112,11 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         if self.accumulation is not None:
             ends = state.global_step + 1 >= state.max_steps or self._epoch_ends(state)
             self._last = ends or self.accumulation.steps_left <= 1
-            self.accumulation.begin(args, self._last)
+            self.accumulation.begin_step(args, self._last)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
-            self.accumulation.before_optimizer(args, self._last, self._epoch_ends(state))
+            self.accumulation.before_clipped_optimizer(args, self._last, self._epoch_ends(state))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
@@ -161,7 +162,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
-            self.accumulation.close(args)
+            self.accumulation.end(args)
         if self.agent is not None:
             self.agent.finish()
 
@@ -170,7 +171,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         rule, agent, model = getattr(args, RULE, None), self.agent, shown.get("model")
         assert agent is not None
         if self.accumulation is not None:  # of a train() that an error has ended
-            self.accumulation.close(args)
+            self.accumulation.end(args)
         self.accumulation = None
         if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
             return
@@ -188,7 +189,9 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         whole = self._steps_an_epoch * unit.global_batch == len(getattr(loader, "dataset", ()))
         agent.plan = plan
         agent.status.update(plan=asdict(plan))
-        made = Accumulation(model, shown["optimizer"], unit, plan, agent.ranks, rule, whole)
+        made = TrainerAccumulation(
+            model, shown["optimizer"], unit=unit, plan=plan, ranks=agent.ranks, rule=rule, whole=whole
+        )
         if meta.get("noise"):
             made.noise.restore(dict(meta["noise"]))
         self.accumulation = made

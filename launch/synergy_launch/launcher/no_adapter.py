@@ -1,4 +1,4 @@
-"""Training scripts of frameworks that Synergy has no adapter for: they run as plain jobs, and what can't go is said."""
+"""Training scripts of frameworks that Synergy has no adapter for, or was not told of: they run as plain jobs, and what can't go is said."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _READ_BYTES = 1 << 18
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:import|from)[ \t]+(deepspeed|lightning|pytorch_lightning|torchtitan)\b", re.MULTILINE
 )
-_ADAPTERS = {"deepspeed": "synergy_launch.deepspeed"}
+# of those that have an adapter, what to use
+_ADAPTERS = {
+    "deepspeed": "DeepSpeedTask of synergy_launch.deepspeed",
+    **dict.fromkeys(("lightning", "pytorch_lightning"), "SynergyCallback of synergy_launch.lightning"),
+}
 _OURS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+synergy_launch\b", re.MULTILINE)
 
 
@@ -37,8 +41,8 @@ def check(script: str, plan: Plan | None, batch_limits: str) -> str:
     if batch_limits:
         what = f"{batch_limits}: {script} imports {framework}, whose batch Synergy can't move"
         raise UsageError("--global-batch", what, f"leave it out, or use {_ADAPTERS.get(framework, 'SynergyTask')}")
-    why = f"but not {_ADAPTERS[framework]}" if framework in _ADAPTERS else "which has no adapter"
-    said = f"{script} imports {framework}, {why}: the job keeps its size and its batch"
+    has = f"and not {_ADAPTERS[framework]}" if framework in _ADAPTERS else "which has no adapter"
+    said = f"{script} imports {framework}, {has}: the job keeps its size and its batch"
     degrees = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if plan and getattr(plan, name) > 1]
     degrees += [f"exchange {plan.exchange}"] if plan and plan.exchange != "exact" else []
     return f"{said}; {' '.join(degrees)} of its plan is not applied" if degrees else said

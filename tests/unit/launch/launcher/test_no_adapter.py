@@ -32,6 +32,7 @@ def script(folder: Path, text: str) -> str:
         ("import torchtitan.train\n", "torchtitan"),
         ("import lightning_utilities\n# import deepspeed\n", ""),
         ("import deepspeed\nfrom synergy_launch import SynergyTask\n", ""),
+        ("from lightning import Trainer\nfrom synergy_launch.lightning import SynergyCallback\n", ""),
         ("import torch\n", ""),
     ],
 )
@@ -49,17 +50,19 @@ def test_degrees_of_the_plan_that_are_not_applied_are_named(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"64:256: .* imports torchtitan, whose batch Synergy can't move"):
         check(path, None, "64:256")
     assert check(script(tmp_path, "import torch\n"), Plan(tp=2), "64:256") == ""
-    forgotten = script(tmp_path, "import deepspeed\n")
-    assert (
-        check(forgotten, None, "")
-        == f"{forgotten} imports deepspeed, but not synergy_launch.deepspeed: {said.partition(': ')[2]}"
-    )
-    with pytest.raises(UsageError, match=r"leave it out, or use synergy_launch\.deepspeed"):
-        check(forgotten, None, "64:256")
+    with pytest.raises(UsageError, match=r"leave it out, or use DeepSpeedTask of synergy_launch\.deepspeed"):
+        check(script(tmp_path, "import deepspeed\n"), None, "64:256")
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "lightning"])
-def test_the_launcher_runs_it_as_a_plain_job(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("deepspeed", "and not DeepSpeedTask of synergy_launch.deepspeed"),
+        ("torchtitan", "which has no adapter"),
+        ("lightning", "and not SynergyCallback of synergy_launch.lightning"),
+    ],
+)
+def test_the_launcher_runs_it_as_a_plain_job(tmp_path: Path, name: str, why: str) -> None:
     """No status is written, so no report tells the daemon that it could be resized."""
     (tmp_path / f"{name}.py").write_text("")
     path = script(tmp_path, f"import {name}\n{STAND_IN}")
@@ -70,7 +73,7 @@ def test_the_launcher_runs_it_as_a_plain_job(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", "synergy_launch.launcher.command", "--runner", "python"]
     done = subprocess.run([*command, path], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "trained True []\n"), done.stderr
-    assert f"synergy-launch: {path} imports {name}, " in done.stderr
+    assert f"synergy-launch: {path} imports {name}, {why}: the job keeps its size" in done.stderr
     refused = subprocess.run(
         [*command, "--global-batch", "64:256", path], env=environment, capture_output=True, text=True, timeout=120
     )
