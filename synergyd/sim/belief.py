@@ -292,7 +292,7 @@ def submitted(live: Live, cluster: Cluster, *, rigid: bool) -> Job:
         job_id=live.job_id,
         name=job.name,
         user="trace",
-        uid=0,
+        uid=job.uid,
         partition="",
         state=JobState.PENDING,
         reason="",

@@ -130,6 +130,7 @@ class TraceJob:
     comm: tuple[str, ...] = ()  # what its replicas may exchange less, see exchanging_truth.py
     guaranteed: bool = False  # its user pays for at least the goodput of the size asked for
     costs: Costs | None = None  # of its own; None: the scenario's
+    uid: int = 0  # of its user
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""What Synergy and its peers know, and what that is worth: each trace with lengths and names, without lengths, without both.
+"""What Synergy and its peers know, and what that is worth: each trace with lengths and names, without lengths, without both, and without
+anything that jobs have in common.
 
     python -m tests.benchmarks.information --data DIR [--trace NAME,...] [--policy NAME,...] [--json FILE]
 
 NAME of a trace: pollux-1 ... pollux-8, half-1 ... half-8 (half the load), morphling, arena; those that DIR holds by default. Without
 lengths no job tells how much it has left to do; without names besides, each job is called differently, so that runs of one program
-are not known as such by their name. A policy other than synergy is run once, with lengths and names, in the same simulator.
+are not known as such by their name; what they say of their batches may still show it. Apart besides, each is of a user of its own,
+and nothing that another has measured is used for it but the cluster's level. A policy other than synergy is run once, with lengths and
+names, in the same simulator.
 
 Prints a table in Markdown for each trace: mean, median and p99 of the JCT, worst finish-time fairness, restarts a job, the longest
 wait, makespan; what no scheduler can beat; the peer's own figure on the very same jobs where its artifact stores one; and of what the
@@ -71,11 +74,17 @@ def without_names(scenario: Scenario) -> Scenario:
     return replace(scenario, jobs=tuple(replace(job, name=f"{i}x") for i, job in enumerate(scenario.jobs)))
 
 
+def apart(scenario: Scenario) -> Scenario:
+    """Each job of a user of its own: no two are taken for runs of one program."""
+    return replace(scenario, jobs=tuple(replace(job, uid=i + 1) for i, job in enumerate(scenario.jobs)))
+
+
 def informed(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     untold = replace(scenario, lengths_known=False)
     yield "with lengths and names", scenario
     yield "without lengths", untold
     yield "without both", without_names(untold)
+    yield "apart besides", apart(without_names(untold))
 
 
 def made_of(run: SimulatedRun) -> dict[str, float]:
