@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from synergyd.records import Job, Measurement, Plan, Profile, Shape
+from synergyd.task.alike_programs import AlikePrograms
 from synergyd.task.learning import rounded
 
-PREFIX = "like:"  # of the keys of what is stored
+PREFIX = "like:"  # of the keys of what is stored: `like:PROGRAM:KIND`
 _SAME = 0.05  # |log| of two step times that count as equal
 _UNLIKE = 0.3  # |log| of two step times, of one plan on one shape, that are of two programs
 _STRIKES = 2  # so many runs that are unlike in a row, and the program has changed
@@ -28,12 +29,12 @@ _PROGRAMS = 10_000
 
 def likeness(job: Job, profile: Profile) -> str | None:
     """The key of runs of the same program: of one user, under one name but for a number at its end, with the same batch
-    range. None for jobs whose model is known, which share by that."""
+    range; at its end the mark of all that differ in their names alone. None for jobs whose model is known, which share by that."""
     directive = job.directive
     if directive is None or directive.model or profile.model is not None:
         return None
     batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
-    return PREFIX + program(job.uid, job.name, *batches)
+    return f"{PREFIX}{program(job.uid, job.name, *batches)}:{program(job.uid, '', *batches)}"
 
 
 @lru_cache(maxsize=32_768)  # asked of every job in every epoch, for what it measured and for how long it takes
@@ -50,6 +51,7 @@ class SharedProfiles:
 
     def __init__(self) -> None:
         self._known: dict[str, Profile] = {}
+        self._alike = AlikePrograms()
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
         self._began: set[int] = set()  # jobs whose first noise scale counts already
@@ -61,6 +63,8 @@ class SharedProfiles:
         """From the store of a daemon before this one."""
         self._known |= {key: profile for key, profile in profiles.items() if key.startswith(PREFIX)}
         self._forget_old()
+        for key, profile in self._known.items():
+            self._alike.take(_kind(key), key, profile)
 
     def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
         """Takes over a job's measurements; returns the profiles that changed, by key.
@@ -71,7 +75,7 @@ class SharedProfiles:
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
             return {}
-        known = self._known.get(key, Profile())
+        known = self._of(key) or Profile()
         agrees = _agrees(known.measured, profile.measured)
         if agrees is False:
             self._strikes[key] = self._strikes.get(key, 0) + 1
@@ -93,21 +97,21 @@ class SharedProfiles:
             return {}
         self._known.pop(key, None)
         self._known[key] = shared
+        self._alike.take(_kind(key), key, shared)
         self._forget_old()
         return {key: shared}
 
     def believed(self, job: Job, profile: Profile) -> Profile:
-        """The job's own profile, with what other runs have measured where it has not, and their noise scale until it has one."""
+        """The job's own profile, with what other runs have measured where it has not, and their noise scale until it has one: runs of
+        its program, then those of programs that differ in their names alone and run as one."""
         key = likeness(job, profile)
-        known = self._known.get(key) if key is not None and job.job_id not in self._unlike else None
-        if known is None:
+        if key is None or job.job_id in self._unlike:
             return profile
-        own = {(m.plan, m.shape) for m in profile.measured}
-        others = tuple(m for m in known.measured if (m.plan, m.shape) not in own)
-        noise = profile.noise_scale if profile.noise_scale is not None else known.noise_scale
-        return replace(
-            profile, measured=(*others, *profile.measured), noise_scale=noise, samples=max(1, profile.samples)
-        )
+        if (known := self._of(key)) is not None:
+            profile = _with(profile, known.measured, known.noise_scale)
+        if (alike := self._alike.known(_kind(key), key)) is not None:
+            profile = _with(profile, *alike)
+        return profile
 
     def programs(self) -> tuple[tuple[Measurement, ...], ...]:
         """What each program has measured, the one that changed last at the end."""
@@ -119,11 +123,31 @@ class SharedProfiles:
         self._began.discard(job_id)
         self._replaced.pop(job_id, None)
 
+    def _of(self, key: str) -> Profile | None:
+        known = self._known.get(key)
+        return (
+            known if known is not None else self._known.get(key.rpartition(":")[0])
+        )  # as it was stored before it had a kind
+
     def _forget_old(self) -> None:
         while len(self._known) > _PROGRAMS:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._strikes.pop(oldest, None)
+
+
+def _kind(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
+def _with(profile: Profile, measured: Iterable[Measurement], noise_scale: float | None) -> Profile:
+    """`profile` with what others have measured where it has not, and their noise scale until it has one."""
+    own = {(m.plan, m.shape) for m in profile.measured}
+    others = tuple(m for m in measured if (m.plan, m.shape) not in own)
+    noise = profile.noise_scale if profile.noise_scale is not None else noise_scale
+    if not others and noise == profile.noise_scale and profile.samples:
+        return profile
+    return replace(profile, measured=(*others, *profile.measured), noise_scale=noise, samples=max(1, profile.samples))
 
 
 def _agrees(known: Sequence[Measurement], own: Sequence[Measurement]) -> bool | None:
