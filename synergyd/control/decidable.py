@@ -41,7 +41,7 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         return replace(job, fixed=f"it has used no CPU time and no GPU for {span_words(job.idle_s)}, and made no step")
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
-    if tracked.profile is not None and tracked.profile.accepts.own_size and not job.fixed:
+    if tracked.keeps_size and not job.fixed:
         return replace(job, fixed="its checkpoints load on as many GPUs as have saved them alone")
     if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:
         return replace(job, fixed="all plans that fit have failed for this program")

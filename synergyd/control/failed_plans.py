@@ -214,7 +214,7 @@ def _failed(
         told = plan_words(failure.next_plan) if failure.next_plan else "its own arguments"
         text = f"{text}: started again in place with {told}"
     elif life.returns < MAX_RETURNS:
-        back = fallback(life.ran, plan, job)
+        back = Target(job.shape) if tracked.keeps_size else fallback(life.ran, plan, job)
         life = replace(life, returns=life.returns + 1)
         tracked.blocked = None
         event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")

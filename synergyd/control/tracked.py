@@ -269,6 +269,11 @@ class Tracked:
         return [Remember(self.lifecycle, life.state, "RefusalsForgotten")]
 
     @property
+    def keeps_size(self) -> bool:
+        """Its checkpoints load on as many GPUs as have saved them alone, as its reports say."""
+        return self.profile is not None and self.profile.accepts.own_size
+
+    @property
     def checkpoints_taken(self) -> int:
         """Checkpoints that this incarnation was asked for and has completed."""
         return self.checkpoints[1] if self.checkpoints[0] == self.lifecycle.restarts else 0

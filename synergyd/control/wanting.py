@@ -28,4 +28,5 @@ def wanted(tracked: Tracked, decision: Decision, job: Job, cluster: Cluster) -> 
     stays, acks = can_restart(tracked), tracked.checkpoints_taken
     typed = bool(job.asked.gpu_type) or len(cluster.gpu_types()) < 2
     any_nodes = typed and not (job.avoid or job.shun or job.barred)
-    return Wanted(target, cause, acks, present, Target(job.asked), in_place=stays, any_nodes=any_nodes)
+    as_asked = Target(job.shape if tracked.keeps_size else job.asked)
+    return Wanted(target, cause, acks, present, as_asked, in_place=stays, any_nodes=any_nodes)

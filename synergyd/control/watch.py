@@ -150,7 +150,9 @@ class Watch:
         text = f"no CPU time and no GPU used for {span_words(idle_s)}, and no step since its start: its GPUs do nothing"
         found = _told(tracked, job, "idle", text)
         least = tracked.smallest
-        reclaims = times.idle_s and idle_s >= times.idle_s and not job.paused and not tracked.form
+        reclaims = (
+            times.idle_s and idle_s >= times.idle_s and not job.paused and not (tracked.form or tracked.keeps_size)
+        )
         silent = tracked.report is None or tracked.report.restarts != job.restarts
         begun = silent and job.start_s is not None and now_s - job.start_s - idle_s > _BEGINS_S
         if not reclaims or begun or least is None or least.shape.gpus >= job.shape.gpus:

@@ -1,38 +1,44 @@
-"""Programs that differ in their names alone: what they have measured, once several of them have run as one.
+"""Programs that differ in their names alone: what they have measured, where they run as one.
 
 For jobs whose model is not known. Those of one user that say the same of their batches may be one program under many names (a sweep over
-hyperparameters) or have nothing in common. Their step times tell: each program is compared with those before it.
+hyperparameters) or have nothing in common. Their step times tell: each program is compared with the others, again whenever it has
+measured something. One that has measured and was not found to agree is told nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergyd.records import Measurement, Plan, Profile, Shape
 from synergyd.task.learning import rounded
 
-# |log| of two step times of one plan on one shape, in the median, that are still one program's: about three sigmas of a measured one
-# (throughput.NOISE)
+# |log| of two step times that are still one program's, in the median: about three sigmas of a measured one (throughput.NOISE)
 SAME = 0.1
-# So many more than the first, less _DIFFERS for each that differs, and what they measured is used: four of five are to agree. One is
-# enough: two unlike programs, whose times are spread over e^1.5 (throughput's priors), meet within SAME in one case of twenty.
+_NEAR = (
+    1.25  # micro-batches that differ by no more are compared on the same GPUs: a step takes 1 to so many times as long
+)
+# So many more than the first, less _DIFFERS for each that differs, and what they measured is used: more than four of five are to agree. One
+# is enough: two unlike programs, whose times are spread over e^1.5 (throughput's priors), meet within SAME in one case of twenty.
 _AGREE, _DIFFERS = 1, 4
 _LATEST = 32  # programs whose agreement counts
 _STRIKES = 2  # so many in a row that differ where few agree, and the latest is what others are compared with
-_KEPT = 48  # measurements
+_KEPT, _KEPT_A_SHAPE = 48, 3  # measurements
 _KINDS = 10_000
+
+_Where = tuple[Plan, Shape]
 
 
 @dataclass
 class _Kind:
-    """`agrees` by program, the first of all and the latest; `known`: what those that agree have measured, and their noise scale."""
+    """`agrees` by program, the first of all and the latest. `measured` by those that agree, with the program that did."""
 
     agrees: dict[str, bool] = field(default_factory=dict)
-    measured: dict[tuple[Plan, Shape], Measurement] = field(default_factory=dict)
+    measured: dict[_Where, tuple[Measurement, str]] = field(default_factory=dict)
     noise_scale: float | None = None
-    heard: set[str] = field(default_factory=set)  # programs whose noise scale counts
+    heard: frozenset[str] = frozenset()  # programs whose noise scale counts
     strikes: int = 0
 
     @property
@@ -42,62 +48,85 @@ class _Kind:
 
 
 class AlikePrograms:
-    """By kind: the programs that say the same of themselves."""
+    """By kind: the programs that say the same of themselves. The kind "" is none."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
 
     def take(self, kind: str, program: str, profile: Profile) -> None:
-        """What runs of `program` have measured by now."""
-        if not profile.measured:
+        """All that runs of `program` have measured by now."""
+        if not kind or not profile.measured:
             return
         known = self._kinds.pop(kind, None) or _Kind()
-        self._kinds[kind] = known
-        while len(self._kinds) > _KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        agrees = known.agrees.get(program)
-        if agrees is None:
-            agrees = _agrees(known.measured, profile.measured) if known.measured else True
-            if agrees is None:
-                return
+        # what it has measured itself says nothing of the others, and what it has no more was dropped
+        known.measured = {where: row for where, row in known.measured.items() if row[1] != program}
+        agrees = _agrees(known.measured, profile) if known.measured else True
+        before = known.agrees.get(program)
+        agrees = before if agrees is None else agrees
+        if agrees is not None and agrees != before:
             known.strikes = 0 if agrees else known.strikes + 1
             if known.strikes >= _STRIKES and not known.trusted:
-                known = self._kinds[kind] = _Kind()
-                agrees = True
+                known, agrees = _Kind(), True
+            known.agrees.pop(program, None)
             known.agrees[program] = agrees
             if len(known.agrees) > _LATEST:
                 del known.agrees[next(iter(known.agrees))]
         if agrees:
             _join(known, program, profile)
+        self._kinds[kind] = known
+        while len(self._kinds) > _KINDS:
+            del self._kinds[next(iter(self._kinds))]
 
-    def known(self, kind: str, program: str) -> tuple[tuple[Measurement, ...], float | None] | None:
-        """(measurements, noise scale in samples) of the programs of its kind; None where they do not run as one, or this one does not as
-        they do."""
+    def known(self, kind: str, program: str, has_measured: bool) -> tuple[tuple[Measurement, ...], float | None] | None:
+        """(measurements, noise scale in samples) of the programs of its kind; None where they do not run as one, or this one has measured
+        and did not agree."""
         known = self._kinds.get(kind)
-        if known is None or not known.trusted or known.agrees.get(program) is False:
+        if known is None or not known.trusted or not known.agrees.get(program, not has_measured):
             return None
-        return tuple(known.measured.values()), known.noise_scale
+        return tuple(m for m, _ in known.measured.values()), known.noise_scale
 
 
 def _join(known: _Kind, program: str, profile: Profile) -> None:
+    of_shape = Counter(shape for _, shape in known.measured)
     for m in profile.measured:
-        key = m.plan, m.shape
-        if m.step_s > 0 and key not in known.measured:
-            known.measured[key] = replace(m, step_s=rounded(m.step_s), samples=1)
-            if len(known.measured) > _KEPT:
-                del known.measured[next(iter(known.measured))]
+        where = m.plan, m.shape
+        room = len(known.measured) < _KEPT and of_shape[m.shape] < _KEPT_A_SHAPE
+        if m.step_s > 0 and where not in known.measured and room:
+            known.measured[where] = replace(m, step_s=rounded(m.step_s), samples=1), program
+            of_shape[m.shape] += 1
     noise = profile.noise_scale
     if program not in known.heard and noise is not None and noise > 0:
-        known.heard = {*known.heard & known.agrees.keys(), program}
+        known.heard = (known.heard & known.agrees.keys()) | {program}
         before = known.noise_scale
         known.noise_scale = rounded(noise if before is None else math.sqrt(before * noise))
 
 
-def _agrees(known: Mapping[tuple[Plan, Shape], Measurement], own: Sequence[Measurement]) -> bool | None:
-    """Are the step times of the same plans on the same shapes the same, in the median? None where there are none."""
-    off = sorted(
-        abs(math.log(m.step_s / known[m.plan, m.shape].step_s))
-        for m in own
-        if (m.plan, m.shape) in known and m.step_s > 0
-    )
+def _agrees(known: Mapping[_Where, tuple[Measurement, str]], profile: Profile) -> bool | None:
+    """Are the step times those of the others, in the median? None where none can be compared."""
+    off = sorted(found for m in profile.measured if (found := _off(known, m)) is not None)
     return off[len(off) // 2] <= SAME if off else None
+
+
+def _off(known: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> float | None:
+    """|log| between `own`'s step time and what the nearest of `known` allows; None where none is near."""
+    if own.step_s <= 0:
+        return None
+    same = known.get((own.plan, own.shape))
+    near = [same[0]] if same is not None else [m for m, _ in known.values() if _comparable(m, own)]
+    found = []
+    for m in near:
+        longer, ratio = math.log(own.step_s / m.step_s), math.log(own.plan.micro_batch / m.plan.micro_batch)
+        # of a micro-batch that is r times as large a step takes 1 to r times as long (T_grad is affine in it, T_sync the same)
+        found.append(max(min(ratio, 0.0) - longer, longer - max(ratio, 0.0), 0.0))
+    return min(found, default=None)
+
+
+def _comparable(one: Measurement, other: Measurement) -> bool:
+    """The same GPUs, degrees and passes, and micro-batches that are near one another?"""
+    low, high = sorted((one.plan.micro_batch, other.plan.micro_batch))
+    if one.shape != other.shape or low < 1 or high > _NEAR * low:
+        return False
+    batch = other.plan.global_batch
+    return replace(one.plan, micro_batch=other.plan.micro_batch, global_batch=batch) == other.plan and (
+        one.plan.micro_batches == other.plan.micro_batches
+    )

@@ -90,6 +90,8 @@ def update_profile(
 def _accepted(before: Accepts, report: Report) -> Accepts:
     """What the script has said that it can, with what it can't exchange as replicas that only several processes show."""
     said = report.accepts
+    if report.failure is not None and report.plan is None:  # it failed before it could say anything
+        return before
     if report.plan is None or report.plan.gpus > 1 or not (before.exact_only or before.refuses):
         return said
     ways = {*said.refuses.split("+"), *before.refuses.split("+")}

@@ -29,12 +29,14 @@ _PROGRAMS = 10_000
 
 def likeness(job: Job, profile: Profile) -> str | None:
     """The key of runs of the same program: of one user, under one name but for a number at its end, with the same batch
-    range; at its end the mark of all that differ in their names alone. None for jobs whose model is known, which share by that."""
+    range; at its end the mark of all that differ in their names alone, where they say a batch range. None for jobs whose model is known,
+    which share by that."""
     directive = job.directive
     if directive is None or directive.model or profile.model is not None:
         return None
     batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
-    return f"{PREFIX}{program(job.uid, job.name, *batches)}:{program(job.uid, '', *batches)}"
+    kind = program(job.uid, "", *batches) if directive.global_batch else ""
+    return f"{PREFIX}{program(job.uid, job.name, *batches)}:{kind}"
 
 
 @lru_cache(maxsize=32_768)  # asked of every job in every epoch, for what it measured and for how long it takes
@@ -96,6 +98,7 @@ class SharedProfiles:
         if shared == self._known.get(key):
             return {}
         self._known.pop(key, None)
+        self._known.pop(_before_kinds(key), None)
         self._known[key] = shared
         self._alike.take(_kind(key), key, shared)
         self._forget_old()
@@ -109,7 +112,7 @@ class SharedProfiles:
             return profile
         if (known := self._of(key)) is not None:
             profile = _with(profile, known.measured, known.noise_scale)
-        if (alike := self._alike.known(_kind(key), key)) is not None:
+        if (alike := self._alike.known(_kind(key), key, bool(profile.measured))) is not None:
             profile = _with(profile, *alike)
         return profile
 
@@ -125,9 +128,7 @@ class SharedProfiles:
 
     def _of(self, key: str) -> Profile | None:
         known = self._known.get(key)
-        return (
-            known if known is not None else self._known.get(key.rpartition(":")[0])
-        )  # as it was stored before it had a kind
+        return known if known is not None else self._known.get(_before_kinds(key))
 
     def _forget_old(self) -> None:
         while len(self._known) > _PROGRAMS:
@@ -137,7 +138,12 @@ class SharedProfiles:
 
 
 def _kind(key: str) -> str:
-    return key.rpartition(":")[2]
+    return key.removeprefix(PREFIX).partition(":")[2]
+
+
+def _before_kinds(key: str) -> str:
+    """The key as a daemon before this release has stored it."""
+    return key.rpartition(":")[0]
 
 
 def _with(profile: Profile, measured: Iterable[Measurement], noise_scale: float | None) -> Profile:

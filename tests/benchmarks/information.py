@@ -75,7 +75,7 @@ def without_names(scenario: Scenario) -> Scenario:
 
 
 def apart(scenario: Scenario) -> Scenario:
-    """Each job of a user of its own: no two are taken for runs of one program."""
+    """Each job of a user of its own: no two are taken for runs of one program. Fairness between users is that between jobs then."""
     return replace(scenario, jobs=tuple(replace(job, uid=i + 1) for i, job in enumerate(scenario.jobs)))
 
 

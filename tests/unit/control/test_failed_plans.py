@@ -15,8 +15,22 @@ from synergyd.control.resize.events import JobObserved, Observed, Reported, Snap
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.tracked import Learnt, Output, Remember
+from synergyd.control.wanting import wanted
 from synergyd.job_report import MAX_RETURNS, EarlyFailure, Report
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
+from synergyd.records import (
+    Action,
+    Cell,
+    Cluster,
+    Decision,
+    Directive,
+    Job,
+    JobState,
+    Node,
+    Plan,
+    Profile,
+    Shape,
+    Snapshot,
+)
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
 PLAN = Plan(tp=2, dp=2, global_batch=8)
@@ -187,8 +201,27 @@ def test_a_job_whose_checkpoints_load_on_as_many_gpus_alone_keeps_its_size() -> 
     tell(controller)
     assert controller.as_decided_about(JOB, 100.0).fixed == ""
     tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=True))
+    assert JOB.shape != JOB.asked
     for state in (JobState.RUNNING, JobState.PENDING):
         assert "as many GPUs as have saved them" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
+
+
+@pytest.mark.parametrize(("own_size", "back"), [(False, ASKED), (True, HAS)])
+def test_a_size_that_a_job_can_not_leave_is_where_it_goes_back_to(own_size: bool, back: Shape) -> None:
+    controller = running()
+    tell(controller)
+    tracked = controller.jobs[1]
+    tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=own_size))
+    decided = Decision(1, Action.START, Cell(HAS, PLAN, 1.0, 1.0, 1.0, 1.0, 0), ("n1",), "Starts.")
+    asked = wanted(tracked, decided, JOB, Cluster(())).asked
+    assert asked is not None and asked.shape == back
+    unheard = replace(EXIT, plan=None)
+    controller.handle(Reported((Report(1, 0, 0, failure=unheard),), 0), 100.0)  # it says nothing of what it accepts
+    assert tracked.keeps_size is own_size
+    said = Report(1, 0, 0, plan=PLAN, failure=replace(EXIT, number=2), accepts=Accepts(own_size=own_size))
+    controller.handle(Reported((said,), 0), 100.0)
+    target = controller.jobs[1].lifecycle.target
+    assert target is not None and target.shape == back
 
 
 def test_a_job_without_a_plan_left_starts_as_its_user_wrote_it() -> None:

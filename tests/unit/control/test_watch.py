@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from synergyd.accepts import Accepts
 from synergyd.control.controller import Controller
 from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.resize.events import (
@@ -21,7 +22,7 @@ from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.tracked import Output, Remember
 from synergyd.job_report import Report
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 from synergyd.settings import Settings
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
@@ -306,6 +307,15 @@ def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
     assert AskCheckpoint(1, 0) in outputs and "its GPUs did nothing" in told(outputs)
     target = controller.jobs[1].lifecycle.target
     assert target is not None and target.shape.gpus == 1
+
+
+def test_one_that_can_not_leave_its_size_keeps_it() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    controller.jobs[1].profile = Profile(accepts=Accepts(own_size=True))
+    silent(controller, 4000.0, 3900.0)
+    outputs = review(controller, 4000.0)
+    assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
 
 
 def test_a_job_that_has_worked_is_not_taken_for_one_that_never_did() -> None:

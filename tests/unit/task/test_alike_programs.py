@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Profile, Shape
+from synergyd.records import Measurement, Profile, Shape
 from synergyd.task.alike_programs import AlikePrograms
 from synergyd.task.shared_profiles import SharedProfiles, likeness
 from tests.unit.task.test_shared_profiles import FOUR, ONE, RANGE, TWO, profile, run, took
@@ -87,12 +87,74 @@ def test_another_daemon_goes_on_with_it_and_what_was_stored_before_it_had_a_kind
     assert before.learn(run(2), profile(took(TWO, 0.6))) and shapes(before, "vit-7") == [ONE, TWO]
 
 
-def test_no_more_is_kept_than_is_needed() -> None:
+@pytest.mark.parametrize("same_batch", [True, False])
+def test_one_that_has_measured_what_nobody_compares_is_told_nothing(same_batch: bool) -> None:
+    """Neither by its own measurements nor by those of its program; other batches alone are no reason to trust either."""
+    known = taught(dict.fromkeys(NAMES, 1.0))
+    own = profile(took(FOUR, 9.0) if same_batch else took(ONE, 9.0, 256))
+    assert shapes(known, "llm", own) == [m.shape for m in own.measured]
+    known.learn(run(99, "llm"), own)
+    assert shapes(known, "llm", own) == [m.shape for m in own.measured]
+    assert shapes(known, "llm") == [m.shape for m in own.measured]  # its next run
+
+
+def test_it_is_judged_again_when_it_has_measured_more() -> None:
+    known = taught(dict.fromkeys(NAMES, 1.0))
+    known.learn(run(99, "like"), profile(took(ONE, 1.02)))
+    assert shapes(known, "like") == [TWO, ONE]
+    known.learn(run(99, "like"), profile(took(ONE, 1.02), took(TWO, 3.0), took(FOUR, 2.0)))
+    assert sorted(shapes(known, "like"), key=str) == sorted([ONE, TWO, FOUR], key=str)
+    assert FOUR not in shapes(known)  # and it teaches nobody
+
+
+def test_a_program_that_has_changed_is_not_told_what_it_was() -> None:
+    known = taught({"rate": 1.0, "decay": 1.0})
+    for number in (50, 51):
+        known.learn(run(number, "rate"), profile(took(ONE, 3.0)))
+        known.forget(number)
+    assert shapes(known, "rate") == [ONE]
+
+
+def test_a_mark_that_was_forgotten_is_no_agreement() -> None:
+    known = taught({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 1.0, "f": 1.0, "big": 9.0})
+    assert shapes(known, "big") == [TWO, ONE] or shapes(known, "big") == [ONE, TWO]
+    for number in range(40):
+        known.learn(run(200 + number, f"x{number}y"), profile(took(ONE, 1.0), took(FOUR, 0.3)))
+    assert FOUR in shapes(known) and FOUR not in shapes(known, "big")
+
+
+def test_without_a_batch_range_nothing_says_that_programs_are_alike() -> None:
+    bare = replace(RANGE, global_batch=None)
+    known = SharedProfiles()
+    for number, name in enumerate(NAMES):
+        known.learn(run(number, name, directive=bare), profile(took(ONE, 1.0)))
+    assert known.believed(run(99, "another", directive=bare), Profile()) == Profile()
+
+
+@pytest.mark.parametrize(
+    ("micro", "step_s", "agrees"), [(72, 1.1, True), (72, 0.85, False), (72, 1.3, False), (96, 1.2, None)]
+)
+def test_micro_batches_that_are_near_are_compared(micro: int, step_s: float, agrees: bool | None) -> None:
+    """A step of 9/8 of 64 samples takes 1 to 9/8 of the time, and 10 % more or less for what clusters vary by."""
     known = AlikePrograms()
-    for number in range(400):
-        known.take("kind", f"p{number}", profile(took(ONE, 1.0), took(Shape("a100", 1, 5 + number), 1.0, 5 + number)))
-    found = known.known("kind", "new")
-    assert found is not None and len(found[0]) == 48
+    known.take("kind", "a", profile(took(ONE, 1.0), took(TWO, 0.6)))
+    known.take("kind", "b", profile(took(ONE, step_s, micro)))
+    assert (known.known("kind", "new", False) is not None) == (agrees is True)
+    assert known._kinds["kind"].agrees.get("b") is agrees
+
+
+def test_no_more_is_kept_than_is_needed_and_it_stays() -> None:
+    known = AlikePrograms()
+    many = [took(Shape("a100", n, 1), 1.0, 64 * n * k) for n in range(1, 31) for k in range(1, 9)]
+    kept: list[set[Measurement]] = []
+    for _ in range(3):
+        for program, some in (("a", many), ("b", many[100:])):
+            known.take("kind", program, profile(*some))
+        found = known.known("kind", "new", False)
+        assert found is not None and len(found[0]) == 48
+        assert max(sum(m.shape == k.shape for m in found[0]) for k in found[0]) == 3
+        kept.append(set(found[0]))
+    assert kept[1] == kept[2]
     for number in range(10_100):
         known.take(f"k{number}", "p", profile(took(ONE, 1.0)))
     assert len(known._kinds) == 10_000
