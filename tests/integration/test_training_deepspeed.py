@@ -80,11 +80,12 @@ def test_a_run_goes_on_on_other_numbers_of_ranks_as_if_left_alone(tmp_path: Path
     """1, 2, 4, then 2 ranks, each start with other weights than the checkpoint's."""
     resized, alone = make_run_dir(tmp_path / "resized"), make_run_dir(tmp_path / "alone")
     model = ("--stage", str(stage), *(["--frozen"] if stage < 3 else []))
-    said = ""
+    said, own = "", f"run{stage}+lr[3"  # what are patterns elsewhere
     for i, (dp, steps) in enumerate([(1, 4), (2, 8), (4, 12), (2, 16)]):
         said = finished(
-            tmp_path, dp, resized, "--steps", str(steps), "--draw", str(i + 1), *model, micro=1 if dp == 4 else 2
-        )
+            tmp_path, dp, resized, "--steps", str(steps), "--draw", str(i + 1), *model,
+            micro=1 if dp == 4 else 2, checkpoint=own,
+        )  # fmt: skip
     finished(tmp_path, 1, alone, "--steps", "16", *model, "--plain", checkpoint="other", micro=8)
     log, reference = log_of(resized), log_of(alone)
     assert [entry["dp"] for entry in log] == [1] * 4 + [2] * 4 + [4] * 4 + [2] * 4
@@ -97,7 +98,7 @@ def test_a_run_goes_on_on_other_numbers_of_ranks_as_if_left_alone(tmp_path: Path
     assert status["state"] == "done" and status["checkpoint_step"] == 16 and not status["resharding"]
     assert (status["done"], status["total"], status["rebatching"]) == (128, 128, True)
     assert '{"schedule": 16, "samples": 128}' in said
-    assert not list((tmp_path / "checkpoints").glob("universal*"))
+    assert not list((tmp_path / own).glob("universal*"))
 
 
 def test_request_and_sigterm_under_torchrun(tmp_path: Path) -> None:

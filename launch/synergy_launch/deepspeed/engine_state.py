@@ -8,15 +8,19 @@ frozen parameters, and ZeRO 3 takes the first parameter group's settings for all
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -36,8 +40,20 @@ class EngineState:
         self._engine, self._ranks = engine, ranks
 
     def write(self, folder: Path) -> Mapping[str, Any]:
-        """Writes to `folder`; the metadata that `load` needs."""
-        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        """Writes to `folder`; the metadata that `load` needs. Where a file can't be written it raises once all ranks are through."""
+        engine, files, errors = self._engine, self._engine.checkpoint_engine, list[str]()
+
+        def kept(write: Callable[..., Any]) -> Callable[..., None]:
+            return lambda *given, **named: errors.append(attempt(lambda: write(*given, **named))[1])
+
+        # a rank that left save_checkpoint early would leave the others in its last collectives
+        with (
+            _standing_in(files, "save", kept(files.save)),
+            _standing_in(engine, "_copy_recovery_script", kept(engine._copy_recovery_script)),
+        ):
+            engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        if any(errors):
+            raise OSError(next(error for error in errors if error))
         return {
             "kind": "deepspeed",
             "dp": self._ranks.world,
@@ -76,7 +92,10 @@ class EngineState:
         engine = self._engine
         # read at loading only, and only there is it known whether the checkpoint is a universal one
         before, engine._config.load_universal_checkpoint = engine._config.load_universal_checkpoint, universal
-        loaded, error = attempt(lambda: engine.load_checkpoint(str(folder.parent), tag=folder.name))
+        # DeepSpeed globs the path as it is, and folders may have brackets in their names
+        names = engine._get_all_ckpt_names
+        with _standing_in(engine, "_get_all_ckpt_names", lambda path, tag: names(glob.escape(path), tag)):
+            loaded, error = attempt(lambda: engine.load_checkpoint(str(folder.parent), tag=folder.name))
         engine._config.load_universal_checkpoint = before
         if self._ranks.maximum([0 if loaded and loaded[0] else 1])[0]:
             what = f"can't be loaded by DeepSpeed: {error or 'another rank has failed'}"
@@ -93,37 +112,20 @@ class EngineState:
     @contextlib.contextmanager
     def _converted(self, where: str, folder: Path) -> Iterator[Path]:
         """`folder` as a universal checkpoint, made by rank 0 while the others wait. Raises UsageError."""
-        target: Path | None = None
-        log = process = None
-        if self._ranks.rank == 0:
-            for left in folder.parent.glob(f"{_PREFIX}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            target = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent), folder.name)
-            command = [sys.executable, "-m", _CONVERTER, "--inject_missing_state"]
-            command += ["--input_folder", str(folder), "--output_folder", str(target)]
-            log = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed below
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        try:
+        begun: _Conversion | None = None
+        error = ""
+        with contextlib.ExitStack() as stack:
+            if self._ranks.rank == 0:
+                begun, error = attempt(lambda: _begin(folder, stack))
             # many short collectives: a single one would run into its time limit on a large model
-            while (code := self._ranks.broadcast(process.poll() if process else None)) is None:
+            while (said := self._ranks.broadcast(begun.said() if begun else error)) is None:
                 time.sleep(_LOOK_S)
-            said = ""
-            if code and log is not None:
-                log.seek(0)
-                said = reason(RuntimeError(log.read()[-4000:]))
-            said, target = self._ranks.broadcast((said, target))
-            if code:
+            if said:
                 what = f"can't be converted to {self._ranks.world} ranks: {said}"
                 raise UsageError(where, what, "room for two more copies of it, and DeepSpeed's ds_to_universal")
-            assert target is not None
+            target: Path = self._ranks.broadcast(begun.target if begun else None)
             yield target
             self._ranks.barrier()  # all have loaded it
-        finally:
-            if process is not None and log is not None and target is not None:
-                process.kill()
-                process.wait()
-                log.close()
-                shutil.rmtree(target.parent, ignore_errors=True)
 
     def _complete(self, checkpoint: Checkpoint) -> None:
         """What the universal checkpoint left out or mixed up."""
@@ -142,6 +144,54 @@ class EngineState:
         with torch.no_grad():
             for name in rest.keys() & saved.keys():  # those not there are not persistent
                 rest[name].copy_(saved[name])
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """DeepSpeed's program at work on `target`, with what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: IO[str]
+    target: Path
+
+    def said(self) -> str | None:
+        """None: not done yet. "": done, else why not."""
+        if not (code := self.process.poll()):
+            return None if code is None else ""
+        self.log.seek(0)
+        return reason(RuntimeError(self.log.read()[-4000:]))
+
+
+def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
+    """Begins the conversion of `folder`, in a folder beside it; `stack` ends it and removes all that it has made."""
+    for left in folder.parent.glob(f"{_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
+    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    log = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))  # noqa: SIM115
+    # it takes both paths for patterns, which these, seen from `made`, are not; modules are found as they are here
+    command = [sys.executable, "-P", "-m", _CONVERTER, "--inject_missing_state"]
+    command += ["--input_folder", f"../{folder.name}", "--output_folder", folder.name]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
+    # ignored across the exec: Slurm sends requests for a checkpoint to all processes of a step
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(command, cwd=made, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return _Conversion(process, log, made / folder.name)
+
+
+@contextlib.contextmanager
+def _standing_in(holder: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """`function` in the place of `holder`'s method of that name."""
+    setattr(holder, name, function)
+    try:
+        yield
+    finally:
+        delattr(holder, name)
 
 
 def _digest(module: Any) -> str:

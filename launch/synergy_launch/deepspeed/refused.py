@@ -39,7 +39,12 @@ def _of_parallelism(engine: Any, world: int) -> Iterator[tuple[bool, str, str]]:
 
 def _of_state(engine: Any) -> Iterator[tuple[bool, str, str]]:
     stage = engine.zero_optimization_stage()
-    yield engine.fp16_enabled(), "fp16, whose loss scale is not proven over a change of ranks", "bf16 or fp32"
+    autocast = engine.torch_autocast_enabled() and str(engine.torch_autocast_dtype()) == "torch.float16"
+    yield (
+        engine.fp16_enabled() or autocast,
+        "fp16, whose loss scale is not proven over a change of ranks",
+        "bf16 or fp32",
+    )
     offloads = [
         config for config in (engine.zero_offload_optimizer(), engine.zero_offload_param()) if config is not None
     ]

@@ -31,6 +31,7 @@ def engine(kind: type = SimpleNamespace, **more: Any) -> Any:
         "zero_optimization_stage": 2, "zero_hpz_partition_size": 1, "fp16_enabled": False, "zero_offload_optimizer": None,
         "zero_offload_param": None, "bf16_master_weights_and_gradients": False, "bf16_optimizer_states": False,
         "managed_gradient_accumulation": True, "is_deepcompile_enabled": False, "use_node_local_storage": False,
+        "torch_autocast_enabled": False, "torch_autocast_dtype": None,
     }  # fmt: skip
     values |= {name: more.pop(name) for name in list(more) if name in values}
     answers |= more
@@ -56,6 +57,7 @@ def optimizer(kind: Any, **more: Any) -> Any:
         ({"zero_hpz_partition_size": 2}, "within groups of ranks"),
         ({"config": {"zero_optimization": {"mics_shard_size": 2}}}, "within groups of ranks"),
         ({"fp16_enabled": True}, "fp16, whose loss scale is not proven over a change of ranks; bf16 or fp32"),
+        ({"torch_autocast_enabled": True, "torch_autocast_dtype": torch.float16}, "fp16, whose loss scale"),
         ({"zero_offload_optimizer": SimpleNamespace(device="cpu")}, "offload to CPU or NVMe"),
         ({"zero_offload_param": SimpleNamespace(device="nvme")}, "offload to CPU or NVMe"),
         ({"basic_optimizer": None}, "the optimizer NoneType"),
@@ -89,5 +91,6 @@ def test_a_model_is_no_engine() -> None:
 def test_what_can_go_on() -> None:
     check_engine(engine(), 4)
     check_engine(engine(zero_offload_optimizer=SimpleNamespace(device="none"), module=frozen()), 4)
+    check_engine(engine(torch_autocast_enabled=True, torch_autocast_dtype=torch.bfloat16), 4)
     plain = optimizer(torch.optim.Adam)
     check_engine(engine(zero_optimization_stage=0, basic_optimizer=plain, optimizer=plain), 4)
