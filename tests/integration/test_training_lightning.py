@@ -186,6 +186,19 @@ def test_sigterm_saves_and_ends_with_code_0(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert status_of(run_dir)["checkpoint_step"] == status_of(run_dir)["step"] < 30
+    assert int((tmp_path / "run" / "ended").read_text()) == status_of(run_dir)["step"]  # the module's own hook
+
+
+@pytest.mark.parametrize(("batch", "stops"), [(8, 11), (16, 10)])
+def test_a_stop_inside_a_batch_goes_on_from_the_checkpoint_before_it(tmp_path: Path, batch: int, stops: int) -> None:
+    """In step 6, or after the first step of two."""
+    run_dir, more = make_run_dir(tmp_path / "job"), ("--interval", "2", "--steps", "8")
+    text = finished(tmp_path, tmp_path / "run", 1, 4, run_dir, *more, "--stops", str(stops), batch=batch)
+    assert ("checkpoint of step 5: fit: it was stopped inside a batch" in text) is (batch == 8)
+    assert status_of(run_dir)["checkpoint_step"] == 4
+    finished(tmp_path, tmp_path / "run", 2, 4, run_dir, *more, batch=batch)
+    steps = [entry["step"] for entry in log_of(run_dir)]
+    assert steps == ([1, 2, 3, 4, 5, 5, 6, 7, 8] if batch == 8 else [2, 4, 6, 8])
 
 
 def test_a_checkpoint_that_is_not_used_is_one_line(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ class Module(pl.LightningModule):  # type: ignore[misc]
         if (self.told.output / "checkpoints" / f"step_{self.told.dies:08d}" / "complete").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """As a script's own averages of the weights, which no resume does once more. Stops as Trainer(max_time=...) may."""
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+            (self.told.output / "ended").write_text(str(self.trainer.global_step))
+        self.trainer.should_stop |= batch_idx + 1 == self.told.stops
+
     def _hook(self, name: str) -> None:
         if self.trainer.is_global_zero and not self.trainer.sanity_checking:
             with (self.told.output / "hooks.jsonl").open("a") as file:
@@ -169,6 +175,7 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--interval", type=int, default=0)
     parser.add_argument("--dies", type=int, default=0, help="once the checkpoint of this step is there")
+    parser.add_argument("--stops", type=int, default=0, help="after so many micro-batches of an epoch")
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--clip", type=float, default=1.0)

@@ -45,7 +45,7 @@ class TrainerAccumulation(Accumulation):
         self._clip = None
         self.before_optimizer(last, epoch_ends)
         if last and clip > 0:
-            torch.nn.utils.clip_grad_norm_(self._parameters, clip)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
 
     def end(self, args: Any) -> None:
         """Training has ended, maybe inside a step: model and arguments are as before."""

@@ -11,6 +11,7 @@ micro-batches, which the plan says. So the step tells the place in the data, and
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -189,7 +190,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         self.agent = agent
         if settings.exchange != EXACT:
             agent.note(f"gradients are exchanged exactly, not as {settings.exchange}: Lightning averages them itself")
-        if isinstance(trainer.val_check_interval, int):
+        if _counts_micro_batches(trainer.val_check_interval, data.steps):
             agent.note(
                 f"val_check_interval={trainer.val_check_interval} counts micro-batches: other steps at another dp"
             )
@@ -248,7 +249,8 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             made.follow(changed)
             self._note_batch()
         self._due = boundary
-        if boundary.stop or not boundary.save:  # with a checkpoint's own time there is time for a validation before it
+        # at the next batch's start, so that this one's other hooks come first; a checkpoint leaves time for a validation before it
+        if (boundary.stop or not boundary.save) and not self._batch_follows(trainer):
             self._act()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -327,6 +329,14 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         if words:
             self.agent.note(words)
 
+    def _batch_follows(self, trainer: Any) -> bool:
+        """Of this epoch, with no validation before it: on all ranks alike."""
+        loop = trainer.fit_loop
+        if self._epoch_ends or trainer.global_step == trainer.max_steps:
+            return False
+        timed = getattr(trainer, "_val_check_time_interval", None) is not None  # by each rank's own clock
+        return not timed and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
     def _act(self) -> None:
         due, self._due = self._due, None
         if due is not None and self.agent is not None and not self.agent.act(due):
@@ -334,6 +344,10 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
         trainer, ranks = self._trainer, self.agent.ranks if self.agent is not None else OneProcess()
+        micro, made = trainer.fit_loop.epoch_loop.batch_progress.current.processed, self.accumulation
+        if micro % self._unit.micro_batches or (made is not None and made.inside):
+            what = "it was stopped inside a batch, whose gradients no checkpoint has"
+            raise UsageError("fit", what, "stop it at the end of an epoch, or by SIGTERM")
         # not Trainer.save_checkpoint, where the other ranks would wait for one that could not write
         trainer.strategy.save_checkpoint(trainer._checkpoint_connector.dump_checkpoint(False), folder / FILE)
         if ranks.rank == 0 and not (folder / FILE).is_file():
@@ -347,6 +361,14 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             self._handle = None
         if self.accumulation is not None:
             self.accumulation.close()
+
+
+def _counts_micro_batches(interval: Any, steps: int) -> bool:
+    """Whether a val_check_interval is no whole number of an epoch's steps: Lightning then counts micro-batches."""
+    if not isinstance(interval, float):
+        return isinstance(interval, int)
+    part = interval * steps
+    return not math.isclose(part, max(1, int(part)))  # it rounds down
 
 
 def _unit(settings: AgentSettings, global_batch: int, most: int | None) -> Plan:

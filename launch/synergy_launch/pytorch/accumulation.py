@@ -44,7 +44,6 @@ class Accumulation:
         self.loss: float | None = None  # mean of the last whole batch, over all ranks
         self.finite = True  # its gradient
         self._optimizer, self._ranks, self._unit, self._whole = optimizer, ranks, unit.global_batch, whole
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._plan, self._norms = plan, GradientNorms(model, plan)
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._losses: list[torch.Tensor] = []
@@ -88,14 +87,14 @@ class Accumulation:
         self.restore()  # a step without a backward
         self._steps += 1
         if not last:
-            self._kept = [(p, p.grad) for p in self._parameters if p.grad is not None]
+            self._kept = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
             for parameter, _ in self._kept:
                 parameter.grad = None
             return
         steps, self._steps = self._steps, 0
         batch = steps * self._unit
         self._measure(steps, batch == self._plan.global_batch and (self._whole or not epoch_ends))
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if steps > 1 and gradients:
             torch._foreach_mul_(gradients, 1 / steps)
         self._rates.enter_context(at_batch(self._optimizer.param_groups, self.following, batch, self.noise.value))
@@ -115,7 +114,8 @@ class Accumulation:
     def _measure(self, steps: int, complete: bool) -> None:
         """Loss and noise of a batch of so many steps; `complete`: of as many examples as the plan says."""
         losses, self._losses = self._losses, []
-        loss = torch.stack(losses).sum() / steps if losses else torch.zeros((), device=self._parameters[0].device)
+        device = next(self.model.parameters()).device
+        loss = torch.stack(losses).sum() / steps if losses else torch.zeros((), device=device)
         if complete:
             mean, sums = self._norms.take(loss, 1 / steps)
             total, small, big = self._ranks.total([mean, sums.small, sums.big])

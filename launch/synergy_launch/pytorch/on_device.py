@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 
 def on_device(device: Any, batch: Any) -> Any:
-    """`batch` with all tensors of nested mappings and sequences on `device`."""
+    """`batch` with all tensors of nested mappings and sequences on `device`; a mapping of any type becomes a dict."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: on_device(device, value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple
+        return type(batch)(*(on_device(device, value) for value in batch))
     return [on_device(device, value) for value in batch] if isinstance(batch, (list, tuple)) else batch
