@@ -9,8 +9,8 @@ import torch
 
 
 def on_device(device: Any, batch: Any) -> Any:
-    """`batch` with all tensors of nested mappings and sequences on `device`; a mapping of any type becomes a dict."""
-    if isinstance(batch, torch.Tensor):
+    """`batch` with all tensors of nested mappings and sequences on `device`; a mapping that can't move itself becomes a dict."""
+    if isinstance(batch, torch.Tensor) or (isinstance(batch, Mapping) and hasattr(batch, "to")):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {name: on_device(device, value) for name, value in batch.items()}
