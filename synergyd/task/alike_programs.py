@@ -17,9 +17,8 @@ from synergyd.task.learning import rounded
 
 # |log| of two step times that are still one program's, in the median: about three sigmas of a measured one (throughput.NOISE)
 SAME = 0.1
-_NEAR = (
-    1.25  # micro-batches that differ by no more are compared on the same GPUs: a step takes 1 to so many times as long
-)
+# Micro-batches that differ by no more are compared on the same GPUs: a step takes 1 to so many times as long
+_NEAR = 1.25
 # So many more than the first, less _DIFFERS for each that differs, and what they measured is used: more than four of five are to agree. One
 # is enough: two unlike programs, whose times are spread over e^1.5 (throughput's priors), meet within SAME in one case of twenty.
 _AGREE, _DIFFERS = 1, 4
@@ -111,10 +110,10 @@ def _off(known: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> f
     """|log| between `own`'s step time and what the nearest of `known` allows; None where none is near."""
     if own.step_s <= 0:
         return None
-    same = known.get((own.plan, own.shape))
-    near = [same[0]] if same is not None else [m for m, _ in known.values() if _comparable(m, own)]
+    if (same := known.get((own.plan, own.shape))) is not None:
+        return abs(math.log(own.step_s / same[0].step_s))
     found = []
-    for m in near:
+    for m in (m for m, _ in known.values() if _comparable(m, own)):
         longer, ratio = math.log(own.step_s / m.step_s), math.log(own.plan.micro_batch / m.plan.micro_batch)
         # of a micro-batch that is r times as large a step takes 1 to r times as long (T_grad is affine in it, T_sync the same)
         found.append(max(min(ratio, 0.0) - longer, longer - max(ratio, 0.0), 0.0))
