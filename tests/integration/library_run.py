@@ -15,8 +15,6 @@ from typing import Any
 from tests.integration.test_training_pytorch import status_of, wait_for
 from tests.paths import ROOT, python_path
 
-Seen = dict[int, list[int]]
-
 
 @contextmanager
 def training(
@@ -37,6 +35,7 @@ def training(
         "PYTHONPATH": python_path(needs),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
         "SYNERGY_RUN_DIR": str(run_dir),
         "SYNERGY_HOLD_S": "60",
         "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
@@ -77,13 +76,3 @@ def until(
     assert status_of(run_dir)["checkpoint_step"] == status_of(run_dir)["step"] < 30, (folder / "out").read_text()[
         -4000:
     ]
-
-
-def seen_in(output: Path) -> Seen:
-    """Step -> the examples that its ranks saw, sorted."""
-    seen: Seen = {}
-    for path in output.glob("seen-*.jsonl"):
-        for line in path.read_text().splitlines():
-            step, examples = json.loads(line)
-            seen[step] = sorted(seen.get(step, []) + examples)
-    return seen

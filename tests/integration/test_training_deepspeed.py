@@ -13,17 +13,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration import library_run
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of, wait_for
-from tests.paths import ROOT, python_path
 
 FOLDER = os.environ.get("SYNERGY_TEST_DEEPSPEED", "")
 FOUND = Path(FOLDER, "deepspeed").is_dir() if FOLDER else importlib.util.find_spec("deepspeed") is not None
@@ -34,45 +30,23 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def training(
-    folder: Path,
-    dp: int,
-    run_dir: Path,
-    *arguments: str,
-    checkpoint: str = "checkpoints",
-    batch: int = 8,
-    micro: int = 2,
-) -> Iterator[Any]:
-    """A run under torchrun; it is killed when the block ends."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(FOLDER),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "SYNERGY_RUN_DIR": str(run_dir),
-        "SYNERGY_HOLD_S": "60",
-        "SYNERGY_PLAN_JSON": json.dumps({"dp": dp, "global_batch": batch, "micro_batch": micro}),
-    }
-    command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--standalone", "--nproc-per-node", str(dp)]
-    command += ["-m", "tests.integration.training_deepspeed", "--checkpoint", str(folder / checkpoint), *arguments]
-    with (folder / "out").open("a") as out:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def run_of(
+    folder: Path, dp: int, run_dir: Path, *arguments: str, checkpoint: str = "checkpoints", micro: int = 2, **more: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What library_run's functions are given for it."""
+    known = {"script": ("training_deepspeed", "--checkpoint"), "needs": FOLDER, **more}
+    return (folder, folder / checkpoint, dp, micro, run_dir, *arguments), known
 
 
-def finished(folder: Path, *args: Any, code: int = 0, **more: Any) -> str:
+def training(*args: Any, **more: Any) -> Any:
+    given, known = run_of(*args, **more)
+    return library_run.training(*given, **known)
+
+
+def finished(*args: Any, **more: Any) -> str:
     """What it said, the runs before it in the same folder included."""
-    with training(folder, *args, **more) as process:
-        ended = process.wait(timeout=240)
-    said = (folder / "out").read_text()
-    assert ended == code, said[-6000:]
-    return said
+    given, known = run_of(*args, **more)
+    return library_run.finished(*given, **known)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.integration import library_run
-from tests.integration.library_run import seen_in
+from tests.integration.seen_examples import seen_in
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of, wait_for
 
 FOLDER = os.environ.get("SYNERGY_TEST_HUGGINGFACE", "")

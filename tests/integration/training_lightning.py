@@ -25,20 +25,10 @@ else:
 from synergy_launch.examples.ddp import ByteModel
 from synergy_launch.lightning import SynergyCallback
 
+from tests.integration.seen_examples import seen_in
+from tests.integration.training_rows import Rows, noise_of
+
 SEQ = 16
-
-
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Example i begins with i; what follows can be learnt."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return torch.tensor([i, *((3 * i + 5 * j) % 64 for j in range(1, SEQ + 1))])
 
 
 def loss_of(net: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -123,12 +113,7 @@ class Stay(pl.Callback):  # type: ignore[misc]
 
 def by_hand(told: argparse.Namespace, ends: list[int]) -> torch.Tensor:
     """The weights after plain AdamW steps on the examples that were seen, in batches that end with these of the run's steps."""
-    seen: dict[int, list[int]] = {}
-    for path in told.output.glob("seen-*.jsonl"):
-        for line in path.read_text().splitlines():
-            step, examples = json.loads(line)
-            seen[step] = seen.get(step, []) + examples
-    net, rows, began = network(), Rows(told.examples), 0
+    seen, net, rows, began = seen_in(told.output), network(), Rows(told.examples, SEQ + 1), 0
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0, weight_decay=0.0)
     for end in ends:
         loss = loss_of(net, torch.stack([rows[i] for step in range(began + 1, end + 1) for i in seen[step]]))
@@ -143,15 +128,10 @@ def by_hand(told: argparse.Namespace, ends: list[int]) -> torch.Tensor:
 
 
 def noise_by_brute_force(examples: int) -> float:
-    """tr(covariance) / |mean|^2 of one gradient an example at the first weights, both unbiased."""
-    net, rows, found = network(), Rows(examples), []
-    for i in range(examples):
-        gradients = torch.autograd.grad(loss_of(net, rows[i][None]), list(net.parameters()))
-        found.append(torch.cat([g.flatten().double() for g in gradients]))
-    each = torch.stack(found)
-    whole = float(each.mean(0).square().sum())
-    trace = (float(each.square().sum(1).mean()) - whole) * examples / (examples - 1)
-    return trace / (whole - trace / examples)
+    """At the first weights."""
+    net, rows = network(), Rows(examples, SEQ + 1)
+    losses = (loss_of(net, rows[i][None]) for i in range(examples))
+    return noise_of([torch.autograd.grad(loss, list(net.parameters())) for loss in losses])
 
 
 def arguments_of(told: argparse.Namespace) -> dict[str, Any]:
@@ -199,9 +179,9 @@ def main() -> None:
         **arguments_of(told) | synergy.trainer_arguments,
     )  # fmt: skip
     module = Module(told)
-    ours = synergy.loader(Rows(told.examples), num_workers=told.workers)
-    data = torch.utils.data.DataLoader(Rows(told.examples), 8) if told.wrong == "loader" else ours
-    checks = torch.utils.data.DataLoader(Rows(8), 4) if told.validate else None
+    ours = synergy.loader(Rows(told.examples, SEQ + 1), num_workers=told.workers)
+    data = torch.utils.data.DataLoader(Rows(told.examples, SEQ + 1), 8) if told.wrong == "loader" else ours
+    checks = torch.utils.data.DataLoader(Rows(8, SEQ + 1), 4) if told.validate else None
     path = None if told.wrong == "resume" else told.path or synergy.resume_from()
     trainer.fit(module, data, checks, ckpt_path=path, weights_only=True)
     if not told.answer or trainer.global_rank:

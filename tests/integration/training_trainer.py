@@ -17,20 +17,17 @@ import torch
 from synergy_launch.huggingface.trainer import SynergyCallback, apply_plan, resume_from
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from tests.integration.seen_examples import seen_in
+from tests.integration.training_rows import Rows, noise_of
+
 SEQ = 16
 
 
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Example i begins with i; what follows can be learnt."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
+class Labelled(Rows):
+    """Rows as Trainer takes them."""
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        row = torch.tensor([i, *((3 * i + 5 * j) % 64 for j in range(1, SEQ))])
+        row = super().__getitem__(i)
         return {"input_ids": row, "labels": row}
 
 
@@ -54,12 +51,7 @@ def gpt() -> Any:
 
 def by_hand(told: argparse.Namespace, ends: list[int]) -> torch.Tensor:
     """The weights after plain AdamW steps on the examples that were seen, in batches that end with these of Trainer's steps."""
-    seen: dict[int, list[int]] = {}
-    for path in told.output.glob("seen-*.jsonl"):
-        for line in path.read_text().splitlines():
-            step, examples = json.loads(line)
-            seen[step] = seen.get(step, []) + examples
-    model, rows, began = gpt(), Rows(told.examples), 0
+    seen, model, rows, began = seen_in(told.output), gpt(), Labelled(told.examples, SEQ), 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     for end in ends:
         batch = [rows[i]["input_ids"] for step in range(began + 1, end + 1) for i in seen[step]]
@@ -76,16 +68,13 @@ def by_hand(told: argparse.Namespace, ends: list[int]) -> torch.Tensor:
 
 
 def noise_by_brute_force(examples: int) -> float:
-    """tr(covariance) / |mean|^2 of one gradient an example at the first weights, both unbiased."""
-    model, rows, found = gpt(), Rows(examples), []
+    """At the first weights."""
+    model, rows, found = gpt(), Rows(examples, SEQ), []
     for i in range(examples):
-        row = rows[i]["input_ids"][None]
-        gradients = torch.autograd.grad(model(input_ids=row, labels=row).loss, list(model.parameters()))
-        found.append(torch.cat([g.flatten().double() for g in gradients]))
-    each = torch.stack(found)
-    whole = float(each.mean(0).square().sum())
-    trace = (float(each.square().sum(1).mean()) - whole) * examples / (examples - 1)
-    return trace / (whole - trace / examples)
+        row = rows[i][None]
+        loss = model(input_ids=row, labels=row).loss
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    return noise_of(found)
 
 
 def main() -> None:
@@ -111,7 +100,7 @@ def main() -> None:
     if told.global_batch:
         args = apply_plan(args, global_batch=told.global_batch)
     callback = SynergyCallback()
-    trainer = Trainer(model, args, train_dataset=Rows(told.examples), callbacks=[callback])
+    trainer = Trainer(model, args, train_dataset=Labelled(told.examples, SEQ), callbacks=[callback])
     seen = (told.output / f"seen-{os.environ.get('RANK', '0')}.jsonl").open("a")
 
     def note(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
