@@ -38,7 +38,7 @@ from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergy_launch.pytorch.run_plan import run_plan, with_batch
+from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
 from synergyd.errors import UsageError
 from synergyd.exchange import EXACT
 
@@ -88,9 +88,7 @@ class DeepSpeedTask:
             self._state = EngineState(engine, self.ranks)
             if newest is not None:
                 self._load(newest)
-                if settings.plan is None and settings.batch_range is not None:
-                    # the run's own choice, which only its checkpoint holds
-                    self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
+                self.plan = self.agent.plan = resumed_plan(self.plan, settings, newest.meta.get("batch"))
             self.plan = self.agent.bounded(self.following.base)
         self._losses: list[torch.Tensor] = []
         self._go_on = True

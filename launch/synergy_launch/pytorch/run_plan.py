@@ -36,9 +36,11 @@ def run_plan(settings: AgentSettings, mesh: Degrees, global_batch: int, micro_ba
     return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
 
 
-def with_batch(plan: Plan, batch: Any) -> Plan:
-    """`plan` with a checkpoint's (global, micro) batch, as far as it divides there."""
-    if not isinstance(batch, list) or len(batch) != 2:
+def resumed_plan(plan: Plan, settings: AgentSettings, batch: Any) -> Plan:
+    """`plan` with a checkpoint's (global, micro) `batch`, as far as it divides there: that of a run that chooses its own, which stands
+    nowhere else. `plan` itself for other runs."""
+    chooses = settings.plan is None and settings.batch_range is not None
+    if not chooses or not isinstance(batch, list) or len(batch) != 2:
         return plan
     return fitting(plan, int(batch[0]), int(batch[1])) or plan
 

@@ -52,7 +52,7 @@ from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms
 from synergy_launch.pytorch.mesh import data_rank, degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergy_launch.pytorch.run_plan import run_plan, with_batch
+from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
 from synergy_launch.pytorch.run_settings import check_split, run_settings
 from synergy_launch.pytorch.training_state import TrainingState, without_warnings
 from synergyd.errors import UsageError
@@ -167,9 +167,7 @@ class SynergyTask:
 
     def _resume(self, newest: Checkpoint, settings: AgentSettings) -> None:
         self._load(newest)
-        if settings.plan is None and settings.batch_range is not None:
-            # the run's own choice, which only its checkpoint holds
-            self.plan = self.agent.plan = with_batch(self.plan, newest.meta.get("batch"))
+        self.plan = self.agent.plan = resumed_plan(self.plan, settings, newest.meta.get("batch"))
 
     def _begin_pipeline(self, pipeline: Pipeline) -> None:
         pipeline.follow(self.plan.micro_batches)
