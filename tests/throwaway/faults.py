@@ -30,6 +30,7 @@ CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update",
 PARK_S = 120
 SETTLE_S = 50.0  # _wait doubles it: less than PARK_S, after which a job would start by itself
 SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
+WRITES_S = 0.5  # a file written so soon after a change may be of the moment before it
 GPUS = 4  # of each of the two nodes
 
 
@@ -55,6 +56,7 @@ class Matrix:
         self.daemon = self._daemon()
         self.killed: list[str] = []
         self.job_id = self.blocker = 0
+        self.resumed = 0.0  # when n2 was told to take jobs again
         self.folder = cluster.folder / "jobs"
         self.ledger = self.folder / "none"
 
@@ -113,7 +115,7 @@ class Matrix:
             self.stalls.set(CALL["HELD"], "before")
         else:
             self.stalls.set(CALL[state], when)
-        self._control("update", "NodeName=n2", "State=RESUME")
+        self._resume()
         if state == "RELEASED":
             self.stalls.wait(CALL["HELD"], "before")
             # released, and yet Slurm can't start it; a job that runs would not be resized in such a partition
@@ -151,7 +153,7 @@ class Matrix:
             self.killed.append(lost)
             set_down(self.cluster, lost)
             if state == "RUNNING":
-                self._control("update", "NodeName=n2", "State=RESUME")
+                self._resume()
         elif fault == "reconfigure":
             self._control("reconfigure")
         else:
@@ -168,10 +170,14 @@ class Matrix:
         return lost
 
     def _saved(self) -> None:
-        """Waits until slurmctld has written down what it did up to now: what it has not, no restart brings back."""
-        path, since = self.cluster.folder / "state" / "job_state", time.time()
-        while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
-            time.sleep(0.05)
+        """Waits until slurmctld has written down what it did up to now: what it has not, no restart brings back.
+
+        Jobs and nodes are two files, each written when something of its own has changed.
+        """
+        for name, since in (("job_state", time.time()), ("node_state", self.resumed + WRITES_S)):
+            path = self.cluster.folder / "state" / name
+            while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
+                time.sleep(0.05)
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
@@ -278,6 +284,10 @@ class Matrix:
 
     def _control(self, *words: str) -> None:
         self.cluster.run("scontrol", *words)
+
+    def _resume(self) -> None:
+        self._control("update", "NodeName=n2", "State=RESUME")
+        self.resumed = time.time()
 
     # -- between two pairs -----------------------------------------------------------------------------------------
 
