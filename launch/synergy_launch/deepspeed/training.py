@@ -12,15 +12,14 @@ the examples does not, the learning rate follows (synergy_launch.batch.learning_
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.checkpoint import Checkpoint
@@ -28,22 +27,21 @@ from synergy_launch.agent.collectives import TorchCollectives
 from synergy_launch.agent.early_requests import ignore_early_requests
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.batch.data_order import RankIndices, SampleOrder
-from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
+from synergy_launch.batch.learning_rate import at_batch
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.deepspeed.engine_state import EngineState
 from synergy_launch.deepspeed.gradient_norms import EngineNorms
 from synergy_launch.deepspeed.refused import check_engine
+from synergy_launch.pytorch.batch_loop import BatchLoop, following_of
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
-from synergyd.errors import UsageError
 from synergyd.exchange import EXACT
 
 
-class DeepSpeedTask:
+class DeepSpeedTask(BatchLoop):
     """One rank's side of a run. All ranks make it, after deepspeed.initialize, with the same arguments.
 
     `global_batch`, `seed`, `checkpoint`, `checkpoint_interval`, `tokens_per_sample`, `lr_rule` and `count` are SynergyTask's. Clipping,
@@ -66,19 +64,19 @@ class DeepSpeedTask:
         lr_rule: str = "",
         count: str = "",
     ) -> None:
-        self.engine, self.seed, self.step_count = engine, seed, 0
+        self.engine, self.seed = engine, seed
         self._tokens_per_sample = tokens_per_sample
         with exit_on_error():
             settings, world = AgentSettings.from_environment(), dist.get_world_size()
             check_engine(engine, world)
             basic = engine.basic_optimizer
-            rule = rule_of(basic, lr_rule)
-            self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
+            self.following = following_of(basic, global_batch, lr_rule, count)
             # DeepSpeed's FusedAdam says in an attribute what torch's AdamW says in its groups
             self._decoupled: bool | None = getattr(basic, "adam_w_mode", None)
             micro = engine.train_micro_batch_size_per_gpu()
             self.plan = run_plan(settings, Degrees(world), global_batch, micro)
             self.ranks = TorchCollectives()
+            self._data_rank = self.ranks.rank
             self.agent = Agent(settings, self.plan, self.ranks, peak_memory=peak_memory, device_memory=device_memory)
             self.agent.install_signals()
             if settings.exchange != EXACT:
@@ -91,7 +89,6 @@ class DeepSpeedTask:
                 self.plan = self.agent.plan = resumed_plan(self.plan, settings, newest.meta.get("batch"))
             self.plan = self.agent.bounded(self.following.base)
         self._losses: list[torch.Tensor] = []
-        self._go_on = True
         self._norms = EngineNorms(engine, self.plan)
         self.agent.start(
             self.step_count,
@@ -102,50 +99,17 @@ class DeepSpeedTask:
         )
         self._follow()
 
-    def __enter__(self) -> DeepSpeedTask:
-        self._watching = self.agent.watching()
-        self._watching.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._norms.close()
-        self._watching.__exit__(kind, error, trace)
+        super().__exit__(*error)
 
-    @property
-    def samples(self) -> int:
-        """Examples seen so far."""
-        return self.following.samples
+    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+        # the engine's own count of micro-batches would be off after a change of their number
+        self.engine.set_gradient_accumulation_boundary(micro_step == self.plan.micro_batches - 1)
+        return contextlib.nullcontext()
 
-    def batches(
-        self,
-        dataset: Any,
-        steps: int,
-        *,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        workers: int = 0,
-    ) -> Iterator[Any]:
-        """This rank's micro-batches, on the engine's device, as SynergyTask.batches gives them. Call `step` once for each."""
-        order = SampleOrder(len(dataset), self.seed)
-        while not self.following.finished(steps):
-            plan = self.plan
-            indices = RankIndices(order, plan, self.ranks.rank, self.samples)
-            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
-            # what was loaded ahead for one batch is of no use to the next
-            while self.plan is plan and not self.following.finished(steps):
-                before = self.step_count
-                for micro_step in range(plan.micro_batches):
-                    # the engine's own count of micro-batches would be off after a change of their number
-                    self.engine.set_gradient_accumulation_boundary(micro_step == plan.micro_batches - 1)
-                    yield on_device(self.engine.device, next(ahead))
-                if self.step_count != before + 1:
-                    raise UsageError(
-                        "DeepSpeedTask", "step(loss) was not called for each batch", "call it once for each"
-                    )
-                if not self._go_on:
-                    raise SystemExit(0)
-        self.agent.finish()
+    def _given(self, batch: Any) -> Any:
+        return on_device(self.engine.device, batch)
 
     def step(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""

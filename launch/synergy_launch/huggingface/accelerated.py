@@ -12,7 +12,6 @@ accelerator.accumulate, accelerator.backward and the steps of optimizer and sche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from synergy_launch.agent.user_errors import exit_on_error
@@ -42,7 +41,5 @@ class AcceleratedTask(SynergyTask):
         super().__init__(model, bare[0], scheduler=bare[1], scaler=accelerator.scaler, **arguments)
         self._device = accelerator.device
 
-    def batches(self, dataset: Any, steps: int, **more: Any) -> Iterator[Any]:
-        """As SynergyTask.batches, on the accelerator's device."""
-        for batch in super().batches(dataset, steps, **more):
-            yield on_device(self._device, batch)
+    def _given(self, batch: Any) -> Any:
+        return super()._given(on_device(self._device, batch))

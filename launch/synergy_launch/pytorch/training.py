@@ -16,11 +16,10 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +29,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.background_save import Staged
@@ -39,12 +37,12 @@ from synergy_launch.agent.collectives import Collectives, OneProcess, TorchColle
 from synergy_launch.agent.early_requests import ignore_early_requests
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.batch.data_order import RankIndices, SampleOrder
-from synergy_launch.batch.learning_rate import Following, at_batch, rule_of
+from synergy_launch.batch.learning_rate import at_batch
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.communication.choice import choose, communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
+from synergy_launch.pytorch.batch_loop import BatchLoop, following_of
 from synergy_launch.pytorch.clipping import clip_gradients
 from synergy_launch.pytorch.copy_room import not_copied
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
@@ -57,13 +55,13 @@ from synergy_launch.pytorch.run_settings import check_split, run_settings
 from synergy_launch.pytorch.training_state import TrainingState, without_warnings
 from synergyd.errors import UsageError
 from synergyd.exchange import EXACT, exchange
-from synergyd.records import ModelSpec
+from synergyd.records import ModelSpec, Plan
 
 if TYPE_CHECKING:
     from synergy_launch.pytorch.pipeline import Pipeline
 
 
-class SynergyTask:
+class SynergyTask(BatchLoop):
     """One rank's side of a run. All ranks make it, after the process group, with the same arguments.
 
     `global_batch` (examples) is the batch that the optimizer's learning rate was tuned for. It and `micro_batch` (None:
@@ -110,7 +108,6 @@ class SynergyTask:
     ) -> None:
         self.model, self.optimizer, self.scheduler, self.seed, self.clip = model, optimizer, scheduler, seed, clip
         self.scaler = scaler
-        self.step_count = 0
         self._tokens_per_sample = tokens_per_sample
         together = dist.is_available() and dist.is_initialized()
         with exit_on_error():
@@ -119,11 +116,10 @@ class SynergyTask:
             tied = model_spec is not None and model_spec.tied_embeddings
             settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp, tied)
             check_split(of, scaler, pipeline is not None, cp, tied)
-            rule = rule_of(optimizer, lr_rule)
-            self.following = Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
+            self.following = following_of(optimizer, global_batch, lr_rule, count)
             self.plan = run_plan(settings, of, global_batch, micro_batch)
             self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, of.dp)
-            self._dp_rank = data_rank(dist.get_rank() if together else 0, of)
+            self._data_rank = data_rank(dist.get_rank() if together else 0, of)
             self._pipeline = pipeline if of.pp > 1 else None  # the schedule of one stage is a loop's own
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
             self.agent = Agent(
@@ -145,7 +141,6 @@ class SynergyTask:
             self.plan = self.agent.bounded(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
-        self._go_on = True
         self._norms = GradientNorms(model, self.plan)
         self._own = ForwardTimer()
         if self._pipeline is not None:
@@ -184,64 +179,27 @@ class SynergyTask:
                 self._load_communication(newest, self._less_kept)
             self._follow()
 
-    def __enter__(self) -> SynergyTask:
-        self._watching = self.agent.watching()
-        self._watching.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self.link_gate is not None:
             self.link_gate.close()
-        self._watching.__exit__(kind, error, trace)
+        super().__exit__(*error)
 
-    def batches(
-        self,
-        dataset: Any,
-        steps: int,
-        *,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        workers: int = 0,
-    ) -> Iterator[Any]:
-        """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
+    def _loaded(self) -> Plan:
+        plan = self.plan
+        return plan if self._pipeline is None else replace(plan, micro_batch=plan.global_batch // plan.dp)
 
-        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
-        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch. Where the mesh has a
-        pipeline all micro-batches of a step come as one, for `pipeline` to cut.
-        """
-        order = SampleOrder(len(dataset), self.seed)
-        while not self.following.finished(steps):
-            plan = self.plan
-            loaded = plan if self._pipeline is None else replace(plan, micro_batch=plan.global_batch // plan.dp)
-            indices = RankIndices(order, loaded, self._dp_rank, self.samples)
-            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
-            # what was loaded ahead for one batch is of no use to the next
-            while self.plan is plan and not self.following.finished(steps):
-                before = self.step_count
-                if self.less is not None and self.less.begin(self._rate(), self.samples / self.following.base):
-                    self._follow()
-                for micro_step in range(loaded.micro_batches):
-                    with self._synchronised(micro_step):
-                        batch = next(ahead)
-                        self._own.begin()
-                        yield batch
-                if self.step_count != before + 1:
-                    raise UsageError("SynergyTask", "step(loss) was not called for each batch", "call it once for each")
-                if not self._go_on:
-                    raise SystemExit(0)
-        self._settle()
-        self.agent.finish()
+    def _before_step(self) -> None:
+        if self.less is not None and self.less.begin(self._rate(), self.samples / self.following.base):
+            self._follow()
 
-    def _synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         if self.less is not None and self.less.alone:
             return self.less.replicas.model.no_sync()
         return self._norms.synchronised(micro_step)
 
-    @property
-    def samples(self) -> int:
-        """Examples seen so far."""
-        return self.following.samples
+    def _given(self, batch: Any) -> Any:
+        self._own.begin()
+        return batch
 
     def step(self, loss: torch.Tensor) -> None:
         """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step. With a pipeline `loss` is its

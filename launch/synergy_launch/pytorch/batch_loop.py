@@ -1,0 +1,100 @@
+"""The loop around a training step that SynergyTask and DeepSpeedTask share: batches of a dataset, in an order that neither the
+data-parallel degree nor the batch changes, until the run's end or a stop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from torch.utils.data import DataLoader, default_collate
+
+from synergy_launch.agent.agent import Agent
+from synergy_launch.batch.data_order import RankIndices, SampleOrder
+from synergy_launch.batch.learning_rate import Following, rule_of
+from synergyd.errors import UsageError
+from synergyd.records import Plan
+
+
+class BatchLoop:
+    """Who makes one sets `agent`, `plan` (a new one at a change of the batch), `following`, `seed` and `_data_rank`, and in each `step`
+    that ends one of the optimizer's `step_count`, and `_go_on` where the run is to stop."""
+
+    agent: Agent
+    plan: Plan
+    following: Following
+    seed: int
+    _data_rank: int
+    step_count = 0
+    _go_on = True
+
+    def __enter__(self) -> Self:
+        self._watching = self.agent.watching()
+        self._watching.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._watching.__exit__(*error)
+
+    @property
+    def samples(self) -> int:
+        """Examples seen so far."""
+        return self.following.samples
+
+    def batches(
+        self,
+        dataset: Any,
+        steps: int,
+        *,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        workers: int = 0,
+    ) -> Iterator[Any]:
+        """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
+
+        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
+        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch. Where the mesh has a
+        pipeline all micro-batches of a step come as one, for `pipeline` to cut.
+        """
+        order = SampleOrder(len(dataset), self.seed)
+        while not self.following.finished(steps):
+            plan, loaded = self.plan, self._loaded()
+            indices = RankIndices(order, loaded, self._data_rank, self.samples)
+            ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
+            # what was loaded ahead for one batch is of no use to the next
+            while self.plan is plan and not self.following.finished(steps):
+                before = self.step_count
+                self._before_step()
+                for micro_step in range(loaded.micro_batches):
+                    with self._around(micro_step):
+                        yield self._given(next(ahead))
+                if self.step_count != before + 1:
+                    name = type(self).__name__
+                    raise UsageError(name, "step(loss) was not called for each batch", "call it once for each")
+                if not self._go_on:
+                    raise SystemExit(0)
+        self._settle()
+        self.agent.finish()
+
+    def _loaded(self) -> Plan:
+        """The plan with the micro-batch that comes at once."""
+        return self.plan
+
+    def _before_step(self) -> None:
+        """Of the optimizer."""
+
+    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+        """Around the loop's body for one micro-batch."""
+        return contextlib.nullcontext()
+
+    def _given(self, batch: Any) -> Any:
+        """What the loop's body is given."""
+        return batch
+
+    def _settle(self) -> None:
+        """All ranks hold the same state afterwards."""
+
+
+def following_of(optimizer: Any, global_batch: int, lr_rule: str, count: str) -> Following:
+    """A run's start. "": the rule that is usual for the optimizer; counted in progress under adascale, else in examples."""
+    rule = rule_of(optimizer, lr_rule)
+    return Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))
