@@ -33,7 +33,7 @@ demo: system venv
 ifeq ($(SLURM)$(SLURM_SOURCE),)
 test: system venv lint
 	$(BIN)/python -m pytest tests/unit -q -n 2
-	$(BIN)/python -m pytest tests/integration -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder
 else
 test: system venv
 	$(OTHER_SLURM) $(BIN)/python -m pytest tests/unit tests/integration -q -n 2 --dist loadfile -m slurm
