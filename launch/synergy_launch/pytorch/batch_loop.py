@@ -17,7 +17,7 @@ from synergyd.records import Plan
 
 
 class BatchLoop:
-    """Who makes one sets `agent`, `plan` (a new one at a change of the batch), `following`, `seed` and `_data_rank`, and in each `step`
+    """A subclass sets `agent`, `plan` (a new one at a change of the batch), `following`, `seed` and `_data_rank`, and in each `step`
     that ends one of the optimizer's `step_count`, and `_go_on` where the run is to stop."""
 
     agent: Agent
