@@ -56,7 +56,7 @@ class Matrix:
         self.daemon = self._daemon()
         self.killed: list[str] = []
         self.job_id = self.blocker = 0
-        self.resumed = 0.0  # when n2 was told to take jobs again
+        self.n2_told = 0.0  # when it was last told whether it takes jobs
         self.folder = cluster.folder / "jobs"
         self.ledger = self.folder / "none"
 
@@ -96,7 +96,7 @@ class Matrix:
         blocked = state == "QUEUED"
         self.blocker = 0
         if not blocked:
-            self._control("update", "NodeName=n2", "State=DRAIN", "Reason=test")
+            self._tell_n2("State=DRAIN", "Reason=test")
         else:
             text = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:4 --no-requeue -o /dev/null\nexec sleep 600\n"
             self.blocker = self.cluster.sbatch(text)
@@ -115,7 +115,7 @@ class Matrix:
             self.stalls.set(CALL["HELD"], "before")
         else:
             self.stalls.set(CALL[state], when)
-        self._resume()
+        self._tell_n2("State=RESUME")
         if state == "RELEASED":
             self.stalls.wait(CALL["HELD"], "before")
             # released, and yet Slurm can't start it; a job that runs would not be resized in such a partition
@@ -153,7 +153,7 @@ class Matrix:
             self.killed.append(lost)
             set_down(self.cluster, lost)
             if state == "RUNNING":
-                self._resume()
+                self._tell_n2("State=RESUME")
         elif fault == "reconfigure":
             self._control("reconfigure")
         else:
@@ -174,7 +174,7 @@ class Matrix:
 
         Jobs and nodes are two files, each written when something of its own has changed.
         """
-        for name, since in (("job_state", time.time()), ("node_state", self.resumed + WRITES_S)):
+        for name, since in (("job_state", time.time()), ("node_state", self.n2_told + WRITES_S)):
             path = self.cluster.folder / "state" / name
             while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
                 time.sleep(0.05)
@@ -285,9 +285,9 @@ class Matrix:
     def _control(self, *words: str) -> None:
         self.cluster.run("scontrol", *words)
 
-    def _resume(self) -> None:
-        self._control("update", "NodeName=n2", "State=RESUME")
-        self.resumed = time.time()
+    def _tell_n2(self, *words: str) -> None:
+        self._control("update", "NodeName=n2", *words)
+        self.n2_told = time.time()
 
     # -- between two pairs -----------------------------------------------------------------------------------------
 
