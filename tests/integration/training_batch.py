@@ -67,17 +67,16 @@ def by_hand(batches: list[int]) -> list[float]:
 
 
 def noise_by_hand(samples: int) -> float:
-    """tr(covariance) / |mean|^2 of one gradient a sample at the first weights, both unbiased."""
+    """At the first weights."""
     import torch
     from synergy_launch.examples.plain_gpt import Gpt
+
+    from tests.integration.training_rows import noise_of
 
     torch.manual_seed(0)
     model, text, found = Gpt(SPEC), TextWindows(SPEC.seq), []
     order = SampleOrder(len(text), 0)
     for i in range(samples):
         gradients = torch.autograd.grad(loss_by(model, rows_of([text[order.index(i)]])), list(model.parameters()))
-        found.append(torch.cat([g.flatten().double() for g in gradients]))
-    each = torch.stack(found)
-    whole = float(each.mean(0).square().sum())
-    trace = (float(each.square().sum(1).mean()) - whole) * samples / (samples - 1)
-    return trace / (whole - trace / samples)
+        found.append(gradients)
+    return noise_of(found)

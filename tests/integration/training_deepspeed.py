@@ -18,6 +18,8 @@ from synergy_launch import SynergyTask
 from synergy_launch.deepspeed import DeepSpeedTask, with_plan
 from synergy_launch.examples.text import TextWindows
 
+from tests.integration.training_rows import noise_of
+
 SEQ, WIDTH, CLIP = 16, 16, 0.5
 
 
@@ -54,16 +56,9 @@ def loss_of(model: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def noise_by_brute_force(model: torch.nn.Module, dataset: Any) -> float:
-    """tr(covariance) / |mean|^2 of one gradient an example, both unbiased."""
+    """At the model's weights."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = []
-    for item in dataset:
-        gradients = torch.autograd.grad(loss_of(model, rows_of([item])), parameters)
-        found.append(torch.cat([g.flatten().double() for g in gradients]))
-    each = torch.stack(found)
-    whole = float(each.mean(0).square().sum())
-    trace = (float(each.square().sum(1).mean()) - whole) * len(found) / (len(found) - 1)
-    return trace / (whole - trace / len(found))
+    return noise_of([torch.autograd.grad(loss_of(model, rows_of([item])), parameters) for item in dataset])
 
 
 def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:

@@ -67,6 +67,8 @@ def by_hand(plans: list[Plan], steps: int, batch: int, as_cp: bool = False) -> t
     import torch
     from synergy_launch.megatron_core.training import MegatronRun, start_process_group
 
+    from tests.integration.training_rows import noise_of
+
     run = MegatronRun(SMALL, Plan(), start_process_group(), TextWindows(SMALL.seq).sample, noise=False)
     model = run.model.module
     chosen = [p for name, p in model.named_parameters() if "word_embeddings" not in name]
@@ -77,11 +79,8 @@ def by_hand(plans: list[Plan], steps: int, batch: int, as_cp: bool = False) -> t
         gradients = torch.autograd.grad(loss_of(output)[0], chosen)
         rows.append(torch.cat([g.flatten().double() for g in gradients]))
     each = torch.stack(rows)
-    whole = float(each.mean(0).square().sum())
-    trace = (float(each.square().sum(1).mean()) - whole) * len(rows) / (len(rows) - 1)
-    return trace / (whole - trace / len(rows)), [
-        _estimated(each, plan, steps, batch, as_cp and plan is plans[-1]) for plan in plans
-    ]
+    estimates = [_estimated(each, plan, steps, batch, as_cp and plan is plans[-1]) for plan in plans]
+    return noise_of([[row] for row in rows]), estimates
 
 
 def _estimated(each: Any, plan: Plan, steps: int, batch: int, as_cp: bool) -> float:
