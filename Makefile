@@ -30,6 +30,7 @@ OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),
 demo: system venv
 	$(BIN)/python -m tests.demo
 
+# Of the integration tests three at a time on two cores: they wait for most of their time.
 ifeq ($(SLURM)$(SLURM_SOURCE),)
 test: system venv lint
 	$(BIN)/python -m pytest tests/unit -q -n 2

@@ -45,8 +45,8 @@ class DeepSpeedTask(BatchLoop):
     """One rank's side of a run. All ranks make it, after deepspeed.initialize, with the same arguments.
 
     `global_batch`, `seed`, `checkpoint`, `checkpoint_interval`, `tokens_per_sample`, `lr_rule` and `count` are SynergyTask's. Clipping,
-    precision, ZeRO and the schedule are the engine's; its schedule is stepped once for every `global_batch` examples. Training waits
-    while a checkpoint is written.
+    precision, ZeRO and the schedule are the engine's; its schedule is stepped once for every `global_batch` examples. Batches come on
+    its device. Training waits while a checkpoint is written.
 
     What can't go on on another number of ranks (synergy_launch.deepspeed.refused) and other mistakes end the process with one line and
     exit code 2; SIGTERM, after a checkpoint, with code 0, from inside `batches`.

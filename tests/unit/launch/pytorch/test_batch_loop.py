@@ -15,6 +15,8 @@ from synergyd.records import Plan
 pytest.importorskip("torch")
 from synergy_launch.pytorch.batch_loop import BatchLoop
 
+pytestmark = pytest.mark.training
+
 
 class _Ends:
     """Of an agent only what the loop's end needs."""
