@@ -11,16 +11,22 @@ from synergyd.usage import PastRun
 _COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES"
 # every state in which an incarnation is over
 _ENDED = "CD,F,CA,TO,NF,PR,RQ,OOM,DL,BF"
+# what lasts: no accounts, no sacct; all else, such as a deadlock in slurmdbd's database, may pass
+_LASTS = re.compile(r"storage is disabled|can't be run")
 _GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?=,|$)")
 _MAIL = re.compile(r"^   MailUser=(.*?) MailType=(\S*)\s*$", re.MULTILINE)
 
 
 def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Iterator[PastRun]:
-    """Runs with GPUs that ended within the span, each incarnation of its own. Raises SlurmError where Slurm keeps no accounts."""
+    """Runs with GPUs that ended within the span, each incarnation of its own. Raises SlurmError, not transient where Slurm keeps no
+    accounts."""
     # uts: seconds since 1970, whatever time zone and format sacct works in
     span = (f"--starttime=uts{max(1, int(from_s))}", f"--endtime=uts{max(1, int(to_s))}")
     argv = ("sacct", "-a", "-D", "-X", "-n", "-P", f"--state={_ENDED}", *span, f"--format={_COLUMNS}")
-    text = run(*argv).decode(errors="replace")
+    try:
+        text = run(*argv).decode(errors="replace")
+    except SlurmError as error:
+        raise SlurmError(error.where, error.what, transient=not _LASTS.search(error.what)) from None
     for line in text.splitlines():
         words = line.split("|")
         if len(words) != 6 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):

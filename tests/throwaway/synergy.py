@@ -80,10 +80,13 @@ class Synergyd:
 def synergyd(
     cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None, by: Sequence[str] = ()
 ) -> Iterator[Synergyd]:
-    """A running daemon; its port for reports is the cluster's own."""
+    """A running daemon; its port for reports is the cluster's own. What it wrote is printed where the test fails."""
     daemon = Synergyd(cluster, *options, environment=environment, by=by)
     try:
         yield daemon
+    except BaseException:
+        print(f"synergyd: exit code {daemon.process.poll()}\n{daemon.tail(100)}")
+        raise
     finally:
         daemon.stop()
 

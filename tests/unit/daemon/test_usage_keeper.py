@@ -183,6 +183,27 @@ def test_midnight_is_after_its_time_by_the_local_clock(monkeypatch: pytest.Monke
         time.tzset()
 
 
+@pytest.mark.parametrize(
+    ("what", "passes"),
+    [
+        ("sacct: error: mysql_query failed: 1213 Deadlock found when trying to get lock", True),
+        ("exit 1", True),
+        ("Slurm accounting storage is disabled", False),
+        ("can't be run: No such file or directory", False),
+    ],
+)
+def test_only_a_cluster_without_accounts_is_left_alone_for_an_hour(what: str, passes: bool, store: Store) -> None:
+    def refused(*_: str) -> bytes:
+        asked.append(1)
+        raise SlurmError("sacct -a -D", what, transient=False)
+
+    asked: list[int] = []
+    kept = Kept(store, lambda from_s, to_s: read_past_runs(refused, from_s, to_s))
+    for _ in range(7):
+        kept.look(holding(kept.now_s))
+    assert len(asked) == (2 if passes else 1)
+
+
 def test_sacct_and_mail_users_are_read_as_they_are_printed() -> None:
     lines = "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2\n8|joao||Unknown|0|\nx|y\n9|j|p|5|5|cpu=1\n"
     found = list(read_past_runs(lambda *_: lines.encode(), 0.0, 9.0))
