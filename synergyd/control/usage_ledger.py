@@ -99,8 +99,7 @@ class UsageLedger:
         # Slurm says whole seconds, and may begin a run in the second in which it looks
         start_s = None if job.start_s is None or job.start_s > now_s + 1 else job.start_s
         if now is not None and (start_s is None or abs(start_s - now.part.start_s) >= 1.0):
-            requeued_s = job.submit_s if now.part.start_s < job.submit_s <= now_s else _between(now.seen_s, now_s)
-            self._end(job.job_id, requeued_s, job.checkpoint_s)
+            self._end(job.job_id, _over_s(now, job, start_s, now_s), job.checkpoint_s)
             now = None
         if start_s is None or job.gpus < 1 or start_s < now_s - OLDEST_S or self._ended.get(job.job_id) == start_s:
             return
@@ -178,6 +177,17 @@ class UsageLedger:
                 sigma_gpu_s=part.sigma_gpu_s * left,
             )
         self._changed[job_id, part.from_s] = part
+
+
+def _over_s(now: _Open, job: Holding, start_s: float | None, now_s: float) -> float:
+    """When the run that was open ended, now that the job is pending or has another start."""
+    if now.part.start_s < job.submit_s <= now_s:
+        return job.submit_s  # its requeue
+    if start_s is not None and start_s > now.part.start_s and now.restarts in (-1, job.restarts):
+        return (
+            now.part.from_s
+        )  # the same run: once its nodes are powered up Slurm has it begin anew, in the accounts too
+    return _between(now.seen_s, now_s)
 
 
 def _between(seen_s: float, now_s: float) -> float:

@@ -14,7 +14,8 @@ from synergyd.store.store import open_store
 from tests.integration.daemon_site import sizes, until_beat, until_steps
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
-from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.power import cloud_settings
+from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [
@@ -99,6 +100,19 @@ def test_hours_held_are_those_of_sacct() -> None:
             until_equal(cluster)
             assert sacct(cluster)["runs"] >= 7
             check_report(cluster)
+
+
+def test_hours_of_nodes_that_were_powered_up_are_those_of_sacct() -> None:
+    """Slurm sets the start anew once they are there, of a run that the daemon has seen begin before."""
+    cluster = make_cluster((NodeGroup("cpu", 1, 1), NodeGroup("cpu", 1, 4, cloud=True)), epoch_s=1)
+    cluster.slurm_conf = (*cluster.slurm_conf, *cloud_settings(cluster, resume_timeout_s=60))
+    cluster.accounting = Accounting(ACCOUNTS)
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        plain = "#!/bin/bash\n#SBATCH --gres=gpu:4 --nodes=1 --output=/dev/null\nsleep 4\n"
+        sky = cluster.sbatch(plain, "--account=chem")
+        cluster.wait_for(lambda: ended(cluster, sky) == "COMPLETED", 240, "its end")
+        until_equal(cluster)
 
 
 def restarted_at(cluster: SlurmCluster, job_id: int) -> int | None:

@@ -39,6 +39,19 @@ def test_a_run_is_held_from_slurms_start_to_slurms_end() -> None:
     assert kept(ledger) == []
 
 
+def test_a_run_whose_nodes_were_powered_up_is_held_from_its_later_start() -> None:
+    """Slurm sets its start anew once they are there, in the accounts too."""
+    ledger = UsageLedger(midnight)
+    for now_s in range(1005, 1725, 60):  # for longer than the part waits to be stored
+        ledger.look(float(now_s), [holding()])
+    stored = kept(ledger)
+    ledger.look(1725.0, [holding(start_s=1700.0)])
+    ledger.look(1785.0, [holding(start_s=1700.0, ended_s=1760.0)])
+    rows = {p.from_s: p for p in (*stored, *kept(ledger))}
+    assert [(p.from_s, p.to_s, p.is_open) for p in rows.values()] == [(1000, 1000, False), (1700, 1760, False)]
+    assert totals(rows.values()).held_gpu_h * 3600 == pytest.approx(8 * 60)
+
+
 def test_training_counts_by_goodput_and_a_restart_by_what_it_took() -> None:
     ledger = UsageLedger(midnight)
     ledger.look(1100.0, [holding()])
