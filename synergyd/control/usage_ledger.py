@@ -184,9 +184,8 @@ def _over_s(now: _Open, job: Holding, start_s: float | None, now_s: float) -> fl
     if now.part.start_s < job.submit_s <= now_s:
         return job.submit_s  # its requeue
     if start_s is not None and start_s > now.part.start_s and now.restarts in (-1, job.restarts):
-        return (
-            now.part.from_s
-        )  # the same run: once its nodes are powered up Slurm has it begin anew, in the accounts too
+        # the same run: once its nodes are powered up Slurm has it begin anew, in the accounts too
+        return now.part.from_s
     return _between(now.seen_s, now_s)
 
 
