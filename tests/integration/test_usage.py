@@ -27,12 +27,15 @@ ACCOUNTS = ("add account chem", "add account physics", "add user root account=ch
 COLUMNS = "JobIDRaw,Account,State,Start,End,ElapsedRaw,AllocTRES"
 
 
+def runs_of(cluster: SlurmCluster, columns: str) -> str:
+    """A line for each incarnation of any job."""
+    return cluster.run("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "2000-01-01", f"--format={columns}").stdout
+
+
 def sacct(cluster: SlurmCluster) -> dict[str, float]:
     """GPU seconds by account, "runs": the incarnations that held GPUs, and "open": those without an end."""
-    columns = "--format=Account,ElapsedRaw,AllocTRES,End"
-    text = cluster.run("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "2000-01-01", columns).stdout
     found: dict[str, float] = {"runs": 0, "open": 0}
-    for line in text.splitlines():
+    for line in runs_of(cluster, "Account,ElapsedRaw,AllocTRES,End").splitlines():
         account, elapsed, tres, end = line.split("|")
         gpus = re.search(r"gres/gpu=(\d+)", tres)
         found["open"] += end == "Unknown"  # slurmdbd hears of an end a little later
@@ -138,10 +141,10 @@ def until_equal(cluster: SlurmCluster) -> None:
     try:
         cluster.wait_for(lambda: equal(cluster), 240, "equal hours")
     except RuntimeError as error:
-        runs = cluster.run("sacct", "-a", "-D", "-X", "-P", "-S", "2000-01-01", f"--format={COLUMNS}").stdout
         with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-            parts = "\n".join(str(p) for job_id in range(1, 8) for p in store.usage_of([job_id]))
-        raise AssertionError(f"{sacct(cluster)}, {reported(cluster)}\n{runs}\n{parts}") from error
+            parts = "\n".join(map(str, store.usage_of(range(1, 8))))
+        runs = runs_of(cluster, COLUMNS)
+        raise AssertionError(f"{sacct(cluster)}, {reported(cluster)}\n{COLUMNS}\n{runs}{parts}") from error
 
 
 def check_report(cluster: SlurmCluster) -> None:
