@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import struct
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from synergyd.errors import NoSchemaError, UnavailableError, UsageError
 from synergyd.rest.app import application
+from synergyd.rest.connections import ConnectionPool, Source, network_source
 from synergyd.rest.identity import Identity
 from synergyd.rest.slurm_rights import RightsReader, jwt_key
 from synergyd.rest.what_if import WhatIfs
@@ -29,10 +31,11 @@ from synergyd.settings import Settings
 from synergyd.store.store import Store, open_store
 
 log = logging.getLogger("synergyrestd")
-MAX_CONNECTIONS = 4096  # at once; what comes beyond is answered 503
+MAX_CONNECTIONS = 4096  # at once: of the port and of the Unix socket
+UNIX_CONNECTIONS = 1024  # of them, kept for the Unix socket
 CONNECTIONS_A_USER = 64  # over the Unix socket, root excepted
-CONNECTIONS_A_PEER = 768  # of one address over the port: many users' login node
-FIRST_REQUEST_S = 10.0  # a connection that has not asked by then is closed
+CONNECTIONS_A_SOURCE = 768  # of one address over the port: many users' login node, or a proxy
+FIRST_REQUEST_S = 5.0  # a connection whose first request has not begun by then is closed
 CONNECTION_S = 120.0  # every connection ends after so long, however slowly its client reads
 KEEP_ALIVE_S = 30
 MAX_HEADER_BYTES = 32 * 1024
@@ -40,42 +43,82 @@ BACKLOG = 512
 GRACE_S = 3  # long polls are not waited for at the end
 
 
-class BoundedConnection(H11Protocol):
-    """A connection that a client can hold open neither before its first request nor for ever, and of which one peer has some."""
+@dataclass(frozen=True)
+class ConnectionPools:
+    """The connections of one service."""
 
-    open_by_peer: ClassVar[Counter[object]] = Counter()
-    peer: object = None
+    unix: ConnectionPool
+    port: ConnectionPool
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that a client can hold open neither before its first request nor for ever, nor at the cost of other clients."""
+
+    pools: ClassVar[ConnectionPools]
+    source: Source = ""
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether a request, the rest of one, or the reading of an answer is to come."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The pool that this connection is or was in."""
+        return self.pools.unix if isinstance(self.source, int) else self.pools.port
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.peer = peer_of(transport.get_extra_info("socket"))
-        self.open_by_peer[self.peer] += 1
-        most = CONNECTIONS_A_USER if isinstance(self.peer, int) else CONNECTIONS_A_PEER
-        if self.open_by_peer[self.peer] > most and self.peer != 0:
+        self.source = source_of(transport.get_extra_info("socket"))
+        if not self.pool.admit(self, self.source):
             transport.abort()
             return
         self.loop.call_later(FIRST_REQUEST_S, self._close_silent)
         self.loop.call_later(CONNECTION_S, transport.abort)
 
+    def handle_events(self) -> None:
+        cycle = self.cycle
+        super().handle_events()
+        if self.cycle is not cycle:
+            self.pool.touch(self, self.source)
+
+    def on_response_complete(self) -> None:
+        self.pool.touch(self, self.source)
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self.open_by_peer[self.peer] -= 1
-        if not self.open_by_peer[self.peer]:
-            del self.open_by_peer[self.peer]
+        self.pool.discard(self, self.source)
         super().connection_lost(exc)
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def _close_silent(self) -> None:
         if self.cycle is None:
             self.transport.abort()
 
 
-def peer_of(wire: socket.socket) -> object:
-    """Who connects: the uid over a Unix socket, else the address."""
+def bounded_connections(most: int = MAX_CONNECTIONS) -> type[BoundedConnection]:
+    """Return the protocol of one service's connections: at most `most` at once."""
+    unix = min(UNIX_CONNECTIONS, most // 4)
+
+    class ServiceConnection(BoundedConnection):
+        pools = ConnectionPools(
+            unix=ConnectionPool(unix, CONNECTIONS_A_USER), port=ConnectionPool(most - unix, CONNECTIONS_A_SOURCE)
+        )
+
+    return ServiceConnection
+
+
+def source_of(wire: socket.socket) -> Source:
+    """Return who connects: the uid over a Unix socket, else the source of the address."""
     if wire.family == socket.AF_UNIX:
         size = struct.calcsize("3i")
         _, uid, _ = struct.unpack("3i", wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return uid
+        return int(uid)
     try:
-        return wire.getpeername()[0]
+        return network_source(wire.getpeername()[0])
     except OSError:  # gone already
         return ""
 
@@ -91,7 +134,8 @@ def run(settings: Settings, conf: Path | None = None) -> int:
         opened.callback(path.unlink, missing_ok=True)
         if settings.rest_port:
             sockets.append(opened.enter_context(tcp_socket(settings.rest_port)))
-        config = uvicorn_config(application(store, identity, rights, WhatIfs(settings, conf)))
+        app = application(store, identity, rights, WhatIfs(settings, conf))
+        config = uvicorn_config(app, raise_file_limit())
         log.info("serves on %s%s", path, f" and port {settings.rest_port}" if settings.rest_port else "")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(
@@ -109,17 +153,27 @@ def _opened(settings: Settings) -> Store:
         raise UnavailableError(error.where, error.what, error.right) from None
 
 
-def uvicorn_config(app: Starlette) -> uvicorn.Config:
-    """Bounds on connections, headers and waiting; nothing of the caller's is trusted (no proxy headers)."""
+def raise_file_limit() -> int:
+    """Raise this process's limit on open files as far as it may, and return how many connections there is room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MAX_CONNECTIONS, soft // 2))
+
+
+def uvicorn_config(app: Starlette, most: int = MAX_CONNECTIONS) -> uvicorn.Config:
+    """Bounds on connections (`most` at once), headers and waiting; nothing of the caller's is trusted (no proxy headers)."""
     return uvicorn.Config(
         app,
-        http=BoundedConnection,
+        http=bounded_connections(most),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=2 * MAX_CONNECTIONS,  # the pools are full long before
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,

@@ -321,21 +321,6 @@ def test_a_silent_and_a_long_connection_end(
     assert least_s <= time.monotonic() - began_s < 15
 
 
-def test_one_peer_does_not_take_all_connections(shared: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_A_PEER", 3)
-    held = [socket.create_connection(("localhost", shared.port), timeout=20) for _ in range(3)]
-    try:
-        with socket.create_connection(("localhost", shared.port), timeout=20) as late, suppress(ConnectionError):
-            assert late.recv(1) == b""
-    finally:
-        for each in held:
-            each.close()
-    deadline_s = time.monotonic() + 60
-    while server.BoundedConnection.open_by_peer and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert shared.ask("ann", "/v1/status")[0] == 200
-
-
 def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'e.db'}", create=True) as store:
         made = Service(store, OPEN)
