@@ -165,7 +165,7 @@ def _timed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTime
     """`life` with what Slurm shows of its time limit."""
     walltime = life.walltime.seen(event.limit_s)
     if event.state in ("RUNNING", "SUSPENDED"):
-        walltime = walltime.running(event.ends_s)
+        walltime = walltime.running(event.ends_s, event.limit_s)
     elif event.state == "PENDING" and life.state is ResizeState.REQUEUING:
         # by Slurm's clock, unless that is not the daemon's
         ended_s = event.queued_s if event.queued_s is not None and life.since_s <= event.queued_s <= now_s else now_s

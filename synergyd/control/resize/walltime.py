@@ -43,6 +43,8 @@ class Walltime:
     continued: int = 0
     #: Slurm's limit for it is one that Synergy has lowered
     lowered: bool = False
+    #: what the limit of the running incarnation, in whole minutes, leaves out of `left_s`: the next incarnation's again
+    spare_s: float = 0.0
 
     @property
     def grant(self) -> TimeGrant | None:
@@ -58,22 +60,26 @@ class Walltime:
         """Slurm shows this limit for it: the first is the one of its sbatch line."""
         return self if self.asked_s is not None or limit_s is None else replace(self, asked_s=limit_s)
 
-    def running(self, ends_s: float | None) -> Walltime:
-        """Slurm shows it running, until `ends_s`."""
-        return replace(self, ends_s=ends_s, left_s=None)
+    def running(self, ends_s: float | None, limit_s: float | None) -> Walltime:
+        """Return it as Slurm shows it running, until `ends_s` with the limit `limit_s`."""
+        spare_s = self.spare_s
+        if self.left_s is not None:
+            cut_s = 0.0 if limit_s is None else self.left_s - limit_s
+            spare_s = cut_s if 0.0 < cut_s < LEAST_S else 0.0  # else somebody has set another limit
+        return replace(self, ends_s=ends_s, left_s=None, spare_s=spare_s)
 
     def requeued(self, ended_s: float, lead_s: float) -> Walltime:
         """Synergy has requeued it, and its incarnation ended at `ended_s`: with little left, the limit begins anew where it may."""
         if self.ends_s is None:
             return self
-        left_s = self.ends_s - ended_s
+        left_s = self.ends_s + self.spare_s - ended_s
         if self.goes_on and self.asked_s is not None and left_s <= self.lead_s(lead_s):
             return replace(self, ends_s=None, left_s=self.asked_s, continued=self.continued + 1, lowered=False)
         return replace(self, ends_s=None, left_s=max(LEAST_S, left_s), lowered=True)
 
     def lost(self) -> Walltime:
         """Slurm or its user has requeued it: its limit begins anew, as a plain job's does."""
-        return replace(self, ends_s=None, left_s=self.asked_s if self.lowered else None, lowered=False)
+        return replace(self, ends_s=None, left_s=self.asked_s if self.lowered else None, lowered=False, spare_s=0.0)
 
     def words(self) -> str:
         """What a requeued job has left, as the end of a sentence; "" where nothing is changed."""

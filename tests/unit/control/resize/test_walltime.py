@@ -177,6 +177,29 @@ def test_over_any_history_of_resizes_no_more_is_given_than_was_asked_for(
             assert made.life.walltime.continued <= continues
 
 
+@given(st.lists(st.floats(0.0, 400.0), max_size=40), st.integers(1, 600))
+def test_over_any_number_of_resizes_less_than_a_minute_of_the_limit_is_lost(runs: list[float], minutes: int) -> None:
+    """Slurm counts limits in whole minutes: what a resize cuts off is given to a later incarnation."""
+    walltime, limit_s, now_s, ran_s = Walltime().seen(60.0 * minutes), 60.0 * minutes, 1000.0, 0.0
+    for seconds in runs:
+        walltime = walltime.seen(limit_s).running(now_s + limit_s, limit_s)
+        used_s = min(seconds, limit_s)
+        if 60.0 * minutes - ran_s - used_s < LEAST_S:
+            break  # no shorter limit can be given
+        ran_s, now_s = ran_s + used_s, now_s + used_s
+        walltime = walltime.running(walltime.ends_s, limit_s).requeued(now_s, 0.0)
+        assert walltime.grant is not None
+        limit_s, now_s = 60.0 * walltime.grant.minutes, now_s + 17.0
+        assert 60.0 * minutes - 60.0 < ran_s + limit_s <= 60.0 * minutes + 1e-6
+
+
+def test_what_whole_minutes_left_out_is_forgotten_where_the_limit_is_another() -> None:
+    resized = Walltime(asked_s=HOUR).running(10_000.0, HOUR).requeued(9_345.0, 0.0)
+    assert resized.running(20_600.0, 600.0).spare_s == 55.0
+    assert resized.running(20_300.0, 300.0).spare_s == 0.0  # its user lowered it meanwhile
+    assert resized.running(20_600.0, 600.0).lost().running(30_000.0, HOUR).spare_s == 0.0
+
+
 def test_a_lifecycle_of_an_older_release_reads_back() -> None:
     life = JobLifecycle(JOB, 0.0, walltime=Walltime(asked_s=HOUR, continues=3, continued=1))
     assert decode(JobLifecycle, encode(life)) == life
@@ -203,9 +226,9 @@ def test_when_the_last_checkpoint_is_due() -> None:
 
 def test_a_requeue_by_slurm_gets_the_limit_back_that_synergy_had_lowered() -> None:
     """As a plain job's, its limit begins anew; one that nobody lowered is left as Slurm has it."""
-    resized = Walltime(asked_s=HOUR).running(10_000.0).requeued(9_400.0, 300.0)
+    resized = Walltime(asked_s=HOUR).running(10_000.0, HOUR).requeued(9_400.0, 300.0)
     assert resized.left_s == 600.0
-    lost = resized.running(12_000.0).lost()
+    lost = resized.running(12_000.0, 600.0).lost()
     assert lost.left_s == HOUR and lost.grant == TimeGrant(HOUR, HOUR, 0)
-    assert lost.running(20_000.0).lost().left_s is None
-    assert Walltime(asked_s=HOUR).running(10_000.0).lost().grant is None
+    assert lost.running(20_000.0, HOUR).lost().left_s is None
+    assert Walltime(asked_s=HOUR).running(10_000.0, HOUR).lost().grant is None
