@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,6 +108,14 @@ class Executor:
         if fresh and (problem := self.actuator.let_go(fresh)):
             self._let_go -= set(fresh)
             log.warning("jobs left to Slurm wait for the plugin's grace to end: %s", problem)
+
+    def restore_mails(self, job_ids: Iterable[int]) -> None:
+        """Give resized jobs that run the mails back that their users asked for. Raise DeniedError."""
+        for job_id in job_ids:
+            try:
+                self.actuator.restore_mail(job_id)
+            except SlurmError as problem:  # tried again at the next epoch
+                log.warning("job %d: its MailType could not be restored: %s", job_id, problem)
 
     def park_again(self) -> None:
         """Those that were parked before and are to be put off once more, in one call for all."""

@@ -203,4 +203,5 @@ class JobRegistry:
             continued=continued,
             throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
             leader=row.het_job_id,
+            mail=stamp.mail if stamp is not None else "",
         )

@@ -108,7 +108,7 @@ def run(
         links_address=links_address,
         usage=usage,
     )
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().mail_of, leads)
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
     daemon = Daemon(settings, tools)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

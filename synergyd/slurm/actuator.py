@@ -29,6 +29,7 @@ from synergyd.errors import UsageError, one_line
 from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import directive_words
+from synergyd.slurm.mail_types import with_restarts, without_restarts
 from synergyd.slurm.owner_file import write_for
 from synergyd.slurm.parsed.job_forms import is_rest, name_of, whole_of
 from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
@@ -102,6 +103,35 @@ class Actuator:
             return str(problem)
         return ""
 
+    def _hush_mail(self, name: int | str, known: Known, job_id: int) -> None:
+        """Keep Slurm from mailing that the job was requeued and began: to its user a resize is neither. No resize fails for it."""
+        try:
+            own = self.slurm.mail_of(_mailed(name, known))[1]
+            kept = without_restarts(own)
+            if kept != own:
+                self._set_mail(name, known, job_id, kept, own)
+        except SlurmError as problem:
+            log.warning("job %d: Slurm may mail its requeue: %s", job_id, one_line(str(problem), 200))
+
+    def restore_mail(self, job_id: int) -> None:
+        """Let Slurm mail all that the job's user asked for, once a resized job runs. Raise SlurmError, DeniedError."""
+        known, name = self.known[job_id], self.names.get(job_id, job_id)
+        if known.mail and name:
+            types = self.slurm.mail_of(_mailed(name, known))[1]
+            self._set_mail(name, known, job_id, with_restarts(types, known.mail), "")
+
+    def _set_mail(self, name: int | str, known: Known, job_id: int, types: str, own: str) -> None:
+        """Set MailType, and note in AdminComment what its user asked for (`own`; "": just that)."""
+        stamp = admin_comment.decode(self.slurm.admin_comment(job_id))
+        noted = {} if stamp is None else {"AdminComment": admin_comment.encode(replace(stamp, mail=own))}
+        mails = {"MailType": types} if types else {}
+        if _mailed(name, known) == name:
+            self.slurm.update(name, {**mails, **noted})
+        else:
+            self.slurm.update(_mailed(name, known), mails)
+            self.slurm.update(name, noted)
+        self.known[job_id] = replace(known, mail=own)
+
     def _show_script(self, row: JobRow, known: Known, target: Target) -> None:
         """The same plan as a readable script beside the hand-over, for its owner's eyes: no start fails for want of it."""
         try:
@@ -163,6 +193,7 @@ class Actuator:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
+                    self._hush_mail(name, known, job_id)
                     self.slurm.requeue(whole)
                 if row.restarts == restarts and failed and row.state == "FAILED":
                     self.slurm.requeue(whole, failed=True)
@@ -257,6 +288,7 @@ class Actuator:
             time_limit_s=None if known.time_limit_s is None else int(known.time_limit_s),
             continued=known.continued,
             throttle=known.throttle,
+            mail=known.mail,
         )
         return admin_comment.encode(stamp)
 
@@ -273,6 +305,11 @@ class Actuator:
             if set(nodes) != set(target.nodes):
                 return f"read back ReqNodeList {','.join(nodes) or 'empty'}, wanted {','.join(target.nodes)}", False
         return None
+
+
+def _mailed(name: int | str, known: Known) -> int | str:
+    """Return what names the job whose MailType counts: of a heterogeneous job its first component."""
+    return f"{known.leader}+0" if known.leader else name
 
 
 def _timed(known: Known, time: TimeGrant | None) -> Known:

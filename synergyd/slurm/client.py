@@ -87,6 +87,10 @@ class SlurmWriter(Protocol):
         """One job's AdminComment now; "" where it has none."""
         ...
 
+    def mail_of(self, job: int | str) -> tuple[str, str]:
+        """Return (MailUser, MailType); empty where the job wants no mail. Raise SlurmError."""
+        ...
+
     def batch_script(self, job_id: int) -> str | None:
         """The job's script; None where Slurm has none to give."""
         ...

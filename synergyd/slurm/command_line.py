@@ -39,6 +39,7 @@ from synergyd.slurm.parsed.topology import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
 from synergyd.usage import PastRun
+from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd")
 SIGNAL_TIMEOUT_S = (
@@ -52,7 +53,8 @@ HIDDEN_IDS = 5000  # of one read of array tasks that other rows stood for
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
-_NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\]))?\Z")  # a job, an array's task, or some of its tasks
+# a job, an array's task, some of its tasks, or a component of a heterogeneous job
+_NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\])|\+[0-9]+)?\Z")
 SUBMISSIONS_TIMEOUT_S = 5.0  # nothing waits for this answer
 _SUBMITTED = re.compile(rb"^Jobs submitted: *([0-9]{1,18})$", re.MULTILINE)
 _STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
@@ -195,8 +197,14 @@ class CommandLine(Commands):
     def past_runs(self, from_s: float, to_s: float) -> Iterator[PastRun]:
         return read_past_runs(self.run, from_s, to_s)
 
-    def mail_of(self, job_id: int) -> tuple[str, str]:
-        return read_mail(self.run, job_id)
+    def mail_of(self, job: int | str) -> tuple[str, str]:
+        return read_mail(self.run, _named(job))
+
+    def own_mail_of(self, job_id: int) -> tuple[str, str]:
+        """Return (MailUser, MailType) as the job's user set them, also while a resize keeps mails from being sent."""
+        user, types = self.mail_of(job_id)
+        stamp = admin_comment.decode(self.admin_comment(job_id)) if user else None
+        return user, (stamp.mail if stamp is not None else "") or types
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         rows = self.table("squeue", (("JobID", 12), ("ReqNodes", 65536)), "-a", "-j", str(int(job_id)))

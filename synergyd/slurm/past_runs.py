@@ -38,11 +38,11 @@ def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Ite
         )
 
 
-def read_mail(run: Callable[..., bytes], job_id: int) -> tuple[str, str]:
-    """(MailUser, MailType) of a job in the queue; empty where it wants none. Raises SlurmError."""
-    text = run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
+def read_mail(run: Callable[..., bytes], job: int | str) -> tuple[str, str]:
+    """Return (MailUser, MailType) of a job in the queue; empty where it wants none. Raise SlurmError."""
+    text = run("scontrol", "show", "job", str(job)).decode(errors="replace")
     # a job's name or comment with a line end in it may make such a line: then nobody is written to
     records, found = text.count("\nJobId=") + text.startswith("JobId="), _MAIL.findall(text)
     if records != 1 or len(found) > 1:
-        raise SlurmError(f"scontrol show job {int(job_id)}", "its MailUser is not told apart", transient=False)
+        raise SlurmError(f"scontrol show job {job}", "its MailUser is not told apart", transient=False)
     return (found[0][0], found[0][1]) if found else ("", "")

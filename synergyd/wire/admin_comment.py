@@ -27,6 +27,7 @@ _WHOLE = re.compile(r"[0-9]{1,9}\Z")
 _TIME = re.compile(r"(-|[0-9]{1,9}),[0-9]{1,6}\Z", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]:]+:\d{1,5}\Z", re.ASCII)
 _ENCODED = re.compile(rb"[^A-Za-z0-9_./:,+@-]")  # stamped as %XX, other bytes as they are
+_MAIL = re.compile(r"[A-Z0-9_,]{1,200}\Z")
 _NODES = re.compile(r"[A-Za-z0-9_.,-]+\Z")
 _DAMAGED = re.compile(r"%(?![0-9A-F]{2})")
 
@@ -63,6 +64,8 @@ class AdminCommentStamp:
     continued: int = 0
     #: of its array: tasks that may run at once; 0: any number. Slurm says it of several waiting tasks alone
     throttle: int = 0
+    #: MailType as the job's user set it, while a resize keeps some of its mails from being sent
+    mail: str = ""
     #: --begin of the sbatch line, seconds since 1970, where it is later than the submission; written by the plugin alone
     begin_s: int | None = None
     #: by name of a field of the daemon's part: what is wrong with it
@@ -83,6 +86,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
     if stamp.throttle:
         own.append(f"throttle={stamp.throttle}")
+    if stamp.mail:
+        own.append(f"mail={stamp.mail}")
     if stamp.nodelist:
         own.append(f"nodes={','.join(stamp.nodelist)}")
     if stamp.plan is not None:
@@ -156,6 +161,7 @@ def decode(text: str) -> AdminCommentStamp | None:
         time_limit_s=int(limit) if limit.isdigit() else None,
         continued=int(continued or 0),
         throttle=count("throttle") or 0,
+        mail=matching("mail", _MAIL, "types of mail"),
         begin_s=int(begin) if begin else None,
         mistakes=mistakes,
     )

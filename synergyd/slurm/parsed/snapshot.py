@@ -40,6 +40,7 @@ class Known:
     time_limit_s: float | None = None  # of its sbatch line
     continued: int = 0  # times that it has begun anew
     throttle: int = 0  # of its array
+    mail: str = ""  # MailType as its user set it, while a resize keeps some of its mails from being sent
     put_off_s: float | None = (
         None  # the plugin put off its start, which may come from then on; None: it did not, or no more
     )

@@ -53,7 +53,7 @@ class FakeCluster(FakeSlurm):
         """Without slurmdbd."""
         return ()
 
-    def mail_of(self, job_id: int) -> tuple[str, str]:
+    def own_mail_of(self, job_id: int) -> tuple[str, str]:
         return "", ""
 
     def jobs_now(self) -> tuple[JobRow, ...]:

@@ -63,6 +63,7 @@ class FakeSlurm:
     reserved: str = ""  # as scontrol shows reservations
     drained: dict[str, str] = field(default_factory=dict)  # reason by node
     ran_s: dict[int, float] = field(default_factory=dict)  # by job: seconds of all incarnations that ended
+    mail_types: dict[int, str] = field(default_factory=dict)  # MailType by job
     _ends: dict[int, tuple[float, bool]] = field(default_factory=dict)
     _revoked: dict[int, float] = field(default_factory=dict)
 
@@ -122,6 +123,11 @@ class FakeSlurm:
     def admin_comment(self, job_id: int) -> str:
         self._reach("scontrol show job")
         return self.comments.get(job_id, "")
+
+    def mail_of(self, job: int | str) -> tuple[str, str]:
+        self._reach("scontrol show job")
+        types = self.mail_types.get(self.named(job), "")
+        return ("mina", types) if types else ("", "")
 
     def batch_script(self, job_id: int) -> str | None:
         self._reach("scontrol write")
@@ -291,7 +297,7 @@ class FakeSlurm:
                 raise SlurmError(call, message, transient=transient)
 
     def _set_field(self, job_id: int, key: str, value: str) -> None:
-        if self.jobs[job_id].state != "PENDING" and key != "AdminComment":
+        if self.jobs[job_id].state != "PENDING" and key not in ("AdminComment", "MailType"):
             raise SlurmError("update", "Job is no longer pending execution", transient=False)
         match key:
             case "StartTime":
@@ -306,6 +312,8 @@ class FakeSlurm:
                 self.set(job_id, tres_per_node=value)
             case "ReqNodeList":
                 self.required[job_id] = value
+            case "MailType":
+                self.mail_types[job_id] = value
             case "AdminComment":
                 self.comments[job_id] = value
             case "TimeLimit":

@@ -14,8 +14,10 @@ from synergyd.control.resize.walltime import TimeGrant
 from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.mail_types import with_restarts, without_restarts
 from synergyd.slurm.parsed.snapshot import Known
 from synergyd.wire import admin_comment, plan_file
+from synergyd.wire.plan import plan_text
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 PLAN = Plan(tp=2, dp=2, global_batch=8)
@@ -412,3 +414,56 @@ def test_a_batch_that_nobody_chose_is_said_to_be_the_scripts_own(
     assert (" batch=own " in fields(slurm)["AdminComment"]) is own
     told = plan_file.from_admin_comment(fields(slurm)["AdminComment"], 1)
     assert told is not None and told.own_batch is own
+
+
+# -- mails -----------------------------------------------------------------------------------------------------------
+
+MAILS = "BEGIN,END,FAIL,REQUEUE,TIME_LIMIT_90"
+
+
+def test_a_requeue_mails_nothing_and_the_next_run_has_its_mails_again(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    slurm.mail_types[1], slurm.comments[1] = MAILS, actuator._stamp(KNOWN, PLAN)
+    assert actuator.carry_out(Requeue(1, 0)) == CarriedOut(Requeue(1, 0))
+    assert slurm.calls[-1] == ["requeue", "1"] and slurm.mail_types[1] == "END,FAIL,TIME_LIMIT_90"
+    assert f" mail={MAILS}" in slurm.comments[1] and f" plan={plan_text(PLAN)}" in slurm.comments[1]
+    slurm.set(1, state="PENDING")
+    actuator.carry_out(UPDATE)
+    assert f" mail={MAILS}" in slurm.comments[1], "a daemon that starts now knows it"
+    slurm.set(1, state="RUNNING")
+    slurm.mail_types[1] = "END,FAIL"  # Slurm has mailed of the time limit
+    actuator.restore_mail(1)
+    assert slurm.mail_types[1] == "END,FAIL,BEGIN,REQUEUE" and "mail=" not in slurm.comments[1]
+    calls = len(slurm.calls)
+    actuator.restore_mail(1)
+    assert len(slurm.calls) == calls
+
+
+def test_a_job_that_wants_no_mail_of_a_restart_is_only_requeued(tmp_path: Path) -> None:
+    for types in ("", "END,FAIL", "NONE"):
+        slurm, actuator = make(tmp_path, state="RUNNING")
+        slurm.mail_types[1] = types
+        actuator.carry_out(Requeue(1, 0))
+        assert slurm.calls == [["requeue", "1"]]
+
+
+def test_a_requeue_whose_mails_can_not_be_changed_is_done(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    slurm.mail_types[1], slurm.refuse = "ALL,BEGIN", {"MailType": ("Slurm says no", False)}
+    assert actuator.carry_out(Requeue(1, 0)) == CarriedOut(Requeue(1, 0))
+    assert slurm.requeued == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("own", "hushed", "now", "restored"),
+    [
+        ("BEGIN", "INVALID_DEPEND", "INVALID_DEPEND", "BEGIN"),
+        ("ARRAY_TASKS,BEGIN,END", "ARRAY_TASKS,END", "ARRAY_TASKS,END", "ARRAY_TASKS,END,BEGIN"),
+        ("END,REQUEUE", "END", "END,FAIL", "END,FAIL"),  # its user has asked for something else meanwhile
+        ("BEGIN,END", "END", "", ""),
+        ("BEGIN,END,TIME_LIMIT", "END,TIME_LIMIT", "END", "END,BEGIN"),
+    ],
+)
+def test_types_of_mail(own: str, hushed: str, now: str, restored: str) -> None:
+    assert without_restarts(own) == hushed
+    assert with_restarts(now, own) == restored
