@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from synergyd.cli.shared.context import not_both
-from synergyd.store import schema
+from synergyd.store import private_file, schema
 from synergyd.store.before_upgrade import keep_copy, refuse_if_used
 from synergyd.store.connect import parse_url, show, sqlite_path
 
@@ -46,16 +46,18 @@ def upgrade(ctx: click.Context, url: str | None, existing: bool, no_copy: bool) 
     """
     target = _target(ctx, url)
     parsed = parse_url(target)
-    where = show(parsed)
+    where, path = show(parsed), sqlite_path(parsed)
     found = schema.revision(target)
     if found is None and existing:
         click.echo(f"{where}: there is no schema to upgrade")
         return
     if found is not None and schema.is_older(found):
         refuse_if_used(target)
-        if (path := sqlite_path(parsed)) is not None and not no_copy:
+        if path is not None and not no_copy:
             click.echo(f"{where}: copied to {keep_copy(path, found)}")
     before, after = schema.upgrade(target)
+    if path is not None:
+        private_file.tighten(path)
     if before == after:
         click.echo(f"{where}: schema is at revision {after} already")
     elif before is None:

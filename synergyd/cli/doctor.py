@@ -17,6 +17,7 @@ from synergyd import __version__
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
 from synergyd.cli.shared.context import Context
 from synergyd.errors import SynergyError
+from synergyd.store import private_file
 
 CONNECT_S = 5.0
 TORCH_S = 120.0  # the first import from a shared folder is slow
@@ -62,7 +63,7 @@ def findings(context: Context, checkpoint: Path | None) -> list[Finding]:
     launcher = shutil.which("synergy-launch")
     found.append(_launcher(launcher))
     torch, seen = _torch(_python_of(launcher))
-    found += [torch, _gpus(seen, bool(config)), *_ports(context)]
+    found += [torch, _gpus(seen, bool(config)), *_ports(context), *_database(context)]
     if checkpoint is not None:
         found.append(writable(checkpoint))
     return found
@@ -165,6 +166,17 @@ def _ports(context: Context) -> list[Finding]:
             right = f"start {program} on {' or '.join(hosts)}, and open the port to compute nodes"
             found.append(Finding(f"{key} {port}", False, problem, right))
     return found
+
+
+def _database(context: Context) -> list[Finding]:
+    """Tell of the daemon's SQLite files on a shared StateDir, where this node's users could open them; of nothing else."""
+    try:
+        path = private_file.path_of(context.settings.database_url())
+    except SynergyError:
+        return []  # `_ports` tells it
+    seen = private_file.open_to_others(path) if path is not None else []
+    files = " ".join(map(str, seen))
+    return [Finding("database", False, f"others than its owner can open {files}", f"chmod 600 {files}")] if seen else []
 
 
 def writable(folder: Path) -> Finding:

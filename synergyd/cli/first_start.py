@@ -18,7 +18,7 @@ from synergyd.daemon import heartbeat
 from synergyd.errors import SynergyError
 from synergyd.settings import Settings
 from synergyd.slurm import backends, rights
-from synergyd.store import schema
+from synergyd.store import private_file, schema
 from synergyd.store.connect import parse_url, show, sqlite_path
 from synergyd.store.store import open_store
 
@@ -103,7 +103,7 @@ def _rights(user: str, config: dict[str, str]) -> Finding:
 
 def _state_dir(path: Path, user: str) -> Finding:
     name = f"StateDir {path}"
-    make = f"install -d -o {user} -m755 {path}"
+    make = f"install -d -o {user} -m711 {path}"
     try:
         about = path.stat()
     except OSError as error:
@@ -130,6 +130,9 @@ def database(settings: Settings, cluster: str) -> Finding:
             if path.parent.is_dir():
                 return Finding("database", True, f"{where} is made at the first start")
             return Finding("database", False, f"there is no folder {path.parent} yet", "make StateDir first")
+        if path is not None and (seen := private_file.open_to_others(path)):
+            files = " ".join(map(str, seen))
+            return Finding("database", False, f"others than its owner can open {files}", f"chmod 600 {files}")
         has, needs = schema.revision(url), schema.needed()
         if has == needs:
             open_store(url, cluster=cluster).close()

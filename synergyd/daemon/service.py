@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import os
 import random
 import signal
 import socket
@@ -28,6 +29,7 @@ from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
 from synergyd.slurm.command_line import CommandLine
+from synergyd.store import private_file
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
@@ -36,6 +38,8 @@ from synergyd.wire.job_key import SecretFile
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
 KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
+# Others reach what they need in StateDir by its name: the heartbeat, a plan, the REST service's socket. Nobody else lists it.
+STATE_DIR_MODE = 0o711
 BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 0.5, 300.0
 
 
@@ -150,10 +154,11 @@ def prepare(settings: Settings) -> None:
     try:
         if not settings.state_dir.exists():
             settings.state_dir.mkdir(parents=True, exist_ok=True)
-            settings.state_dir.chmod(0o755)
+            settings.state_dir.chmod(STATE_DIR_MODE)
         plans = settings.state_dir / "plans"
         plans.mkdir(exist_ok=True)
-        plans.chmod(0o755)  # jobs read their plans as their own users, whatever the umask of this daemon
+        plans.chmod(STATE_DIR_MODE)  # jobs read their plans as their own users, whatever the umask of this daemon
+        _close_to_others(settings)
         probe = settings.state_dir / ".probe"
         probe.write_text("")
         probe.unlink()
@@ -165,6 +170,16 @@ def prepare(settings: Settings) -> None:
         raise UsageError(
             where, f"can't be written ({error.strerror})", "name a folder that synergyd's user owns"
         ) from None
+
+
+def _close_to_others(settings: Settings) -> None:
+    """Take from others what an earlier version gave them: to list StateDir, and to open the SQLite database."""
+    about = settings.state_dir.stat()
+    if about.st_mode & 0o006 and os.geteuid() in (0, about.st_uid):
+        settings.state_dir.chmod(about.st_mode & 0o7771)
+    path = private_file.path_of(settings.database_url())
+    for file in private_file.tighten(path) if path else ():
+        log.warning("%s: others could open it; now its owner alone can", file)
 
 
 def _back_off_s(failures: int, epoch_s: float) -> float:
@@ -188,7 +203,7 @@ def _loop(
         raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
     if not settings.dry_run:  # looking must not keep the daemon that acts from leading
         keeper.start()
-    away, epochs, led = "", 0, False
+    away, stood_by, epochs, led = "", "", 0, False
     while not stop.is_set():
         now_s, early = time.monotonic(), False
         try:
@@ -200,8 +215,10 @@ def _loop(
                 next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
             led = leads
             if now_s >= next_epoch_s or (early := daemon.hurries and not once):
-                if not settings.dry_run and not leads:
-                    log.info("standing by: %s", keeper.problem or "another synergyd leads")
+                standing = "" if settings.dry_run or leads else keeper.problem or "another synergyd leads"
+                if standing and standing != stood_by:
+                    log.info("standing by: %s", standing)
+                stood_by = standing
                 if not epochs:
                     may()
                 record = daemon.epoch()

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import inspect, text
 
 from synergyd.errors import UsageError
+from synergyd.store import private_file
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show
 from synergyd.store.process import gone
 
@@ -44,12 +45,12 @@ def _leader(url: str) -> dict[str, object]:
 
 
 def keep_copy(path: Path, revision: str) -> Path:
-    """A copy of SQLite file `path` beside it, with its owner and mode, whole also while others write. Raises UsageError."""
+    """A copy of SQLite file `path` beside it, of its owner's alone, whole also while others write. Raises UsageError."""
     copy = path.with_name(f"{path.name}.{revision}-{time.strftime('%Y%m%d-%H%M%S')}")
     part = copy.with_name(f".{copy.name}")
     try:
         about = path.stat()
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, private_file.MODE))
         source = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
         target = sqlite3.connect(part)
         try:
@@ -58,7 +59,6 @@ def keep_copy(path: Path, revision: str) -> Path:
             source.close()
             target.close()
         os.chown(part, about.st_uid, about.st_gid)
-        part.chmod(about.st_mode & 0o7777)
         part.replace(copy)
     except (OSError, sqlite3.Error) as error:
         part.unlink(missing_ok=True)

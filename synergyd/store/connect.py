@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sqlite3
@@ -29,10 +30,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
 
 from synergyd.errors import NoSchemaError, SynergyError, UnavailableError, UsageError
+from synergyd.store import private_file
 from synergyd.store.records import RefusedError
 
 RIGHT_URL = "write sqlite:////path/synergy.db or postgresql+psycopg://user:password@host/database"
 UPGRADE = "run: synergyctl db upgrade"
+ONLY_DAEMON = "the daemon's user alone may open it; others ask the REST service, synergyrestd"
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
 BUSY_S = 5.0  # how long a connection attempt or another process's SQLite lock is waited for
 STATEMENT_MS = 30_000
@@ -110,9 +113,7 @@ def file_exists(url: URL, path: Path) -> bool:
             raise UsageError(show(url), "is a folder", "name a file in it")
         return path.exists()
     except OSError as error:
-        raise UsageError(
-            show(url), f"can't be looked at: {error.strerror}", "run this as a user who may read it"
-        ) from None
+        raise UsageError(show(url), f"can't be looked at: {error.strerror}", ONLY_DAEMON) from None
 
 
 def make_engine(
@@ -135,7 +136,10 @@ def _sqlite(url: URL, create: bool, migrating: bool, busy_s: float) -> Engine:
     else:
         if not file_exists(url, path) and not create:
             raise NoSchemaError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
-        uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if create else 'rw'}"
+        if create:
+            with contextlib.suppress(OSError):  # SQLite says it below
+                private_file.create(path)
+        uri = f"file:{quote(str(path.absolute()))}?mode=rw"
 
         def connect() -> sqlite3.Connection:
             return sqlite3.connect(uri, uri=True, timeout=busy_s, check_same_thread=False)
@@ -262,7 +266,7 @@ def translate(url: URL, error: Exception) -> SynergyError:
         if "readonly" in low:
             return UsageError(where, "no permission to write", "run this as the user that synergyd runs as")
         if "unable to open" in low:
-            return UsageError(where, "can't be opened", "check that the file and its folder may be read by this user")
+            return UsageError(where, "can't be opened", ONLY_DAEMON)
         if "no such table" in low or "no such column" in low:
             return UsageError(where, said, UPGRADE)
     state = str(getattr(cause, "sqlstate", "") or "")

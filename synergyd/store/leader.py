@@ -180,7 +180,7 @@ class Leader:
         try:
             with plain_errors(self._url):
                 self._ask(asked_s)
-            self._answered = True
+            self._answered, self._away, self._claimed_s = True, lease.Watch(), None
         except SynergyError as error:
             if self._engine is not None:
                 self._engine.dispose()  # a session may keep an old setting
@@ -259,8 +259,13 @@ class Leader:
         return watch.silent_s(beat, self._elapsed()) >= ORPHAN_S
 
     def _lead_without(self, now_s: float) -> None:
-        """A daemon that has never reached the database leads when nobody else has shown up for ORPHAN_S."""
-        if self._answered or self._lease is not None:
+        """Lead when nobody else has shown up for ORPHAN_S.
+
+        Only a daemon that has never reached the database may, or one of a SQLite file that somebody keeps locked: all its daemons run
+        on one host and see each other's heartbeat.
+        """
+        held = self._lease
+        if (self._answered and self._engine is not None) or (held and (not held.followed or now_s < held.until_s)):
             return
         silent_s = min(self._away.silent_s("away", now_s), self._seen.silent_s(self._witness.seen(), now_s))
         if self._claimed_s is None:

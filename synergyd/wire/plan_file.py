@@ -84,7 +84,7 @@ def _fresh(given: PlanFile, state_dir: Path) -> Path:
     fresh = fresh_path(state_dir, given.job_id)
     if not fresh.parent.is_dir():
         fresh.parent.mkdir(parents=True, exist_ok=True)
-        fresh.parent.chmod(0o755)  # mkdir's mode is cut by the umask of a daemon that systemd started
+        fresh.parent.chmod(0o711)  # mkdir's mode is cut by the umask of a daemon that systemd started
     return fresh
 
 

@@ -411,7 +411,7 @@ def test_jobs_can_read_their_plans_whatever_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     for folder in (tmp_path / "a", tmp_path / "a" / "plans"):
-        assert folder.stat().st_mode & 0o777 == 0o755
+        assert folder.stat().st_mode & 0o777 == 0o711
 
 
 def test_a_state_folder_that_can_not_be_is_one_line(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_an_older_database_is_copied_and_upgraded(tmp_path: Path) -> None:
     done = CliRunner().invoke(db, ["upgrade", "--existing", "--url", url], obj=Context())
     assert done.exit_code == 0, done.output
     (copy,) = tmp_path.glob("synergy.db.0005-*")
-    assert copy.stat().st_mode & 0o777 == 0o640
+    assert copy.stat().st_mode & 0o777 == path.stat().st_mode & 0o777 == 0o600
     assert (schema.revision(f"sqlite:///{copy}"), schema.revision(url)) == (RELEASE_0_1, schema.needed())
     CliRunner().invoke(db, ["upgrade", "--url", url], obj=Context())
     assert len(list(tmp_path.glob("synergy.db.0005-*"))) == 1  # nothing was older

@@ -7,13 +7,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from synergyd.errors import UsageError
 from synergyd.store import connect, process
-from synergyd.store.leader import Leader
+from synergyd.store.buffer import BufferedStore
+from synergyd.store.leader import CLAIM_S, ORPHAN_S, TERM_S, Leader
+from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
 from tests.unit.store.store_world import Clock
 
@@ -67,6 +71,62 @@ def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monke
     one.release()
     assert two.try_lead()
     two.release()
+
+
+READER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN")
+connection.execute("SELECT * FROM leader").fetchall()
+print("holds it", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked_by_a_reader(path: Path) -> Iterator[None]:
+    """Another process reads and ends no transaction: nobody can write."""
+    child = subprocess.Popen([sys.executable, "-c", READER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == b"holds it\n"
+        yield
+        child.kill()
+
+
+@pytest.mark.parametrize("started", ["while it is locked", "before, behind a leader that is gone", "before, and led"])
+def test_a_lock_that_never_ends_keeps_no_daemon_from_leading(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str
+) -> None:
+    monkeypatch.setattr(connect, "BUSY_S", 0.01)
+    now, clock = Clock(), Clock()
+    waits = BufferedStore(lambda: open_store(url), now)
+    daemon = Leader(url, clock=clock, elapsed=now)
+    if "behind" in started:
+        assert Leader(url, clock=clock, elapsed=now, pid=1).try_lead()  # on another host, for all that can be told
+        assert not daemon.try_lead()
+    elif "led" in started:
+        assert daemon.try_lead()
+        assert not Leader(url, clock=clock, elapsed=now).try_lead()  # one that stands by, and is killed
+        assert daemon.try_lead() and daemon.followed
+    with locked_by_a_reader(tmp_path / "x.db"):
+        assert "locked" in (daemon.try_lead(), daemon.problem)[1]
+        now.now += TERM_S
+        waits.append_events([StoredEvent(1, 1.0, "RUNNING", "a")])
+        assert waits.refresh() is False and waits.lag == 1 and "locked" in waits.problem
+        assert not daemon.try_lead()
+        now.now += ORPHAN_S
+        assert not daemon.try_lead()  # it has claimed it
+        now.now += CLAIM_S
+        assert daemon.try_lead() and daemon.away
+        now.now += 1000.0
+        daemon.try_lead()
+        assert daemon.acts
+    now.now += 1000.0
+    assert daemon.try_lead() and not daemon.away and daemon.term
+    assert waits.refresh() and waits.lag == 0
+    with open_store(url) as store:
+        assert [e.event for e in store.story(1)] == ["a"]
+    daemon.release()
 
 
 def test_links_to_one_database_are_one_database(url: str, tmp_path: Path) -> None:

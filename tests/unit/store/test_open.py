@@ -8,12 +8,16 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from synergyd.cli.shared.context import guarded
+from synergyd.cli.synergyctl import cli
+from synergyd.daemon import service
 from synergyd.errors import SynergyError, UnavailableError, UsageError
+from synergyd.settings import Settings
 from synergyd.store import connect, schema
 from synergyd.store.connect import parse_url, show
 from synergyd.store.leader import Leader
@@ -148,7 +152,7 @@ def test_who_may_not_even_look(shared_folder: Path) -> None:
     (shared_folder / "x.db").chmod(0)
     with somebody_else():
         for act in (open_store, schema.revision, schema.upgrade):
-            with pytest.raises(UsageError, match="can't be opened; check that"):
+            with pytest.raises(UsageError, match="can't be opened; the daemon's user alone"):
                 act(url)
     shared_folder.chmod(0)
     with somebody_else():
@@ -158,9 +162,28 @@ def test_who_may_not_even_look(shared_folder: Path) -> None:
     shared_folder.chmod(0o755)
 
 
+@pytest.mark.parametrize("verb", [("status",), ("pause", "7"), ("explain", "7")])
+def test_a_user_without_the_rest_service_is_told_of_it(
+    shared_folder: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
+) -> None:
+    conf = shared_folder / "slurm.conf"
+    conf.write_text(f"#SYNERGY StateDir={shared_folder}/state\n")
+    service.prepare(settings := Settings(state_dir=shared_folder / "state"))
+    open_store(settings.database_url(), create=True).close()
+    argv = ["--conf", str(conf), *verb]
+    with suppress(SystemExit):  # imports what a Python in root's home shows to root alone
+        guarded("synergyctl", lambda: cli(argv, standalone_mode=False))
+    capsys.readouterr()
+    with somebody_else(), pytest.raises(SystemExit) as ended:
+        guarded("synergyctl", lambda: cli(argv, standalone_mode=False))
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert "can't be opened; the daemon's user alone may open it; others ask the REST service, synergyrestd" in told
+
+
 def test_a_folder_that_may_not_be_written(shared_folder: Path) -> None:
     shared_folder.chmod(0o555)
-    with somebody_else(), pytest.raises(UsageError, match="can't be opened; check that"):
+    with somebody_else(), pytest.raises(UsageError, match="can't be opened; the daemon's user alone"):
         open_store(f"sqlite:///{shared_folder / 'x.db'}", create=True)
     shared_folder.chmod(0o755)
 

@@ -34,7 +34,7 @@ def test_it_is_readable_by_all_whatever_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert path.stat().st_mode & 0o777 == 0o644
-    assert path.parent.stat().st_mode & 0o777 == 0o755
+    assert path.parent.stat().st_mode & 0o777 == 0o711
 
 
 def test_it_is_replaced_whole_and_nothing_is_left(tmp_path: Path) -> None:
