@@ -273,7 +273,7 @@ class Daemon:
         """What jobs hold goes to the thread that keeps it."""
         if self.tools.usage is not None and self.acts:
             seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
-            self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts)), self.tools.term())
+            self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.tools.term())
 
     def _slurms(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
         """Jobs that wait for the plugin's grace alone, and that nobody will decide about: Slurm may start them."""

@@ -14,6 +14,9 @@ from synergyd.records import Action, Cell, Decision, Job, JobState
 from synergyd.slurm.parsed.rows import JobRow, gpu_items
 from synergyd.slurm.parsed.snapshot import is_in, state_of
 
+#: an end that is so much ahead is still one that has come, on a slurmctld whose clock is ahead; a planned one is a minute ahead or more
+CLOCKS_APART_S = 30.0
+
 
 def holdings(
     rows: Sequence[JobRow],
@@ -21,8 +24,9 @@ def holdings(
     tracked: Mapping[int, Tracked],
     decisions: Sequence[Decision],
     forecasts: Mapping[int, CellsOrWhy],
+    now_s: float,
 ) -> Iterator[Holding]:
-    """One for each job with GPUs that has begun, in these partitions (all, where none is named)."""
+    """Yield one for each job with GPUs that has begun, in these partitions (all, where none is named). `now_s`: when `rows` were read."""
     decided = {d.job_id: d for d in decisions}
     for row in rows:
         state = state_of(row)
@@ -34,15 +38,14 @@ def holdings(
         if not gpus:
             continue
         each = tracked.get(row.job_id)
-        runs = state in (JobState.RUNNING, JobState.SUSPENDED)
-        ended_s = row.end_s if not runs and state is not JobState.PENDING else None
+        start_s, ended_s = span_of(row, now_s)
         holding = Holding(
             job_id=row.job_id,
             user=row.user,
             account=row.account,
             gpus=gpus,
             asked_gpus=each.job.asked.gpus if each is not None and each.job is not None else gpus,
-            start_s=None if state is JobState.PENDING else row.start_s,
+            start_s=start_s,
             submit_s=row.submit_s,
             restarts=row.restarts,
             ended_s=ended_s,
@@ -50,6 +53,22 @@ def holdings(
         if each is not None:
             holding = _training(holding, each, decided.get(row.job_id), forecasts.get(row.job_id))
         yield holding
+
+
+def span_of(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
+    """Return when the incarnation that a row shows began and ended, each None where it has not. `now_s`: just before the row was read.
+
+    While the processes of a job that is being requeued are on their way out, Slurm shows it as COMPLETING with the start and end that
+    it would have if it started now: the incarnation that held GPUs is over, and the row does not say since when.
+    """
+    state = state_of(row)
+    if state is JobState.PENDING:
+        return None, None
+    if state in (JobState.RUNNING, JobState.SUSPENDED):
+        return row.start_s, None
+    if row.end_s is None or row.end_s > now_s + CLOCKS_APART_S:
+        return None, None
+    return row.start_s, row.end_s
 
 
 def gpus_of_job(row: JobRow) -> int:

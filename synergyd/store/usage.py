@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from synergyd.store import writes
 from synergyd.store.tables import UsageRow
-from synergyd.usage import Usage
+from synergyd.usage import Usage, without_overlaps
 from synergyd.wire.codec import clean
 
 _COLUMNS = [getattr(UsageRow, f.name) for f in fields(Usage)]
@@ -40,11 +40,12 @@ def of_jobs(connection: Connection, job_ids: Sequence[int], from_s: float) -> li
 
 
 def between(connection: Connection, from_s: float, to_s: float, user: str, account: str) -> Iterator[Usage]:
-    """Parts that touch the span, of a user and an account where they are named; an open one is taken to go on to `to_s`."""
+    """Yield the parts that touch the span, by job and begin, of a user and an account where they are named; an open one is taken to go
+    on to `to_s`."""
     wanted = [UsageRow.from_s < to_s, (UsageRow.to_s > from_s) | UsageRow.is_open]
     wanted += [UsageRow.user == user] if user else []
     wanted += [UsageRow.account == account] if account else []
-    return _each(connection, *wanted)
+    return without_overlaps(_each(connection, *wanted))
 
 
 def _read(connection: Connection, *wanted: ColumnElement[bool]) -> list[Usage]:
@@ -52,7 +53,8 @@ def _read(connection: Connection, *wanted: ColumnElement[bool]) -> list[Usage]:
 
 
 def _each(connection: Connection, *wanted: ColumnElement[bool]) -> Iterator[Usage]:
-    rows = connection.execute(select(*_COLUMNS).where(*wanted), execution_options={"yield_per": _AT_ONCE})
+    by_begin = select(*_COLUMNS).where(*wanted).order_by(UsageRow.job_id, UsageRow.from_s)
+    rows = connection.execute(by_begin, execution_options={"yield_per": _AT_ONCE})
     return (Usage(**row._mapping) for row in rows)
 
 

@@ -69,13 +69,19 @@ def het_script(folder: Path) -> str:
 
 
 def test_hours_held_are_those_of_sacct() -> None:
-    """Resized, requeued, cancelled, failed, heterogeneous and short jobs, a daemon that dies in between."""
+    """Resized, requeued, cancelled, failed, heterogeneous and short jobs, a daemon that dies in between. Each is seen COMPLETING for
+    some epochs: of one that is being requeued Slurm then shows a planned end."""
     cluster = make_cluster(epoch_s=2)
     cluster.accounting = Accounting(ACCOUNTS)
+    epilog = cluster.folder / "epilog"
+    epilog.write_text("#!/bin/sh\nsleep 6\n")
+    epilog.chmod(0o755)
+    cluster.slurm_conf = (*cluster.slurm_conf, f"Epilog={epilog}")
     with cluster:
         with synergyd(cluster) as first:
             until_beat(cluster)
-            resized = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8", options=("--requeue",))
+            options = ("--requeue", "--time=60")
+            resized = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8", options=options)
             until_steps(cluster, resized, timeout_s=150)
             cluster.wait_for(lambda: sizes(cluster, resized) == [8], 150, "all GPUs to be its")
             cluster.wait_for(lambda: begun(cluster, resized), 60, "its start in the accounts")
@@ -93,6 +99,7 @@ def test_hours_held_are_those_of_sacct() -> None:
             cluster.wait_for(lambda: begun(cluster, again), 60, "its start in the accounts")
             cluster.run("scontrol", "requeue", str(again))
             # Slurm waits for two minutes after a requeue, and fails a job that starts again in the same second
+            cluster.wait_for(lambda: cluster.state(again) == "PENDING", 60, "the end of its Epilog")
             soon = ("scontrol", "update", f"JobId={again}", "StartTime=now+3")
             cluster.wait_for(lambda: cluster.run(*soon, check=False).returncode == 0, 120, "its return into the queue")
             cluster.wait_for(lambda: cluster.state(again) == "RUNNING", 150, "the requeued job's second start")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synergyd.control.usage_ledger import WRITE_S, Holding, UsageLedger
-from synergyd.usage import PastRun, Usage, ending, reconciled, totals, within
+from synergyd.usage import PastRun, Usage, ending, reconciled, totals, within, without_overlaps
 
 DAY = 86400.0
 
@@ -159,3 +159,13 @@ def test_slurms_accounting_corrects_ends_and_adds_what_nobody_saw() -> None:
     assert reconciled({7: [part()]}, [unseen], 121.0) == [], "before anything was recorded"
     assert reconciled({7: [part()]}, [PastRun(7, "mina", "chem", 40.0, 100.0, 4)], 0.0) == [], "it was made smaller"
     assert ending(part(), -5.0).held_s == 0.0 and ending(part(), -5.0).trained_s == 0.0
+
+
+def test_planned_ends_that_an_earlier_version_stored_count_no_further_than_the_next_begin() -> None:
+    looks = [part(start_s=t, from_s=t, to_s=t + 3600.0) for t in (100.0, 102.0, 104.0)]
+    apart = [part(), *looks, part(from_s=130.0, to_s=200.0), part(job_id=8, from_s=150.0, to_s=160.0)]
+    cut = list(without_overlaps(apart))
+    assert [(p.from_s, p.to_s) for p in cut] == [
+        (0.0, 100.0), (100.0, 102.0), (102.0, 104.0), (104.0, 130.0), (130.0, 200.0), (150.0, 160.0)
+    ]  # fmt: skip
+    assert cut[0] is apart[0] and cut[1].trained_s == pytest.approx(80.0 * 2 / 3600)
