@@ -115,3 +115,11 @@ class Report:
     comm_efficiency: float | None = None
     #: no larger global batch again, sequences: the loss was no number there
     batch_bound: int | None = None
+    #: which of the incarnation's launchers reports, `STEP.NODE`: Slurm's number of its step, and of the node in it
+    launcher: str = ""
+    #: its launcher takes checkpoint requests from the answers to its reports; false: it is older than 0.3, and takes SIGUSR2 alone
+    listens: bool = False
+    #: the latest checkpoint request that it has passed on to its processes
+    requested: int = 0
+    #: its run is over: until the launcher reports again nobody is there to be asked for a checkpoint
+    ended: bool = False

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from synergyd.control.checkpoint_request import after_hearing
 from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.failed_plans import FailedPlans, follow_up
@@ -26,7 +27,7 @@ from synergyd.control.job_restarts import Restarts
 from synergyd.control.known.believed import believed
 from synergyd.control.known.job_durations import JobDurations
 from synergyd.control.known.progress import progress_of, with_likely
-from synergyd.control.learnt import learn
+from synergyd.control.learnt import learn_safely
 from synergyd.control.power_up import PowerUps, wakes
 from synergyd.control.resize.events import (
     Acknowledged,
@@ -67,7 +68,6 @@ from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
 from synergyd.control.waiting import count_kept, keep_waiting
 from synergyd.control.wanting import wanted
 from synergyd.control.watch import Watch, stall_together
-from synergyd.errors import one_line
 from synergyd.job_report import Report
 from synergyd.links.sharing import slowdowns_of
 from synergyd.records import Action, Cluster, Job, JobState, Plan, Profile, Snapshot
@@ -231,7 +231,7 @@ class Controller:
         """The daemon stood by until now: what it made of the jobs there is no match for what the leader before it wrote. What it
         saw of them itself (GPU time, what is kept from starting, how long jobs take) stays."""
         for job_id, tracked in self.jobs.items():
-            tracked.report, tracked.profile, tracked.heard_s, tracked.checkpoints = None, None, 0.0, (0, 0)
+            tracked.forget_reports()
             self._unseen[job_id] = tracked
         self.jobs, self.watch = {}, Watch()
 
@@ -320,19 +320,14 @@ class Controller:
         begun = restarted(latest)
         if latest.silent:
             tracked.take_idle(latest, now_s)
+            tracked.launchers = tracked.launchers.hear(latest)
             moved = [] if begun is None else self._advance(latest.job_id, begun, now_s)
-            return [*moved, *begins_unheard(tracked, now_s)] if moved else []
+            return [*moved, *(begins_unheard(tracked, now_s) if moved else []), *self._heard(tracked, latest, now_s)]
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
         outputs: list[Output] = [*tell_crash(tracked, before)]
-        learnt: dict[str, Profile] = {}
-        try:
-            learnt = learn(tracked, event, self.shared_profiles) if self.learns else {}
-        except Exception as error:  # whatever a job reports costs that job alone
-            text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
-            if tracked.unlearnt != latest.restarts:
-                outputs.append(Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,)))
-            tracked.unlearnt = latest.restarts
+        learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles) if self.learns else ({}, [])
+        outputs += unlearnt
         if begun is not None:
             outputs += self._advance(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
@@ -341,7 +336,10 @@ class Controller:
         outputs += self.watch.reported(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._advance(latest.job_id, follows.event, now_s)
-        return outputs + self._checkpoint_taken(latest.job_id, latest.restarts, latest.checkpoint_requests, now_s)
+        return outputs + self._heard(tracked, latest, now_s)
+
+    def _heard(self, tracked: Tracked, latest: Report, now_s: float) -> list[Output]:
+        return [o for event in after_hearing(tracked, latest) for o in self._advance(latest.job_id, event, now_s)]
 
     def _checkpoint_taken(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
         if job_id in self.jobs:
@@ -353,6 +351,8 @@ class Controller:
         tracked = self.jobs.get(decision.job_id)
         job = tracked.job if tracked else None
         if tracked is None or job is None:
+            return []
+        if tracked.training_over and job.state is JobState.RUNNING:
             return []
         if tracked.lifecycle.stopping and (job.paused or stays(decision, job)):
             why = "it is paused" if job.paused else "nobody needs its GPUs any more"

@@ -51,6 +51,8 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         return replace(job, fixed=_left(lifecycle))
     if tracked.report is None or tracked.report.restarts != job.restarts:
         return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
+    if tracked.training_over:
+        return replace(job, fixed="its training has ended, and what its script still does is left alone")
     again_s = lifecycle.retry_after_s - now_s
     if again_s > 0:
         return replace(job, fixed=f"its last resize failed; tried again in {again_s:.0f} s")

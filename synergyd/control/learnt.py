@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from synergyd.control.resize.events import Reported
-from synergyd.control.tracked import Tracked
+from synergyd.control.tracked import Remember, Tracked
+from synergyd.errors import one_line
 from synergyd.records import Profile
 from synergyd.task.batch_range import after_loss, may_move
 from synergyd.task.exchange_trend import after_exchange
@@ -23,3 +24,17 @@ def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str
     tracked.profile = profile
     learnt = {f"job:{tracked.lifecycle.job_id}": profile}
     return learnt if tracked.job is None else learnt | shared.learn(tracked.job, profile)
+
+
+def learn_safely(
+    tracked: Tracked, event: Reported, shared: SharedProfiles
+) -> tuple[dict[str, Profile], list[Remember]]:
+    """Learn as `learn` does. Whatever a job reports costs that job alone: return nothing learnt, and a warning once an incarnation."""
+    try:
+        return learn(tracked, event, shared), []
+    except Exception as error:
+        text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
+        restarts, known = event.reports[-1].restarts, tracked.unlearnt
+        tracked.unlearnt = restarts
+        life = tracked.lifecycle
+        return {}, [] if known == restarts else [Remember(life, life.state, "Warning", (text,))]

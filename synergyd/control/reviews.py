@@ -137,7 +137,7 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | 
     life, job, report = tracked.lifecycle, tracked.job, tracked.report
     if job is None or job.directive is None or life.state is not ResizeState.RUNNING:
         return []
-    if report is None or report.restarts != job.restarts:
+    if report is None or report.restarts != job.restarts or tracked.training_over:
         return []
     if (again := review_loss(tracked, now_s)) is not None:
         return [again]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from synergyd.accepts import NOTHING_MORE
 from synergyd.control.known.credibility import LengthClaim, follow
+from synergyd.control.known.launchers import NO_LAUNCHERS, Launchers
 from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.resize.events import Tick
 from synergyd.control.resize.instructions import Instruction, Target
@@ -99,6 +100,8 @@ class Tracked:
     exchanged: LossTrend = NO_LOSSES
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
+    #: what the present incarnation's launchers have said of themselves
+    launchers: Launchers = NO_LAUNCHERS
     #: since this controller looks
     attained_gpu_s: float = 0.0
     #: since it first ran, of a job that was there before this controller: on as many GPUs as when it is first seen to run
@@ -174,7 +177,12 @@ class Tracked:
         if report.step > 0:  # before its first step a program that tells its length has not told it yet
             self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
         self.report, self.heard_s = report, heard_s
-        self.count_checkpoints(report.restarts, report.checkpoint_requests)
+        self.launchers = self.launchers.hear(report)
+        self.count_checkpoints(report.restarts, self.launchers.most_taken)
+
+    def forget_reports(self) -> None:
+        self.report, self.profile, self.heard_s = None, None, 0.0
+        self.checkpoints, self.launchers = (0, 0), NO_LAUNCHERS
 
     def take_idle(self, report: Report, heard_s: float) -> None:
         self.idle = None if report.idle_s is None else (report.restarts, report.idle_s, heard_s)
@@ -272,6 +280,17 @@ class Tracked:
     def keeps_size(self) -> bool:
         """Its checkpoints load on as many GPUs as have saved them alone, as its reports say."""
         return self.profile is not None and self.profile.accepts.own_size
+
+    @property
+    def training_over(self) -> bool:
+        """Whether the present incarnation's launchers have all said that their run is over: nobody is there to be asked."""
+        return self.launchers.restarts == self.lifecycle.restarts and self.launchers.over
+
+    @property
+    def checkpoint_request(self) -> int:
+        """The number of the checkpoint request that is awaited, or of the next one; launchers count it over the incarnation."""
+        life = self.lifecycle
+        return 1 + (life.acks_before if life.state is ResizeState.CHECKPOINTING else self.checkpoints_taken)
 
     @property
     def checkpoints_taken(self) -> int:

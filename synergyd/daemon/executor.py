@@ -10,11 +10,11 @@ from pathlib import Path
 from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.notices import notice_of
 from synergyd.control.resize.events import Answered, Refused
-from synergyd.control.resize.instructions import Park, Restart, Split, Update
+from synergyd.control.resize.instructions import AskCheckpoint, Park, Restart, Split, Update
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
-from synergyd.records import Job
+from synergyd.records import Job, Plan
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.parsed.job_forms import Forms
@@ -30,7 +30,7 @@ log = logging.getLogger("synergyd")
 @dataclass
 class Executor:
     """`do` one output at a time, in order. `batches`, `orders`: what jobs are told in the answer to a report, by (job, incarnation):
-    another batch, a restart in place."""
+    another batch, a restart in place. `requests` likewise: a checkpoint."""
 
     store: BufferedStore
     actuator: Actuator
@@ -41,6 +41,7 @@ class Executor:
     notifies: bool = False  # somebody is told of what happens to jobs
     batches: dict[tuple[int, int], Told] = field(default_factory=dict)
     orders: dict[tuple[int, int], Told] = field(default_factory=dict)
+    requests: dict[tuple[int, int], Told] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
     _let_go: set[int] = field(default_factory=set)  # of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
@@ -73,6 +74,11 @@ class Executor:
                 lifts = self.beyond(output) if isinstance(output, Update) else ""
                 # others of the account may be on their way out: asked a few times more, then decided about anew
                 answer = Refused(output, lifts, transient=False) if lifts else self.actuator.carry_out(output)
+                if isinstance(output, AskCheckpoint) and not isinstance(answer, Refused):
+                    number = self.actuator.request_of(output.job_id)
+                    if number:  # it counts as asked when its launcher says that it has heard
+                        self.requests[output.job_id, output.restarts] = Told(Plan(), request=number)
+                        return None
                 if isinstance(output, Restart) and not isinstance(answer, Refused):
                     self.orders[output.job_id, output.restarts] = Told(output.plan, output.number)
                 if isinstance(output, Park):
@@ -126,6 +132,8 @@ class Executor:
     def _remember(self, step: Remember) -> None:
         lifecycle, now_s = step.lifecycle, self.clock()
         job_id, state = lifecycle.job_id, lifecycle.state.value
+        if step.was is ResizeState.CHECKPOINTING is not lifecycle.state or lifecycle.state is ResizeState.GONE:
+            self.requests = {key: told for key, told in self.requests.items() if key[0] != job_id}
         if self.orders and lifecycle.state is not ResizeState.RESTARTING:
             self.orders = {key: told for key, told in self.orders.items() if key[0] != job_id}
         for text in step.story:

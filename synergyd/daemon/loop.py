@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from synergyd.control.arrivals import Arrivals, come_early
+from synergyd.control.checkpoint_request import told_request
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, JobStatus, present
 from synergyd.control.move_limits import caps_beside
@@ -54,6 +55,7 @@ from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow
+from synergyd.slurm.parsed.snapshot import state_of
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
@@ -81,7 +83,8 @@ class Daemon:
             self.registry.known,
             addresses[1],
             self._put_off,
-            names=self.registry.names,
+            self._request_of,
+            self.registry.names,
         )
         self.keys = JobKeys(settings.state_dir, tools.secret) if tools.secret else None
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
@@ -175,7 +178,7 @@ class Daemon:
             self.controller.taken_over()
             self._history = QueueHistory()
             self._loaded = False
-            self.executor.orders = {}
+            self.executor.orders, self.executor.requests = {}, {}
             self.adoption.forget_all()
         self._acted = term
         if store.loaded and not self._loaded:
@@ -293,10 +296,12 @@ class Daemon:
 
     def _tell(self) -> None:
         """What jobs are told in the answers to their reports from now on."""
-        inbox, rows = self.tools.inbox, self.observer.rows
-        told = {**self.executor.batches, **self.executor.orders} if self.acts else {}
+        inbox, rows = self.tools.inbox, self.observer.rows if self.acts else {}
+        told = {**self.executor.batches, **self.executor.requests, **self.executor.orders}
         if inbox is not None:
-            inbox.answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
+            answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
+            owners = {(i, r.restarts): r.uid for i, r in rows.items() if state_of(r) is JobState.RUNNING}
+            inbox.tell(answers, {**owners, **{key: uid for key, (uid, _) in answers.items()}})
 
     def _keep_keys(self, jobs: Iterable[Job]) -> None:
         """Those that run or were just handed their plan have a key; a queue without end costs none."""
@@ -363,13 +368,16 @@ class Daemon:
                     self.executor.do(output)
         return now_s
 
+    def _request_of(self, job_id: int) -> int:
+        return told_request(self.controller.jobs.get(job_id)) if self.tools.inbox is not None else 0
+
     def _put_off(self, row: JobRow) -> bool:
         return self.controller.put_off(row.job_id, row.restarts, row.eligible_s, self.tools.clock())
 
     def _run(self, event: ControlEvent) -> None:
         """One event, and all that follows from it."""
         queue: deque[ControlEvent] = deque([event])
-        orders = dict(self.executor.orders)
+        told = dict(self.executor.orders), dict(self.executor.requests)
         while queue:
             for output in self.controller.handle(queue.popleft(), self._now()):
                 if isinstance(output, Remember) and output.lifecycle.state is ResizeState.GONE:
@@ -378,5 +386,5 @@ class Daemon:
                     self._decision_log.forget(output.lifecycle.job_id)
                 if self.acts and (answer := self.executor.do(output)) is not None:
                     queue.append(answer)
-        if self.executor.orders != orders:
+        if (self.executor.orders, self.executor.requests) != told:
             self._tell()

@@ -43,7 +43,8 @@ CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 @dataclass(frozen=True)
 class Actuator:
     """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address.
-    `put_off(row)`: has somebody else put off the start of this pending job?"""
+    `put_off(row)`: has somebody else put off the start of this pending job? `request_of(job id)`: the checkpoint request that the
+    job's launchers are told in the answers to their reports; 0: they take a signal alone."""
 
     slurm: SlurmWriter
     state_dir: Path
@@ -51,6 +52,7 @@ class Actuator:
     known: dict[int, Known]
     links: str = ""
     put_off: Callable[[JobRow], bool] = lambda _: False
+    request_of: Callable[[int], int] = lambda _: 0
     names: Mapping[int, int | str] = field(default_factory=dict)  # what names a job to Slurm, where its id is not it
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
@@ -187,7 +189,8 @@ class Actuator:
                 if state is not JobState.RUNNING or row.restarts != restarts:
                     return f"it is {row.state}, restart {row.restarts}", True
                 self._reserve(job_id, known)
-                self.slurm.signal(name, CHECKPOINT_SIGNAL)
+                if not self.request_of(job_id):
+                    self.slurm.signal_launchers(name, CHECKPOINT_SIGNAL)
             case Requeue(restarts=restarts, failed=failed):
                 if row.restarts == restarts and state is JobState.SUSPENDED:
                     return "it is suspended", True

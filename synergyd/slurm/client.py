@@ -132,6 +132,6 @@ class SlurmWriter(Protocol):
         """Lets no new job start on a node. Raises SlurmError, DeniedError."""
         ...
 
-    def signal(self, job: int | str, name: str) -> None:
-        """Sends a signal to all processes of the job's steps, not to its batch shell."""
+    def signal_launchers(self, job: int | str, name: str) -> None:
+        """Send a signal to the processes of the steps in which the job's launchers run, and to no other step."""
         ...

@@ -32,6 +32,7 @@ from synergyd.slurm.pace import pace_of
 from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
 from synergyd.slurm.parsed.associations import AccountingRules
 from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
@@ -57,7 +58,6 @@ NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: N
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\])|\+[0-9]+)?\Z")
 SUBMISSIONS_TIMEOUT_S = 5.0  # nothing waits for this answer
 _SUBMITTED = re.compile(rb"^Jobs submitted: *([0-9]{1,18})$", re.MULTILINE)
-_STEP = re.compile(r"[0-9]+_[0-9]+\.[0-9]+\Z")  # one that srun started
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -296,17 +296,13 @@ class CommandLine(Commands):
             raise SlurmError("scontrol update", f"{node!r}, {reason!r} are no node and reason", transient=False)
         self._write("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
-    def signal(self, job: int | str, name: str) -> None:
-        # not --full: the batch shell would get it too, and bash without a trap for USR2 ends, and the job with it.
-        words = [_named(job)]
-        if isinstance(job, str):
-            # of an array task scancel sends the signal, hears that it could not, and sends it again every few seconds (22.05);
-            # of its steps it does not
-            steps = self.run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i").decode(errors="replace").split()
-            words = [x for x in steps if _STEP.match(x)]
-            if not words:
-                raise SlurmError("squeue -s", f"job {job} has no step yet", transient=True)
-        self._write("scancel", f"--signal={name}", *words, timeout_s=SIGNAL_TIMEOUT_S)
+    def signal_launchers(self, job: int | str, name: str) -> None:
+        # never the job, nor a step that is none of ours: whoever does not handle the signal dies of it
+        text = self.run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i %j").decode(errors="replace")
+        steps = launcher_steps(text)
+        if not steps:
+            raise SlurmError("squeue -s", f"which step of job {job} trains is not to be seen", transient=True)
+        self._write("scancel", f"--signal={name}", *steps, timeout_s=SIGNAL_TIMEOUT_S)
 
     @staticmethod
     def _check_fields(fields: Mapping[str, str]) -> None:

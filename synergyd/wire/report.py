@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from synergyd.records import ModelSpec, Plan
 from synergyd.wire import job_key, munge
 from synergyd.wire.codec import Checks, decode, encode
 from synergyd.wire.job_key import SignedReport
+from synergyd.wire.line import Line
 from synergyd.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
@@ -26,17 +28,18 @@ FAILURES = ("memory", "killed", "nccl", "cuda", "hang", "exit")
 _MAX_RUNS = 100
 _MAX_RESTARTS = 1_000_000  # in place, of one incarnation
 _MAX_ANSWER = 4096
-_RESTART = "synergy-restart"
+_RESTART, _CHECKPOINT = "synergy-restart", "synergy-checkpoint"
 _MAX_NODES = 16
 _MAX_RATIO = 1000.0  # of a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # of a model, in each direction
+_LAUNCHER = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}\Z")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
     "job_id": (1, 2**32), "stalled_s": (0, 1e9), "idle_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
     "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
-    "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1), "batch_bound": (1, 2**24),
+    "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1), "batch_bound": (1, 2**24), "requested": (0, 1e6),
 }  # fmt: skip
 _WHOLE = frozenset(
     {
@@ -50,6 +53,7 @@ _WHOLE = frozenset(
         "checkpoint_bytes",
         "base_batch",
         "batch_bound",
+        "requested",
     }
 )
 
@@ -125,6 +129,9 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "slow_nodes": names,
         "slow_times": times if known else [],
         "silent": data.get("silent") is True,
+        "listens": data.get("listens") is True,
+        "ended": data.get("ended") is True,
+        "launcher": name if isinstance(name := data.get("launcher"), str) and _LAUNCHER.match(name) else "",
         "comm": _exchange_text(data.get("comm")),
     }
 
@@ -196,10 +203,12 @@ _CHECKS: Checks = {
 
 @dataclass(frozen=True)
 class Told:
-    """What an answer to a report says: go on with `plan`'s batch; with an `order` (1, 2, ...), start again in place with `plan`."""
+    """What an answer to a report says: go on with `plan`'s batch; with an `order` (1, 2, ...), start again in place with `plan`;
+    with a `request`, take checkpoints until so many of this incarnation were taken on request (and `plan` says nothing)."""
 
     plan: Plan
     order: int = 0
+    request: int = 0
 
 
 def answer_line(
@@ -230,39 +239,52 @@ def told_by(line: bytes, to: Report, by: int | None, signed: SignedReport | None
             payload, trusted = credential.payload, credential.uid in (0, by)
         said = payload.decode("ascii")
         words = said.split(" ")
-        number = words[3] if words[0] == _RESTART and len(words) == 5 and len(words[3]) < 8 else "0"
-        told = Told(plan_from_text(words[-1], "answer"), int(number) if number.isdecimal() else 0)
+        number = words[3] if words[0] in (_RESTART, _CHECKPOINT) and len(words) > 3 and len(words[3]) < 8 else "0"
+        count = int(number) if number.isdecimal() else 0
+        told = (
+            Told(Plan(), request=count) if words[0] == _CHECKPOINT else Told(plan_from_text(words[-1], "answer"), count)
+        )
     except (SynergyError, UnicodeDecodeError):
         return None
     return told if trusted and said == _words(told, to.job_id, to.restarts) else None
 
 
 def _words(told: Told, job_id: int, restarts: int) -> str:
+    if told.request:
+        return f"{_CHECKPOINT} {job_id} {restarts} {told.request}"
     if told.order:
         return f"{_RESTART} {job_id} {restarts} {told.order} {plan_text(told.plan)}"
     return f"synergy-answer {job_id} {restarts} {plan_text(told.plan)}"
 
 
-def send(report: Report, address: str, by: int | None = None, timeout_s: float = 5.0) -> Told | None:
-    """Sends one report to `host:port`; what the daemon tells the job, if anything.
+def send(
+    report: Report, address: str, by: int | None = None, timeout_s: float = 5.0, line: Line | None = None
+) -> Told | None:
+    """Send one report to `host:port`. Return what the daemon tells the job, if anything.
 
     `by`: the daemon's uid; only it and root are believed. A report is delivered when the daemon has answered `ok`, within
     `timeout_s` of the call. Raises UnavailableError where it is not; the job never depends on it. Without munge it is signed with
-    the key that this incarnation was handed.
+    the key that this incarnation was handed. A `line` holds the connection afterwards, on which the daemon may knock.
     """
     host, _, port = address.rpartition(":")
-    line, signed = _vouched(report)
+    words, signed = _vouched(report)
     deadline_s = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
-            connection.sendall(line)
-            connection.shutdown(socket.SHUT_WR)
+        with contextlib.ExitStack() as closing:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+            closing.enter_context(connection)
+            connection.sendall(words)
+            if line is None:
+                connection.shutdown(socket.SHUT_WR)
             answer = b""
             while b"\n" not in answer and len(answer) < _MAX_ANSWER:
                 connection.settimeout(max(0.001, deadline_s - time.monotonic()))
                 if not (more := connection.recv(_MAX_ANSWER)):
                     break
                 answer += more
+            if line is not None and answer.startswith(b"ok") and b"\n" in answer:
+                closing.pop_all()
+                line.take(connection, answer.partition(b"\n")[2])
     except (OSError, ValueError, OverflowError) as error:  # the last one: a port above 65535
         raise UnavailableError(f"daemon at {address}", f"report not delivered ({error})") from None
     if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:

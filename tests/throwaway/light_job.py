@@ -105,11 +105,13 @@ def crash(how: str, step: int, folder: Path) -> None:
 
 def submit(
     cluster: SlurmCluster, name: str = "light", *, gpus: int = 4, directive: str | None = "", steps: int = 100_000,
-    options: tuple[str, ...] = (), script: Path = Path(__file__), before: str = "", **kwargs: Any,
+    options: tuple[str, ...] = (), script: Path = Path(__file__), before: str = "", beside: str = "", after: str = "",
+    **kwargs: Any,
 ) -> int:  # fmt: skip
     """Submits one such job with `directive` behind its #SYNERGY (None: a plain job). Its output: `output(cluster, job id)`.
 
-    `script`: another that takes the same argument, `before`: lines of the batch script before it is started.
+    `script`: another that takes the same argument, `before` and `after`: lines of the batch script before and after it is started,
+    `beside`: what stands behind its command, such as `&`, and the lines that follow.
     """
     folder = cluster.folder / "light"
     folder.mkdir(exist_ok=True)
@@ -121,7 +123,8 @@ def submit(
     )  # fmt: skip
     batch_script = (
         f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}{before}"
-        f"srun synergy-launch --runner python --checkpoint {checkpoint} {script.resolve()} {steps}\n"
+        f"srun {'--overlap ' * bool(beside)}synergy-launch --runner python --checkpoint {checkpoint} {script.resolve()} {steps} "
+        f"{beside}\n{after}"
     )
     return cluster.sbatch(batch_script, f"--job-name={name}", f"--output={folder}/%j.out", *options, **kwargs)
 

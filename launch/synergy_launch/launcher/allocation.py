@@ -43,6 +43,13 @@ class JobAllocation:
     leader: bool
     #: which component of a heterogeneous job this is; None: it is none
     het_group: int | None = None
+    #: Slurm's number of this process's step; "": it is in none
+    step: str = ""
+
+    @property
+    def launcher(self) -> str:
+        """This node's launcher among all of the incarnation's."""
+        return f"{self.step or 0}.{self.node_rank}"
 
     @property
     def processes(self) -> int:
@@ -99,6 +106,7 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
         in_step=covers,
         leader=leader,
         het_group=het_group,
+        step=environment["SLURM_STEP_ID"] if in_step else "",
     )
 
 

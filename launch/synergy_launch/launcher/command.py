@@ -32,6 +32,7 @@ from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
+from synergy_launch.launcher.status_reports import spoken_for
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint
 from synergy_launch.megatron_lm import options as megatron_options
@@ -95,7 +96,8 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
         if guard.tells and guard.failure is not None:
             # that it has followed an order must be told here, where the run failed before any other report
             told = restarts.told if restarts.told.number else None
-            failed = status_to_report({}, allocation.job_id, allocation.restarts, guard.failure, told)
+            over = {**spoken_for(allocation), "ended": True}
+            failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
         lost = crew is not None and bool(crew.lost)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)

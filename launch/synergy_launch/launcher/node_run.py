@@ -71,7 +71,9 @@ class _NodeRun:
         self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: subprocess.Popen[bytes] | None = None
-        self._requests = 0  # checkpoint requests so far, one a SIGUSR2
+        self._run_name = f"{allocation.job_id} {allocation.restarts} {restarts.told.number}"  # the same on all nodes
+        self._failed_over = 0  # the latest request that could not be put into the run folder
+        self._requests = 0  # checkpoint requests so far: the daemon's, in its answers to reports, and one a SIGUSR2
         self._handed_over = 0  # of them, those that are in the run folder
 
     def run(self, plan_file: PlanFile | None) -> int:
@@ -101,7 +103,9 @@ class _NodeRun:
             restarts.poll()
             if guard.looks:
                 guard.look(status)
+            self._requests = max(self._requests, reports.request - restarts.acknowledged)
             self._hand_over_requests()
+            reports.requested = self._handed_over + restarts.acknowledged
             reports.poll()
             time.sleep(POLL_S)
         # nobody is left to save; Python takes handlers away before it ends, and a late request would fail the job
@@ -150,6 +154,8 @@ class _NodeRun:
         if self._supervisor is None:
             return False
         if not self._held_until:
+            # asked on another node: a rank that leaves takes all others with it
+            self._requests = max(self._requests, self._supervisor.noted_request(self._run_name))
             if not self._supervisor.left(returncode, self._requests):
                 return False
             self._held_until = time.monotonic() + self._hold_s
@@ -186,13 +192,17 @@ class _NodeRun:
             self._kill(child)
 
     def _hand_over_requests(self) -> None:
-        if self._requests <= self._handed_over:
+        requests = self._requests
+        if requests in (self._handed_over, self._failed_over):
             return
-        self._handed_over = self._requests
         try:
-            run_folder.request_checkpoint(self._run_dir, self._handed_over)
+            run_folder.request_checkpoint(self._run_dir, requests)
+            self._handed_over = requests
         except OSError as error:  # a full or cleaned /tmp must not end the training
+            self._failed_over = requests
             click.echo(f"synergy-launch: {self._run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
+        if self._supervisor is not None:
+            self._supervisor.note_request(requests, self._run_name)
 
     def _on_usr2(self, _number: int, _frame: FrameType | None) -> None:
         self._requests += 1

@@ -28,7 +28,7 @@ ASK_AGAIN_S = 15.0
 #: of one pause over the one before: a daemon that comes is found within half of the time for which the run has lasted. At 2 it
 #: was the whole of it: a job that imports for two minutes on a busy machine was found after four
 _GROWTH, _LONGEST = 1.5, 20  # the latter times ASK_AGAIN_S
-_URGENT = ("checkpoint_requests", "state", "note", "stalled_s", "failure", "idle_s")
+_URGENT = ("checkpoint_requests", "requested", "state", "note", "stalled_s", "failure", "idle_s", "ended")
 #: between two reports of a run that waits after a checkpoint: the daemon's answer may be an order
 _WAITING_S = 0.5
 
@@ -38,6 +38,8 @@ class StatusReports:
 
     An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports.
     `failure`: of the run before this one, in the same incarnation; each report says it.
+
+    `request` is the checkpoint request heard last, counted over the incarnation's runs; `requested` what of it the processes know.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class StatusReports:
     ) -> None:
         self._allocation, self._run_dir, self._supervisor = allocation, run_dir, supervisor
         self._failure, self._restarts = failure, restarts
+        self.request = 0  # set by the reporter's thread
+        self.requested = 0
         reporting_nodes = (0, len(allocation.nodes) - 1) if supervisor else (0,)
         self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
         self._daemon_uid = plan_file.by if plan_file else None
@@ -77,7 +81,7 @@ class StatusReports:
         self._failure = failure or self._failure
         if self._reporter is not None:
             self._sent = {}
-            self._offer(self._reporter, None)
+            self._offer(self._reporter, None, ended=True)
             self._reporter.close()
 
     def _reporter_to(self, address: str) -> Reporter | None:
@@ -93,6 +97,9 @@ class StatusReports:
         return plan_file.report
 
     def _heard(self, told: Told) -> None:
+        if told.request:
+            self.request = max(self.request, told.request)
+            return
         if told.order:
             if self._restarts is not None:
                 self._restarts.hear(told)
@@ -102,7 +109,7 @@ class StatusReports:
         except OSError as error:  # a full or cleaned /tmp must not end the training
             click.echo(f"synergy-launch: {self._run_dir}: batch can't be handed over ({error.strerror})", err=True)
 
-    def _offer(self, reporter: Reporter, stall: StallDetector | None) -> None:
+    def _offer(self, reporter: Reporter, stall: StallDetector | None, *, ended: bool = False) -> None:
         job_id, restarts = self._allocation.job_id, self._allocation.restarts
         status = status_of(self._run_dir, self._supervisor)
         if status is not None and self._restarts is not None and isinstance(status.get("checkpoint_requests"), int):
@@ -113,32 +120,37 @@ class StatusReports:
             status["stalled_s"] = stall.check(status, time.monotonic())
         if stall is not None:
             status = self._with_idle(status)
-        if status is None or job_id is None:
+        if job_id is None:
             return
+        # before the training's first word its launcher says that it is there: the daemon may wait to hear of a run that it has ordered
+        silent = {"silent": True} if status is None or set(status) <= {"idle_s"} else {}
+        status = {**(status or {}), **silent, **spoken_for(self._allocation), "requested": self.requested}
+        if ended:
+            status["ended"] = True
         able = self._restarts is not None and self._restarts.possible
         asks = able and status.get("state") == "waiting" and time.monotonic() >= self._sent_at + _WAITING_S
         if status == self._sent and not asks:
             return
         before, self._sent, self._sent_at = self._sent, status, time.monotonic()
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
-        begun = not before and "silent" in status
+        begun = not before
         urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
         told = self._restarts.told if able and self._restarts is not None else None
         reporter.offer(status_to_report(status, job_id, restarts, self._failure, told), urgent=urgent or asks)
 
-    def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any] | None:
-        """With what is seen from outside of a run that does nothing; of one without a word of its own that alone."""
+    def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the status with what is seen from outside of a run that does nothing; of one without a word of its own that alone."""
         moved = None if status is None else (status.get("step"), status.get("state"))
         idle_s = self._idle.check(moved, time.monotonic())
         if idle_s is not None and not self._sent.get("idle_s"):
             text = f"no CPU time and no GPU used for {idle_s:.0f} s: the GPUs of this job do nothing"
             click.echo(f"synergy-launch: {text}", err=True)
-        if status is None:
-            # a run that an order began: the daemon waits to hear of it, and its first word may take minutes
-            ordered = self._restarts is not None and self._restarts.told.order > 0
-            speaks = ordered or idle_s is not None or self._sent.get("silent")
-            return {"silent": True, "idle_s": idle_s} if speaks else None
-        return {**status, "idle_s": idle_s}
+        return {**(status or {}), "idle_s": idle_s}
+
+
+def spoken_for(allocation: JobAllocation) -> dict[str, Any]:
+    """What each report of this node's launcher says of the launcher itself."""
+    return {"listens": True, "launcher": allocation.launcher}
 
 
 def pauses_s() -> Iterator[float]:

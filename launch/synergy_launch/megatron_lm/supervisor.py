@@ -26,6 +26,7 @@ from synergyd.records import Plan
 
 _LOOK_S = 5.0
 _ASK_AGAIN_S = 1.0
+_REQUEST = "synergy-request"  # beside the checkpoints: what the nodes that report were asked for
 _SAVING_S = 600.0  # from outside a long save looks like a step that does not end
 
 
@@ -110,6 +111,24 @@ class Supervisor:
         self.state = "training"
         self._thread = threading.Thread(target=self._copy, args=(child.stdout,), name="megatron-log", daemon=True)
         self._thread.start()
+
+    def note_request(self, requests: int, run: str) -> None:
+        """Tell the job's other nodes, on which nobody hears the daemon, that this `run` was asked for its `requests`th checkpoint."""
+        if self._folder is None or self._nodes == 1:
+            return
+        with contextlib.suppress(OSError):
+            fresh = self._folder / f".{_REQUEST}-{os.getpid()}"
+            fresh.write_text(f"{run} {requests}\n", encoding="ascii")
+            fresh.replace(self._folder / _REQUEST)
+
+    def noted_request(self, run: str) -> int:
+        """Return the latest request that a node of this `run` has noted; 0 where there is none."""
+        if self._folder is None or self._nodes == 1:
+            return 0
+        with contextlib.suppress(OSError, ValueError):
+            noted, _, number = (self._folder / _REQUEST).read_text(encoding="ascii").strip().rpartition(" ")
+            return int(number) if noted == run else 0
+        return 0
 
     def ask(self, requests: int, child: subprocess.Popen[bytes], torchrun: bool) -> None:
         """Sees to it that request number `requests` reaches the processes, now or at a later call."""

@@ -38,6 +38,14 @@ class ServerBounds:
     workers: int = 4
 
 
+@dataclass(frozen=True)
+class HeldAnswer:
+    """An answer whose connection is not closed behind it: `hold` takes it over, and closes it some day."""
+
+    text: bytes
+    hold: Callable[[socket.socket], None]
+
+
 @dataclass(eq=False)
 class _Connection:
     wire: socket.socket
@@ -46,6 +54,7 @@ class _Connection:
     received: bytearray = field(default_factory=bytearray)
     answering: bool = False  # in a worker's hands
     answer: bytes | None = None  # what of it is still to be sent
+    hold: Callable[[socket.socket], None] | None = None  # who takes it over then
 
 
 class BoundedServer:
@@ -56,7 +65,7 @@ class BoundedServer:
         self,
         address: tuple[str, int],
         end: bytes,
-        answer: Callable[[bytes, str], bytes],
+        answer: Callable[[bytes, str], bytes | HeldAnswer],
         refusals: Refusals,
         bounds: ServerBounds,
     ) -> None:
@@ -70,7 +79,7 @@ class BoundedServer:
         self._open: dict[_Connection, None] = {}  # in the order of their begin
         self._sources: Counter[str] = Counter()  # of those that are open
         self._requests: queue.SimpleQueue[_Connection | None] = queue.SimpleQueue()
-        self._answered: deque[tuple[_Connection, bytes]] = deque()
+        self._answered: deque[tuple[_Connection, bytes | HeldAnswer]] = deque()
         self._wake, self._awake = socket.socketpair()
         self._wake.setblocking(False)
         self._awake.setblocking(False)
@@ -101,7 +110,7 @@ class BoundedServer:
 
     def _work(self) -> None:
         while (connection := self._requests.get()) is not None:
-            answer = b""
+            answer: bytes | HeldAnswer = b""
             try:
                 answer = self._answer(bytes(connection.received), connection.source)
             except Exception as error:  # a fault of ours costs this request alone
@@ -189,8 +198,10 @@ class BoundedServer:
             connection.answering = True
             self._requests.put(connection)
 
-    def _begin_answer(self, connection: _Connection, answer: bytes) -> None:
+    def _begin_answer(self, connection: _Connection, answer: bytes | HeldAnswer) -> None:
         connection.answering = False
+        if isinstance(answer, HeldAnswer):
+            connection.hold, answer = answer.hold, answer.text
         if not answer:
             self._drop(connection)
             return
@@ -205,7 +216,7 @@ class BoundedServer:
         except BlockingIOError:
             return
         except OSError:
-            connection.answer = b""
+            connection.answer, connection.hold = b"", None
         if not connection.answer:
             self._drop(connection)
 
@@ -222,6 +233,9 @@ class BoundedServer:
         if not connection.answering:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(connection.wire)
+        if connection.hold is not None and connection.answer == b"" and not self._closing:
+            connection.hold(connection.wire)
+            return
         with contextlib.suppress(OSError):
             connection.wire.shutdown(socket.SHUT_WR)  # an answer that was sent arrives, whatever was not read
         connection.wire.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
+from synergyd.daemon.ports.bounded_server import BoundedServer, HeldAnswer, ServerBounds
+from synergyd.daemon.ports.open_lines import Life, OpenLines
 from synergyd.daemon.ports.refusals import Refusals
 from synergyd.errors import SynergyError, UsageError
 from synergyd.job_report import Report
@@ -37,7 +39,8 @@ class ReceivedReport:
 class ReportInbox:
     """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
 
-    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is.
+    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is. `owners` is whose
+    the running jobs are, likewise: their launchers' connections stay open as `lines`.
     """
 
     def __init__(self, host: str, port: int, munge_socket: str = "", secret: SecretFile | None = None) -> None:
@@ -48,6 +51,8 @@ class ReportInbox:
         self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
+        self.owners: Mapping[Life, int] = {}  # likewise
+        self.lines = OpenLines()
         self._munge_socket, self._secret = munge_socket, secret
         # signatures of the latest lines by job and incarnation, so that none counts twice
         self._seen: dict[tuple[int, int], deque[str]] = {}
@@ -78,8 +83,17 @@ class ReportInbox:
     def close(self) -> None:
         """Stops listening."""
         self._server.close()
+        self.lines.retain(())
 
-    def _answer(self, line: bytes, source: str) -> bytes:
+    def tell(self, answers: Mapping[Life, tuple[int, Told]], owners: Mapping[Life, int]) -> None:
+        """Take what jobs are told from now on. Those that are told anything new are asked to report at once."""
+        fresh = [life for life, told in answers.items() if self.answers.get(life) != told]
+        self.answers, self.owners = answers, owners
+        self.lines.retain(owners.keys())
+        for life in fresh:
+            self.lines.knock(life)
+
+    def _answer(self, line: bytes, source: str) -> bytes | HeldAnswer:
         """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
         signed = None
         try:
@@ -105,7 +119,19 @@ class ReportInbox:
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""
         owner, told = self.answers.get(life, (None, None))
-        return _answer(told if owner == received.uid else None, life, self._munge_socket, signed)
+        answer = _answer(told if owner == received.uid else None, life, self._munge_socket, signed)
+        report = received.report
+        if self.owners.get(life) != received.uid or not report.listens:
+            return answer
+        if report.ended:
+            self.lines.drop(life, report.launcher)
+            return answer
+        return HeldAnswer(answer, lambda wire: self._hold(wire, life, report.launcher, told))
+
+    def _hold(self, wire: socket.socket, life: Life, launcher: str, told: Told | None) -> None:
+        self.lines.add(life, launcher, wire)
+        if self.answers.get(life, (None, None))[1] != told:  # it came between the answer and this
+            self.lines.knock(life)
 
     def _opened(self, text: str) -> tuple[SignedReport, bytes]:
         """Raises UsageError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -120,6 +121,9 @@ class Post:
     def take(self) -> list[ReceivedReport]:
         taken, self.waiting = self.waiting, []
         return taken
+
+    def tell(self, answers: Mapping[tuple[int, int], tuple[int, Told]], owners: Mapping[tuple[int, int], int]) -> None:
+        self.answers = dict(answers)
 
 
 @functools.cache

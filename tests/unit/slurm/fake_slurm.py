@@ -167,7 +167,7 @@ class FakeSlurm:
         self._write("drain", node, reason)
         self.drained[node] = reason
 
-    def signal(self, job: int | str, name: str) -> None:
+    def signal_launchers(self, job: int | str, name: str) -> None:
         job_id = self.named(job)
         self._write("signal", str(job_id), name)
         self.signals.append((job_id, self.jobs[job_id].restarts, self.now_s))

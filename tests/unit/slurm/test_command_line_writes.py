@@ -62,10 +62,18 @@ def test_a_requeue_leaves_a_job_that_has_ended_alone(shell: Shell) -> None:
     assert shell.calls == [["scontrol", "requeue", "incomplete", "7"]]
 
 
-def test_a_signal_goes_to_the_steps_and_not_to_the_batch_shell(shell: Shell) -> None:
+STEPS = b"7.batch batch\n7.extern extern\n7.0 synergy-launch\n7.1 python3\n7.2 tensorboard\n"
+
+
+def test_a_signal_goes_to_the_launcher_s_step_alone(shell: Shell) -> None:
+    shell.answers("squeue", STEPS)
     shell.answers("scancel")
-    shell.backend.signal(7, "USR2")
-    assert shell.calls == [["scancel", "--signal=USR2", "7"]]
+    shell.backend.signal_launchers(7, "USR2")
+    assert shell.calls[-1] == ["scancel", "--signal=USR2", "7.0"]
+    shell.answers("squeue", b"7.batch batch\n7.3 eval.py\n")
+    with pytest.raises(SlurmError, match="which step of job 7 trains") as caught:
+        shell.backend.signal_launchers(7, "USR2")
+    assert caught.value.transient and len(shell.calls) == 3
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
@@ -114,9 +122,10 @@ def test_a_signal_that_was_given_up_is_never_sent_later(shell: Shell, monkeypatc
     """Later it could reach the job's next incarnation, which may not trap it yet: a site's wrapper ends with all its children."""
     (shell.folder / "scancel").write_text(f"#!/bin/sh\n(sleep 4; touch {shell.folder}/sent) &\nwait\n")
     (shell.folder / "scancel").chmod(0o755)
+    shell.answers("squeue", STEPS)
     monkeypatch.setattr("synergyd.slurm.command_line.SIGNAL_TIMEOUT_S", 0.2)
     with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
-        shell.backend.signal(7, "USR2")
+        shell.backend.signal_launchers(7, "USR2")
     time.sleep(4.2)
     assert not (shell.folder / "sent").exists()
 
@@ -139,10 +148,11 @@ def test_calls_are_counted(shell: Shell) -> None:
 def test_a_user_who_may_not_change_jobs_is_told_at_once(shell: Shell, message: str) -> None:
     for program in ("scontrol", "scancel"):
         shell.answers(program, error=message + "\n", code=1)
+    shell.answers("squeue", STEPS)
     calls: tuple[Callable[[], object], ...] = (
         lambda: shell.backend.update(7, {"NumNodes": "2"}),
         lambda: shell.backend.requeue(7),
-        lambda: shell.backend.signal(7, "USR2"),
+        lambda: shell.backend.signal_launchers(7, "USR2"),
         lambda: shell.backend.batch_script(7),
     )
     for call in calls:
@@ -188,34 +198,37 @@ def test_writes_are_begun_within_the_lease_or_not_at_all(shell: Shell) -> None:
             raise SlurmError("lease", "another leads", transient=True)
         yield
 
-    for program in ("squeue", "scontrol", "scancel"):
+    shell.answers("squeue", STEPS)
+    for program in ("scontrol", "scancel"):
         shell.answers(program)
     backend = CommandLine(writing=writing)
     writes: list[Callable[[], None]] = [
         lambda: backend.update(7, {"StartTime": "now"}),
         lambda: backend.delay([7], 5),
         lambda: backend.requeue(7),
-        lambda: backend.signal(7, "USR2"),
+        lambda: backend.signal_launchers(7, "USR2"),
     ]
     for write in writes:
         write()
-    assert len(shell.calls) == 4
+    assert len([call for call in shell.calls if call[0] != "squeue"]) == 4
     allowed[0] = False
     for write in writes:
         with pytest.raises(SlurmError, match="another leads"):
             write()
-    assert len(shell.calls) == 4 and backend.jobs() == ()
+    assert len([call for call in shell.calls if call[0] != "squeue"]) == 4
 
 
 def test_a_task_of_an_array_is_signalled_by_its_steps(shell: Shell) -> None:
     """scancel of ARRAY_TASK itself sends the signal again and again for 95 s (22.05)."""
-    shell.answers("squeue", b"7_2.0\n7_2.1\n7_2.batch\n7_2.extern\n")
+    shell.answers(
+        "squeue", b"7_2.0 synergy-launch\n7_2.1 synergy-launch\n7_2.2 eval\n7_2.batch batch\n7_2.extern extern\n"
+    )
     shell.answers("scancel")
-    shell.backend.signal("7_2", "USR2")
+    shell.backend.signal_launchers("7_2", "USR2")
     assert shell.calls[-1] == ["scancel", "--signal=USR2", "7_2.0", "7_2.1"]
-    shell.answers("squeue", b"7_2.batch\n")
-    with pytest.raises(SlurmError, match="job 7_2 has no step yet") as caught:
-        shell.backend.signal("7_2", "USR2")
+    shell.answers("squeue", b"7_2.batch batch\n")
+    with pytest.raises(SlurmError, match="which step of job 7_2 trains") as caught:
+        shell.backend.signal_launchers("7_2", "USR2")
     assert caught.value.transient
 
 

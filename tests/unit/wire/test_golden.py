@@ -129,6 +129,7 @@ def test_report() -> None:
         ("n1",), None, 320.0, 6400.0, True, EarlyFailure(kind="memory", code=1, number=1, plan=PLAN, goes_on=True),
         640.5, 9.0, 4.5, 10**6,
         (1.25,), 600.0, False, InPlace(number=3, order=1, crashes=1, code=7, step=1150), 64, "local:8", 0.9,
+        None, "0.1", True, 3, True,
     )  # fmt: skip
     text = (
         '{"job_id":7,"restarts":1,"step":1200,"step_s":0.5,"loss":2.25,"tokens":1000000000000,"noise_scale":100.0,'
@@ -140,7 +141,7 @@ def test_report() -> None:
         '"number":1,"plan":' + compact(PLAN_JSON) + ',"goes_on":true,"next_plan":null},"trained_s":640.5,'
         '"first_step_s":9.0,"checkpoint_s":4.5,"checkpoint_bytes":1000000,"slow_times":[1.25],"idle_s":600.0,"silent":false,'
         '"in_place":{"number":3,"order":1,"crashes":1,"code":7,"step":1150},"base_batch":64,"comm":"local:8","comm_efficiency":0.9,'
-        '"batch_bound":null}'
+        '"batch_bound":null,"launcher":"0.1","listens":true,"requested":3,"ended":true}'
     )  # fmt: skip
     assert report.to_json(sent).decode() == text
     assert report.from_json(text.encode()) == sent

@@ -38,7 +38,7 @@ def test_in_the_batch_script_it_leads() -> None:
 
 def test_in_a_step_that_covers_every_node_once() -> None:
     assert read(STEP) == JobAllocation(
-        job_id=7, restarts=3, nodes=("n1", "n2"), node_rank=1, gpus=4, in_step=True, leader=False
+        job_id=7, restarts=3, nodes=("n1", "n2"), node_rank=1, gpus=4, in_step=True, leader=False, step="0"
     )
 
 
@@ -124,7 +124,7 @@ HET_STEP = {
 def test_in_a_step_of_a_component_the_job_is_that_component() -> None:
     where = read(HET_STEP)
     assert where == JobAllocation(
-        job_id=8, restarts=1, nodes=("n2", "n3"), node_rank=0, gpus=4, in_step=False, leader=True, het_group=1
+        job_id=8, restarts=1, nodes=("n2", "n3"), node_rank=0, gpus=4, in_step=False, leader=True, het_group=1, step="0"
     )
     command = step_command(where, HET_STEP, ["x"])
     assert "--het-group=1" in command and "--nodes=2" in command

@@ -160,7 +160,7 @@ class Sent:
         self.fails = fails
         monkeypatch.setattr("synergyd.wire.report.send", self)
 
-    def __call__(self, report: Report, address: str, by: int | None) -> None:
+    def __call__(self, report: Report, address: str, by: int | None, line: object = None) -> None:
         if self.fails:
             self.fails -= 1
             raise UnavailableError("daemon", "away")

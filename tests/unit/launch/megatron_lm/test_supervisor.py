@@ -63,7 +63,7 @@ class Site:
         self.script = folder / "pretrain_gpt.py"
         self.script.write_text(SCRIPT)
         self.reports: list[Report] = []
-        monkeypatch.setattr("synergyd.wire.report.send", lambda report, address, by: self.reports.append(report))
+        monkeypatch.setattr("synergyd.wire.report.send", lambda report, address, by, **_: self.reports.append(report))
         monkeypatch.setattr(node_run, "POLL_S", 0.01)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._ASK_AGAIN_S", 0.05)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._LOOK_S", 0.05)

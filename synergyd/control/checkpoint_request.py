@@ -1,0 +1,33 @@
+"""A request for a checkpoint as the job's launchers take it from the answers to their reports. Pure.
+
+Requests are numbered over an incarnation: request N is met when each launcher that trains has taken N checkpoints on request. So a
+request may be told as often as one likes, and a launcher that was told it counts as asked when it says so itself.
+"""
+
+from __future__ import annotations
+
+from synergyd.control.resize.events import Acknowledged, CarriedOut, ResizeEvent, Unwanted
+from synergyd.control.resize.instructions import AskCheckpoint
+from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.tracked import Tracked
+from synergyd.job_report import Report
+
+
+def told_request(tracked: Tracked | None) -> int:
+    """Return the number of the request that the job's launchers are told; 0 where they are older, and take a signal alone."""
+    return tracked.checkpoint_request if tracked is not None and tracked.launchers.listen else 0
+
+
+def after_hearing(tracked: Tracked, report: Report) -> list[ResizeEvent]:
+    """Return what `report`, which `tracked` knows already, means for a checkpoint that is awaited."""
+    launchers = tracked.launchers
+    if launchers.over:
+        # whatever it saved last: its script goes on with something else, or is at its end
+        awaited = tracked.lifecycle.state is ResizeState.CHECKPOINTING
+        return [Unwanted("its training has ended")] if awaited else []
+    if report.silent:
+        return []
+    events: list[ResizeEvent] = []
+    if launchers.requested >= tracked.checkpoint_request:
+        events.append(CarriedOut(AskCheckpoint(report.job_id, report.restarts)))
+    return [*events, Acknowledged(report.restarts, launchers.taken)]
