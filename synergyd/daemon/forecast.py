@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,12 +15,12 @@ from synergyd.records import Cell, Cluster, Directive, Job, JobState, Measuremen
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.settings import Settings
 from synergyd.task.batch_advice import advise, remark
-from synergyd.task.fit.population import prior_of
+from synergyd.task.fit.population import UserPriors
 from synergyd.task.fit.profile_file import read_profile
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import CoarseProfiles
 from synergyd.task.model.hardware import GpuFigures, figures
-from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
+from synergyd.task.model.throughput import ThroughputPrior, fit_ahead
 from synergyd.task.shapes import kinds
 
 _LIKE = 1024
@@ -72,7 +72,7 @@ class Forecast:
         self._coarse = CoarseProfiles()
         self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
         self._models: dict[tuple[str, int], ModelSpec] = {}
-        self._prior = PRIOR
+        self._priors = UserPriors()
         self._to_advise = _ADVISED
         self._faults: set[tuple[int, str]] = set()  # logged, by job
 
@@ -80,11 +80,11 @@ class Forecast:
         """An epoch begins."""
         self._to_advise = _ADVISED
 
-    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]], cluster: Cluster) -> None:
-        """What jobs that are not measured yet are taken for, after what others have measured."""
+    def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], cluster: Cluster) -> None:
+        """Learn what each user's jobs that are not measured yet are taken for, after what that user's `programs` have measured."""
         self._all_figures(cluster)
         known = self._figures
-        self._prior = prior_of(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type))
+        self._priors.learn(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type))
 
     def expect(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed of those whose model is not known, all together."""
@@ -95,11 +95,15 @@ class Forecast:
 
     def _fit_together(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         jobs, wanted, known = tuple(jobs), [], self._all_figures(cluster)
-        self._coarse.renew({job.job_id: profiles[job.job_id] for job in jobs}, self._prior)
+        priors = {job.job_id: self._priors.of(job.uid) for job in jobs}
+        self._coarse.renew({job.job_id: profiles[job.job_id] for job in jobs}, priors)
         for job in jobs:
             profile = profiles[job.job_id]
             if profile.measured and profile.model is None and not (job.directive and job.directive.model):
-                in_use, kept = self._coarse.of(job.job_id, profile, self._prior), self._kept.get(job.job_id)
+                in_use, kept = (
+                    self._coarse.of(job.job_id, profile, self._priors.of(job.uid)),
+                    self._kept.get(job.job_id),
+                )
                 if kept is None or (kept[0].profile, kept[0].prior) != in_use:
                     wanted.append(JobPlanner(job, in_use[0], None, known, prior=in_use[1]).to_fit())
         fit_ahead(one for one in wanted if one is not None)
@@ -109,7 +113,7 @@ class Forecast:
     ) -> CellsOrWhy:
         """All Cells of one job on this cluster that `bans` allow; `present` is the plan it runs with."""
         # each report moves it a little: Cells are made anew only when it is worth it
-        profile, prior = self._coarse.of(job.job_id, profile, self._prior)
+        profile, prior = self._coarse.of(job.job_id, profile, self._priors.of(job.uid))
         key = _Asked(
             job.directive,
             job.asked,

@@ -18,13 +18,13 @@ from synergyd.sim.exchanging_truth import told_worth
 from synergyd.sim.records import TraceJob, asked_shape, placed_on
 from synergyd.sim.world import Live
 from synergyd.task.exchange_choice import ExchangeChoice
-from synergyd.task.fit.population import prior_of
+from synergyd.task.fit.population import UserPriors
 from synergyd.task.job_planner import JobPlanner
 from synergyd.task.learning import CoarseProfiles
 from synergyd.task.model.exchange_cost import prior_worth
 from synergyd.task.model.hardware import GpuFigures, figures
 from synergyd.task.model.spec import load_model
-from synergyd.task.model.throughput import PRIOR, ThroughputPrior, fit_ahead
+from synergyd.task.model.throughput import ThroughputPrior, fit_ahead
 from synergyd.task.shapes import job_shapes
 
 REPORT_EVERY_S = 10.0  # what the agent keeps to
@@ -53,7 +53,7 @@ class LearntBelief:
     seed: int = 0
     lengths: bool = True  # do jobs tell how far they are, of how much?
     learns: bool = True
-    prior: ThroughputPrior = PRIOR
+    priors: UserPriors = field(default_factory=UserPriors)
     _cells: dict[int, tuple[_Asked, tuple[Cell, ...], str]] = field(default_factory=dict)
     _coarse: CoarseProfiles = field(default_factory=CoarseProfiles)
     _models: dict[str, ModelSpec] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class LearntBelief:
             for _ in range(min(due, _AT_MOST))
         )
 
-    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
-        """What the next jobs are taken for, after what others have measured."""
-        self.prior = prior_of(programs, lambda gpu_type: self._all(gpu_type)[gpu_type])
+    def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]]) -> None:
+        """Learn what each user's next jobs are taken for, after what that user's `programs` have measured."""
+        self.priors.learn(programs, lambda gpu_type: self._all(gpu_type)[gpu_type])
 
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None:
         """(step seconds, peak bytes) that the bare model predicts of what the job runs with."""
@@ -119,11 +119,14 @@ class LearntBelief:
     def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None:
         """The Cells of `jobs` are about to be asked for: fits what has changed, of all together."""
         jobs = tuple(jobs)
-        self._coarse.renew({job.job_id: profile for _, job, profile in jobs}, self.prior)
+        self._coarse.renew(
+            {job.job_id: profile for _, job, profile in jobs},
+            {job.job_id: self.priors.of(job.uid) for _, job, _ in jobs},
+        )
         wanted = []
         for live, job, profile in jobs:
             if profile.measured:
-                in_use = self._coarse.of(job.job_id, profile, self.prior)
+                in_use = self._coarse.of(job.job_id, profile, self.priors.of(job.uid))
                 kept = self._cells.get(job.job_id)
                 if kept is None or (kept[0].profile, kept[0].prior) != in_use:
                     task = JobPlanner(job, in_use[0], self._model(live.job), self.figures, prior=in_use[1])
@@ -134,7 +137,7 @@ class LearntBelief:
         self, live: Live, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> tuple[tuple[Cell, ...], str]:
         """(Cells, why there are none)."""
-        profile, prior = self._coarse.of(job.job_id, profile, self.prior)
+        profile, prior = self._coarse.of(job.job_id, profile, self.priors.of(job.uid))
         key = _Asked(job.directive, job.asked, job.shape, profile, present, cluster.kinds, prior)
         kept = self._cells.get(job.job_id)
         if kept is not None and kept[0] == key:
@@ -187,7 +190,7 @@ class OracleBelief:
         trained_s, step_s = until_s - live.ready_s, live.pace.step_s
         return (Report(job.job_id, job.restarts, step=0, plan=live.plan, step_s=step_s, trained_s=trained_s),)
 
-    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None:
+    def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]]) -> None:
         """It knows."""
 
     def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None:

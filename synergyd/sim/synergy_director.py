@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class Belief(Protocol):
     lengths: bool
 
     def reports(self, live: Live, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]: ...
-    def learn_prior(self, programs: Sequence[tuple[Measurement, ...]]) -> None: ...
+    def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]]) -> None: ...
     def predicted(self, live: Live, job: Job, profile: Profile) -> tuple[float, int] | None: ...
     def expect(self, jobs: Iterable[tuple[Live, Job, Profile]]) -> None: ...
     def cells(

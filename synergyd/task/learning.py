@@ -138,12 +138,12 @@ class CoarseProfiles:
         self._known: dict[int, _InUse] = {}
         self._turn = 0
 
-    def renew(self, profiles: Mapping[int, Profile], prior: object) -> None:
-        """An epoch begins with these `profiles`, by job id."""
+    def renew(self, profiles: Mapping[int, Profile], priors: Mapping[int, object]) -> None:
+        """Begin an epoch with these `profiles` and `priors`, by job id."""
         self._turn += 1
         behind = []
         for job_id, profile in profiles.items():
-            known = self._known.get(job_id)
+            known, prior = self._known.get(job_id), priors[job_id]
             if known is not None and (profile is not known.exact or prior != known.prior):
                 fresh = coarse(profile)
                 if (fresh, prior) == (known.coarse, known.prior):
@@ -155,7 +155,7 @@ class CoarseProfiles:
         for rank, _, job_id, fresh in behind:
             like = rank == _BY_OTHERS
             if rank == _AT_ONCE or taken[like] < (_BY_OTHERS_RENEWED if like else _RENEWED):
-                self._known[job_id] = _InUse(profiles[job_id], fresh, prior, self._turn)
+                self._known[job_id] = _InUse(profiles[job_id], fresh, priors[job_id], self._turn)
                 taken[like] += 1
 
     def of(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:

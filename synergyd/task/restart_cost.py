@@ -1,7 +1,7 @@
 """What the next restart of a job costs: from its own restarts, those of its program on the same storage, and the cluster's. Pure.
 
-Each phase's seconds are log-normal. A job's mean (of the logarithm) lies around its program's, that around the cluster's, and that
-around the setting RestartCost: a normal distribution at each level, so that the estimate is a mean weighted by precisions, of
+Each phase's seconds are log-normal. A job's mean (of the logarithm) lies around its program's, that around its user's on this cluster, and
+that around the setting RestartCost: a normal distribution at each level, so that the estimate is a mean weighted by precisions, of
 which few measurements weigh little and a job's own most. Widths are stated below. The checkpoint and the start may grow with
 the bytes that each GPU writes: the exponent is a ridge regression over a program's restarts, 0 until they show it.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from synergyd.records import Job, Profile
@@ -34,6 +35,8 @@ _SHARES = (8 / 30, 2 / 30, 20 / 30)
 _GROW = ("checkpoint_s", "start_s")  # with the bytes per writer
 _KEPT, _PROGRAMS = 32, 10_000
 _SIZES = 256  # phases and bytes per writer of a program that are kept worked out
+# With three, a liar among them is between two honest ones; so many agree as much as programs of one's own do
+_USERS, _MOST_VOTES = 3, 8
 _GRID = 0.02  # of the cluster's mean: finer, each restart of any job would change what is believed of all
 
 
@@ -91,11 +94,13 @@ class RestartCosts:
         self._known: dict[str, tuple[RestartTimes, ...]] = {}
         self._phases: dict[str, dict[tuple[str, float | None], _Phase]] = {}  # by key, then phase and bytes per writer
         self._means: dict[str, dict[str, Normal]] = {}  # by key and phase: what the program alone says of its mean
-        self._cluster: dict[str, Normal] = {}  # by phase; empty: to be worked out anew
-        self._coarse: tuple[Normal, ...] = ()
-        self._kept: dict[
-            int, tuple[object, RestartCost]
-        ] = {}  # by job, 0 for all that were not measured: of which state, and the estimate
+        self._owners: dict[str, int] = {}  # uid by key, of programs of which a job was seen
+        # by uid and phase, what the user's jobs are taken for; a user that is not there: to be worked out anew
+        self._cluster: dict[int, dict[str, Normal]] = {}
+        self._votes: dict[str, dict[int, Normal]] = {}  # by phase and uid: what a user's programs say together
+        self._coarse: dict[int, tuple[Normal, ...]] = {}
+        # by job, or by the negative of uid + 1 for all of a user's that were not measured: of which state, and the estimate
+        self._kept: dict[int, tuple[object, RestartCost]] = {}
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """From the store of a daemon before this one."""
@@ -106,6 +111,7 @@ class RestartCosts:
     def learn(self, job: Job, times: RestartTimes) -> dict[str, Profile]:
         """A restart of `job` was measured."""
         key = key_of(job)
+        self._owners[key] = job.uid
         before = (t for t in self._known.get(key, ()) if (t.job_id, t.restarts) != (times.job_id, times.restarts))
         kept = (*before, times)[-_KEPT:]
         self._keep(key, kept)
@@ -120,23 +126,31 @@ class RestartCosts:
         if self.prior_s <= 0:
             return RestartCost(mean_s=0.0)
         key = key_of(job)
-        known, cluster = self._known.get(key, ()), self._of_cluster()
-        # of what nobody has measured all is believed alike
-        state, place = (known, cluster, bytes_per_writer if known else None), job.job_id if known else 0
+        self._seen(key, job.uid)
+        known, cluster = self._known.get(key, ()), self._of_cluster(job.uid)
+        # of what nobody has measured all of a user's is believed alike
+        state, place = (known, cluster, bytes_per_writer if known else None), job.job_id if known else -job.uid - 1
         kept = self._kept.get(place)
         if kept is None or kept[0] != state:
-            kept = self._kept[place] = state, self._estimate(job.job_id, key, known, bytes_per_writer)
+            kept = self._kept[place] = state, self._estimate(job, key, known, bytes_per_writer)
         return kept[1]
 
+    def _seen(self, key: str, uid: int) -> None:
+        """A program is user `uid`'s. Of an earlier daemon's life it counts from then on: the key does not tell whose it is."""
+        if key in self._known and key not in self._owners:
+            self._owners[key] = uid
+            self._cluster, self._votes = {}, {}
+
     def _estimate(
-        self, job_id: int, key: str, known: Sequence[RestartTimes], bytes_per_writer: float | None
+        self, job: Job, key: str, known: Sequence[RestartTimes], bytes_per_writer: float | None
     ) -> RestartCost:
+        job_id = job.job_id
         mean_s, variance_s, checkpoint = 0.0, 0.0, (0.0, 0.0)
         for phase in PHASES:
             found = self._phase(key, phase, bytes_per_writer)
             others = [mean for other, mean in found.others.items() if other != job_id]
             own = [found.jobs[job_id]] if job_id in found.jobs else []
-            of_program = self._without(key, phase).wider(_PROGRAM).with_seen(others)
+            of_program = self._without(job.uid, key, phase).wider(_PROGRAM).with_seen(others)
             believed = of_program.wider(found.apart).with_seen(own)
             seconds = math.exp(believed.mean + found.variance / 2)
             spread_s = seconds * math.sqrt(math.expm1(believed.variance + found.variance))
@@ -168,27 +182,50 @@ class RestartCosts:
         share = _SHARES[PHASES.index(phase)]
         return Normal(math.log(max(share * self.prior_s, _LEAST_S)) - _SPREAD**2 / 2, _SETTING**2)
 
-    def _of_cluster(self) -> tuple[Normal, ...]:
-        """By phase, on the grid: the mean of programs, by the setting and all that were measured."""
-        if not self._cluster:
-            self._cluster = {
+    def _of_cluster(self, uid: int) -> tuple[Normal, ...]:
+        """Return, by phase and on the grid, the mean of programs for user `uid`: by the setting, the user's own programs, and the
+        votes of others."""
+        if uid not in self._cluster:
+            own = [self._means[key] for key in self._means if self._owners.get(key) == uid]
+            self._cluster[uid] = {
                 phase: self._setting(phase).with_seen(
-                    means[phase].wider(_PROGRAM) for means in self._means.values() if phase in means
+                    [means[phase].wider(_PROGRAM) for means in own if phase in means] + self._of_others(uid, phase)
                 )
                 for phase in PHASES
             }
-            self._coarse = tuple(
+            self._coarse[uid] = tuple(
                 Normal(round(found.mean / _GRID) * _GRID, math.ceil(found.variance / _GRID) * _GRID)
-                for found in self._cluster.values()
+                for found in self._cluster[uid].values()
             )
-        return self._coarse
+        return self._coarse[uid]
 
-    def _without(self, key: str, phase: str) -> Normal:
-        """The cluster's mean without what this program has added to it."""
+    def _of_others(self, uid: int, phase: str) -> list[Normal]:
+        """Return what other users say: nothing before _USERS of them do, then their median, once for each of them.
+
+        A user has one vote, however many programs. A single one moves the median no further than to the next honest one.
+        """
+        if phase not in self._votes:
+            of_user: dict[int, list[Normal]] = {}
+            for key, means in self._means.items():
+                if phase in means and key in self._owners:
+                    of_user.setdefault(self._owners[key], []).append(means[phase].wider(_PROGRAM))
+            self._votes[phase] = {
+                user: Normal(median(one.mean for one in some), median(one.variance for one in some))
+                for user, some in of_user.items()
+            }
+        others = [vote for user, vote in self._votes[phase].items() if user != uid]
+        if len(others) < _USERS:
+            return []
+        vote = Normal(median(one.mean for one in others), median(one.variance for one in others))
+        return [vote] * min(len(others), _MOST_VOTES)
+
+    def _without(self, uid: int, key: str, phase: str) -> Normal:
+        """Return the cluster's mean for user `uid` without what this program has added to it."""
         own = self._means.get(key, {}).get(phase)
         if own is None:
-            return self._of_cluster()[PHASES.index(phase)]
-        every, own = self._cluster[phase], own.wider(_PROGRAM)
+            return self._of_cluster(uid)[PHASES.index(phase)]
+        self._of_cluster(uid)
+        every, own = self._cluster[uid][phase], own.wider(_PROGRAM)
         precision = 1.0 / every.variance - 1.0 / own.variance
         return Normal((every.mean / every.variance - own.mean / own.variance) / precision, 1.0 / precision)
 
@@ -201,11 +238,12 @@ class RestartCosts:
             found = _phase(restarts, phase, self._setting(phase).mean, None)
             if jobs := list(found.others.values()):
                 means[phase] = jobs[0].with_seen(jobs[1:])
-        self._means[key], self._cluster = means, {}
+        self._means[key], self._cluster, self._votes = means, {}, {}
         while len(self._known) > _PROGRAMS:
             oldest = next(iter(self._known))
             del self._known[oldest], self._means[oldest]
             self._phases.pop(oldest, None)
+            self._owners.pop(oldest, None)
 
 
 def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_writer: float | None) -> _Phase:

@@ -54,6 +54,7 @@ class SharedProfiles:
     def __init__(self) -> None:
         self._known: dict[str, Profile] = {}
         self._alike = AlikePrograms()
+        self._owners: dict[str, int] = {}  # uid by key, of programs of which a job was seen
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
         self._began: set[int] = set()  # jobs whose first noise scale counts already
@@ -100,6 +101,7 @@ class SharedProfiles:
         self._known.pop(key, None)
         self._known.pop(_before_kinds(key), None)
         self._known[key] = shared
+        self._owners[key] = job.uid
         self._alike.take(_kind(key), key, shared)
         self._forget_old()
         return {key: shared}
@@ -111,14 +113,22 @@ class SharedProfiles:
         if key is None or job.job_id in self._unlike:
             return profile
         if (known := self._of(key)) is not None:
+            self._owners[key if key in self._known else _before_kinds(key)] = job.uid
             profile = _with(profile, known.measured, known.noise_scale)
         if (alike := self._alike.known(_kind(key), key, bool(profile.measured))) is not None:
             profile = _with(profile, *alike)
         return profile
 
-    def programs(self) -> tuple[tuple[Measurement, ...], ...]:
-        """What each program has measured, the one that changed last at the end."""
-        return tuple(known.measured for known in self._known.values())
+    def programs(self) -> dict[int, tuple[tuple[Measurement, ...], ...]]:
+        """Return what each program has measured, by the uid of its user, the one that changed last at the end.
+
+        A program of an earlier daemon's life counts once a job of it has been seen: its key does not tell whose it is.
+        """
+        of_user: dict[int, list[tuple[Measurement, ...]]] = {}
+        for key, known in self._known.items():
+            if (uid := self._owners.get(key)) is not None:
+                of_user.setdefault(uid, []).append(known.measured)
+        return {uid: tuple(some) for uid, some in of_user.items()}
 
     def forget(self, job_id: int) -> None:
         """Drops the state of a job that has ended; its measurements stay."""
@@ -135,6 +145,7 @@ class SharedProfiles:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._strikes.pop(oldest, None)
+            self._owners.pop(oldest, None)
 
 
 def _kind(key: str) -> str:

@@ -1,4 +1,4 @@
-"""What the jobs of a cluster have in common: the prior of a job not measured yet, after the measured steps of others.
+"""What the jobs of one user on a cluster have in common: the prior of a job not measured yet, after the steps of others.
 
 The logarithms of a job's constants (ThroughputModel: what it computes and sends, latencies) are normal around the cluster's, and
 the cluster's around the built-in ones; half of the built-in variance is the cluster's (its GPUs, links and software are not
@@ -13,7 +13,7 @@ never measured (the network, where all ran on one node) stays as uncertain as it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -34,6 +34,28 @@ def prior_of(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str
     wanted = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in known]
     fit_ahead(wanted)
     return learnt(fit(*one) for one in wanted)
+
+
+class UserPriors:
+    """The prior of each user's jobs, after what that user's programs have measured: nobody's reports decide about others' jobs."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[tuple[Measurement, ...], ...], ThroughputPrior]] = {}
+
+    def learn(
+        self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], figures: Callable[[str], GpuFigures]
+    ) -> None:
+        """Take `programs`, by uid and the latest last, as all that was measured."""
+        known = {}
+        for uid, some in programs.items():
+            latest = tuple(one for one in some if one)[-_PROGRAMS:]
+            before = self._known.get(uid)
+            known[uid] = before if before and before[0] == latest else (latest, prior_of(latest, figures))
+        self._known = known
+
+    def of(self, uid: int) -> ThroughputPrior:
+        """Return the prior of a user's jobs; PRIOR where nothing of theirs was measured."""
+        return self._known[uid][1] if uid in self._known else PRIOR
 
 
 def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:

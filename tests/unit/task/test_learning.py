@@ -1,6 +1,7 @@
 """Online refinement: what a job's measured plans move, and what one odd measurement does not."""
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -133,16 +134,16 @@ def test_small_moves_of_a_profile_change_nothing_that_is_made_of_it() -> None:
 def test_few_jobs_an_epoch_go_on_with_what_they_have_learnt_the_oldest_first() -> None:
     coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
     after = learn(SEEN, [1.2 * s for s in seconds(SEEN)])
-    coarsened.renew(dict.fromkeys(range(40), before), "prior")
+    coarsened.renew(dict.fromkeys(range(40), before), defaultdict(lambda: "prior"))
     assert [coarsened.of(i, before, "prior")[0] for i in range(40)] == [coarse(before)] * 40
     renewed = []
     for _ in range(4):
-        coarsened.renew(dict.fromkeys(range(40), after), "prior")
+        coarsened.renew(dict.fromkeys(range(40), after), defaultdict(lambda: "prior"))
         renewed.append(sum(coarsened.of(i, after, "prior")[0] == coarse(after) for i in range(40)))
     assert renewed == [16, 32, 40, 40]
     # what it needs, or is, counts at once
     changed = replace(after, memory=2.0)
-    coarsened.renew(dict.fromkeys(range(40), changed), "prior")
+    coarsened.renew(dict.fromkeys(range(40), changed), defaultdict(lambda: "prior"))
     assert all(coarsened.of(i, changed, "prior")[0].memory == pytest.approx(2.0, rel=0.011) for i in range(40))
     coarsened.forget(3)
     assert coarsened.of(3, before, "other") == (coarse(before), "other")
@@ -153,11 +154,11 @@ def test_first_measured_steps_come_before_further_ones_and_these_before_a_new_pr
     coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
     after = learn(SEEN, [1.2 * s for s in seconds(SEEN)])
     waits = dict.fromkeys(range(40), Profile())
-    coarsened.renew(waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}, "prior")
+    coarsened.renew(waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}, defaultdict(lambda: "prior"))
     given = waits | dict.fromkeys(range(100, 140), after) | {200: before}
     for i, profile in (waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}).items():
         coarsened.of(i, profile, "prior")
-    coarsened.renew(given, "moved")
+    coarsened.renew(given, defaultdict(lambda: "moved"))
     renewed = [i for i, profile in given.items() if coarsened.of(i, profile, "moved")[1] == "moved"]
     assert [i for i in renewed if i >= 100] == [*range(100, 115), 200]
     assert [i for i in renewed if i < 100] == [0, 1, 2, 3]
