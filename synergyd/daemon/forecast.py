@@ -71,7 +71,7 @@ class Forecast:
         self._kept: dict[int, tuple[_Asked, CellsOrWhy]] = {}
         self._coarse = CoarseProfiles()
         self._like: dict[object, CellsOrWhy] = {}  # what like jobs have been given, the latest last
-        self._models: dict[tuple[str, int], ModelSpec] = {}
+        self._models = user_models.UserModels()
         self._priors = UserPriors()
         self._to_advise = _ADVISED
         self._faults: set[tuple[int, str]] = set()  # logged, by job
@@ -79,6 +79,7 @@ class Forecast:
     def begin(self) -> None:
         """An epoch begins."""
         self._to_advise = _ADVISED
+        self._models.begin()
 
     def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], cluster: Cluster) -> None:
         """Learn what each user's jobs that are not measured yet are taken for, after what that user's `programs` have measured."""
@@ -233,12 +234,9 @@ class Forecast:
         name = job.directive.model if job.directive else None
         if not name:
             return profile.model
-        key = (name, job.uid)
-        if key not in self._models:
-            try:
-                self._models[key] = user_models.load(name, job.uid)
-            except UsageError:
-                if profile.model is not None:
-                    return profile.model
-                raise
-        return self._models[key]
+        try:
+            return self._models.of(name, job.uid)
+        except UsageError:
+            if profile.model is not None:
+                return profile.model
+            raise

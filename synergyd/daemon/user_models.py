@@ -10,7 +10,9 @@ import pwd
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import ModelSpec
@@ -19,30 +21,108 @@ from synergyd.task.model.spec import from_hf_config, presets
 MAX_CONFIG_BYTES = 1024 * 1024
 READ_S = 1.0  # for one file: a dead NFS server or a user's own file system may never answer
 SLOW_AGAIN_S = 600.0  # a user whose file took longer is not read for that long
+BUDGET_S = 0.2  # for the files of one user in an epoch: a file of the greatest size takes 0.05 s
+_MOST_KEPT = 10_000
 _MAX_PARTS = 64  # folders and links of a path
 _slow_until_s: dict[int, float] = {}  # by uid, of time.monotonic
 
 
-def load(name: str, uid: int) -> ModelSpec:
-    """The preset `name`, or the model of the config.json at that absolute path as user `uid` may read it.
+Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, bytes
 
-    Raises UsageError, whatever is wrong. What the user may not read and what is not there have the same message: the
+
+class UserModels:
+    """Models by (name, uid), read with bounded effort: many jobs that name a bad file cost one look at it an epoch.
+
+    What is no config is parsed again only when the file has changed. Files of one user are read for BUDGET_S an epoch, and one more
+    at the most; another user's are read all the same.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._models: dict[tuple[str, int], ModelSpec] = {}
+        self._refused: dict[tuple[str, int], tuple[Identity, UsageError]] = {}
+        self._looked: dict[tuple[str, int], UsageError] = {}  # in this epoch
+        self._spent_s: dict[int, float] = {}  # in this epoch, by uid
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._looked, self._spent_s = {}, {}
+
+    def of(self, name: str, uid: int) -> ModelSpec:
+        """Return `load(name, uid)`. Raise UsageError as it does, or where the user's files have taken their time in this epoch."""
+        key = name, uid
+        if key in self._models:
+            return self._models[key]
+        if "/" not in name:
+            return load(name, uid)
+        if key in self._looked:
+            raise self._looked[key]
+        if self._spent_s.get(uid, 0.0) >= BUDGET_S:
+            if key in self._refused:
+                raise self._refused[key][1]
+            raise UsageError(f"model {name}", "is not read yet: files of this user take too long", "it is read later")
+        began_s = self._clock()
+        try:
+            found = self._models[key] = self._read(key)
+            self._refused.pop(key, None)
+            _forget_oldest(self._models)
+            return found
+        except UsageError as error:
+            self._looked[key] = error
+            raise
+        finally:
+            self._spent_s[uid] = self._spent_s.get(uid, 0.0) + self._clock() - began_s
+
+    def _read(self, key: tuple[str, int]) -> ModelSpec:
+        identity, error = self._refused.get(key, (None, None))
+        data, now = _data_of(*key, identity)
+        if data is None and error is not None:
+            raise error
+        try:
+            return parsed(key[0], data or b"")
+        except UsageError as refusal:
+            self._refused[key] = now, refusal
+            _forget_oldest(self._refused)
+            raise
+
+
+def _forget_oldest(known: dict[tuple[str, int], Any]) -> None:
+    while len(known) > _MOST_KEPT:
+        del known[next(iter(known))]
+
+
+def load(name: str, uid: int) -> ModelSpec:
+    """Return the preset `name`, or the model of the config.json at that absolute path as user `uid` may read it.
+
+    Raise UsageError, whatever is wrong. What the user may not read and what is not there have the same message: the
     daemon may see more than the user.
     """
-    where = f"model {name}"
     if "/" not in name:
         found = presets().get(name.strip().lower())
         if found is None:
-            raise UsageError(where, "is no preset", f"presets are {', '.join(presets())}; a file has an absolute path")
+            right = f"presets are {', '.join(presets())}; a file has an absolute path"
+            raise UsageError(f"model {name}", "is no preset", right)
         return found
+    return parsed(name, _data_of(name, uid)[0] or b"")
+
+
+def _data_of(name: str, uid: int, known: Identity | None = None) -> tuple[bytes | None, Identity]:
+    """Return what the file holds, None where it is `known`, and its identity. Raise UsageError."""
     try:
-        config = json.loads(_in_time(name, uid))
+        return _in_time(name, uid, known)
     except (OSError, KeyError):
         raise UsageError(
-            where,
+            f"model {name}",
             "can't be read as the job's user",
             f"name an absolute path of a config.json of 1 to {MAX_CONFIG_BYTES} bytes, not a link, that the user may read",
         ) from None
+
+
+def parsed(name: str, data: bytes) -> ModelSpec:
+    """Return the model of the config.json `name` that holds `data`. Raise UsageError."""
+    where = f"model {name}"
+    try:
+        config = json.loads(data)
     except (ValueError, RecursionError, MemoryError):
         raise UsageError(where, "is not JSON", "give a Hugging Face config.json") from None
     try:
@@ -55,17 +135,17 @@ def load(name: str, uid: int) -> ModelSpec:
         ) from None
 
 
-def _in_time(name: str, uid: int) -> bytes:
+def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
     """_read in a thread that is not waited for longer than READ_S. Raises OSError."""
     now_s = time.monotonic()
     if now_s < _slow_until_s.get(uid, 0.0):
         raise OSError(errno.ETIMEDOUT, "a file of this user was slow")
     _slow_until_s.pop(uid, None)
-    answer: list[bytes | Exception] = []
+    answer: list[tuple[bytes | None, Identity] | Exception] = []
 
     def read() -> None:
         try:
-            answer.append(_read(name, uid))
+            answer.append(_read(name, uid, known))
         except Exception as error:
             answer.append(error)
 
@@ -83,8 +163,11 @@ def _in_time(name: str, uid: int) -> bytes:
     return answer[0]
 
 
-def _read(name: str, uid: int) -> bytes:
-    """The bytes of an ordinary file that user `uid` may read, by the modes of all folders on the way. Raises OSError."""
+def _read(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
+    """Return the bytes of an ordinary file that user `uid` may read, by the modes of all folders on the way, and its identity.
+
+    None in place of the bytes where the identity is `known`. Raise OSError.
+    """
     if not name.startswith("/"):
         raise OSError(errno.ENOENT, "not absolute")
     descriptor = _opened(name, uid)
@@ -92,7 +175,8 @@ def _read(name: str, uid: int) -> bytes:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= MAX_CONFIG_BYTES or not _may(about, uid, 4):
             raise OSError(errno.EACCES, "no ordinary file of the user's")
-        return os.read(descriptor, MAX_CONFIG_BYTES)
+        identity = about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
+        return (None if identity == known else os.read(descriptor, MAX_CONFIG_BYTES)), identity
     finally:
         os.close(descriptor)
 

@@ -7,13 +7,16 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from synergyd.daemon import user_models
+from synergyd.daemon.forecast import Forecast
 from synergyd.errors import UsageError
+from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Profile, Shape
+from synergyd.settings import Settings
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 CONFIG = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
@@ -139,11 +142,11 @@ def test_the_group_decides_where_it_must(config: Path, monkeypatch: pytest.Monke
 def test_a_file_that_does_not_answer_is_waited_for_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release, reads = threading.Event(), 0
 
-    def read(_name: str, _uid: int) -> bytes:
+    def read(_name: str, _uid: int, _known: object) -> tuple[bytes, user_models.Identity]:
         nonlocal reads
         reads += 1
         release.wait(30)
-        return b""
+        return b"", (0, 0, 0, 0)
 
     monkeypatch.setattr(user_models, "_read", read)
     monkeypatch.setattr(user_models, "READ_S", 0.5)
@@ -161,3 +164,90 @@ def test_an_unreadable_model_costs_its_own_job_alone(tmp_path: Path) -> None:
     site.slurm.submit(2, SCRIPT, uid=ME)
     decisions = site.epoch()
     assert "can't be read" in decisions[1].why and decisions[2].cell is not None
+
+
+class Parses:
+    """Counts them; each takes `takes_s` of the clock that it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_s: float = 0.0) -> None:
+        self.names: list[str] = []
+        self.now_s = 0.0
+        real = user_models.parsed
+
+        def counted(name: str, data: bytes) -> ModelSpec:
+            self.names.append(name)
+            self.now_s += takes_s
+            return real(name, data)
+
+        monkeypatch.setattr(user_models, "parsed", counted)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def refusals(models: user_models.UserModels, names: Iterable[str], uid: int = ME) -> list[str]:
+    said = []
+    for name in names:
+        try:
+            models.of(name, uid)
+        except UsageError as error:
+            said.append(error.what)
+    return said
+
+
+def test_what_is_no_config_is_parsed_once_until_it_changes(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parses = Parses(monkeypatch)
+    models = user_models.UserModels(parses)
+    config.write_text("[" * 1000)
+    for _ in range(20):
+        models.begin()
+        assert refusals(models, [str(config)] * 300) == ["is not JSON"] * 300
+    assert len(parses.names) == 1
+    config.write_text("{}")
+    models.begin()
+    assert refusals(models, [str(config)]) != ["is not JSON"] and len(parses.names) == 2
+    config.write_text(json.dumps(CONFIG))
+    assert len(refusals(models, [str(config)])) == 1  # looked at once an epoch
+    models.begin()
+    assert models.of(str(config), ME).layers == 4
+
+
+def test_files_of_one_user_take_no_more_than_their_time_in_an_epoch(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parses = Parses(monkeypatch, takes_s=user_models.BUDGET_S / 3.9)
+    models = user_models.UserModels(parses)
+    bad = [config.with_name(f"{n}.json") for n in range(12)]
+    for path in bad:
+        path.write_text("no")
+        path.chmod(0o644)
+    names = [str(path) for path in bad]
+    for epoch in (1, 2, 3):
+        models.begin()
+        said = refusals(models, names)
+        assert len(parses.names) == 4 * epoch and len(said) == len(names)
+        assert models.of(str(config), ME + epoch).layers == 4  # another user's time is not touched
+        del parses.names[-1]
+    assert said == ["is not JSON"] * len(names)
+    models.begin()
+    assert refusals(models, names) == said and len(parses.names) == 12
+
+
+def test_a_queue_of_jobs_with_a_bad_file_costs_an_epoch_one_parse(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parses = Parses(monkeypatch)
+    config.write_text("[1, 2")
+    shape = Shape("a100", 1, 4)
+    cluster = Cluster((Node(name="n1", gpu_type="a100", gpus=4, up=True),))
+    jobs = [
+        Job(i, "train", "me", ME, "main", JobState.PENDING, "", 0.0, None, None, 0, shape, shape, directive=Directive(model=str(config)))
+        for i in range(1, 301)
+    ]  # fmt: skip
+    forecast = Forecast(Settings())
+    for _ in range(3):
+        forecast.begin()
+        assert {forecast.cells(job, Profile(), None, cluster).why_none for job in jobs} == {
+            f"model {config}: is not JSON; give a Hugging Face config.json"
+        }
+    assert len(parses.names) == 1
