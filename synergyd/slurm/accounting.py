@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pwd
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.associations import (
@@ -20,9 +19,6 @@ from synergyd.slurm.parsed.associations import (
 )
 
 log = logging.getLogger("synergyd")
-# SLURM_JWT is the daemon's own right; of the rest the command needs nothing
-_OWNERS = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "MUNGE_SOCKET", "SLURM_TIME_FORMAT", "LC_ALL")
-NO_GROUP = 65534
 TOKEN_S = 60  # that a token holds: for one command
 
 
@@ -49,11 +45,7 @@ def _qos(run: Callable[..., bytes]) -> Mapping[str, QosRules]:
 
 def owners_token(run: Callable[..., bytes], uid: int) -> str:
     """A token by which Slurm takes a command for user `uid`'s: SlurmUser alone gets one. Raises SlurmError."""
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        # the same call for another job's owner may do
-        raise SlurmError("scontrol token", f"this host knows no user {uid}", transient=True) from None
+    name = pwd.getpwuid(known_user(uid)).pw_name
     text = run("scontrol", "token", f"username={name}", f"lifespan={TOKEN_S}").decode(errors="replace").strip()
     word, _, token = text.partition("=")
     if word != "SLURM_JWT" or not token.isprintable() or not token:
@@ -61,11 +53,10 @@ def owners_token(run: Callable[..., bytes], uid: int) -> str:
     return token
 
 
-def owner_process(uid: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Popen's arguments for a command as user `uid`, who can look into the process: it is given nothing of the daemon's own."""
+def known_user(uid: int) -> int:
+    """Return `uid` if this host knows the user: scontrol acts for no other. Raise SlurmError."""
     try:
-        group = pwd.getpwuid(uid).pw_gid
-    except KeyError:  # Slurm knows users that this host does not
-        group = NO_GROUP
-    env = {k: v for k, v in environment.items() if k in _OWNERS}
-    return {"env": env, "user": uid, "group": group, "extra_groups": [], "cwd": "/"}
+        return pwd.getpwuid(uid).pw_uid
+    except KeyError:
+        # the same call for another job's owner may do
+        raise SlurmError("scontrol", f"this host knows no user {uid}", transient=True) from None

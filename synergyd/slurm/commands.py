@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from time import perf_counter
 
-from synergyd.slurm.accounting import owner_process
+from synergyd.slurm import child
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.owners import NoAnswerError
 from synergyd.slurm.pace import Pace, requests_of
 
 # what an outer job or a user's habits would change: formats, filters, another cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+# A row of squeue takes up to 100 KB; 100,000 usual ones 150 MB. An answer to an update is a line a job.
+MOST_READ_BYTES, MOST_WRITTEN_BYTES = 1 << 30, 1 << 20
+_SAYS_LITTLE = frozenset({"update", "release", "requeue", "token"})
 TOOK = 10_000  # calls whose times wait to be told
 TRANSIENT = re.compile(
     r"timed out|Unable to contact|connection refused|Zero Bytes|Transport endpoint|"
@@ -29,7 +30,7 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 # what Slurm says and ends with exit code 0 all the same (22.05)
-_BAD_FORMAT = re.compile(r"Invalid \w+ format|job script retrieval failed", re.IGNORECASE)
+_BAD_FORMAT = re.compile(r"Invalid \w+ format|job script retrieval failed|--uid=\S+ invalid", re.IGNORECASE)
 
 
 class Commands:
@@ -84,20 +85,19 @@ class Commands:
         timeout_s: float = math.inf,
         fine: re.Pattern[str] | None = None,
         start: Callable[[], AbstractContextManager[None]] = nullcontext,
-        uid: int | None = None,
         token: str = "",
     ) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `uid`: as that user; `token`: as
-        the user whose it is, for Slurm alone."""
+        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `token`: as the user whose it
+        is, for Slurm alone."""
         self.calls += 1
         if self.pace is not None:
             self.pace.take(requests_of(argv))
         timeout_s = min(timeout_s, self._timeout_s)
         began_s = perf_counter()
         try:
-            done = self._answer(argv, timeout_s, start, uid, token)
+            done = self._answer(argv, timeout_s, start, token)
         except subprocess.TimeoutExpired:
-            raise NoAnswerError(
+            raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
             ) from None
         except OSError as error:
@@ -117,29 +117,13 @@ class Commands:
         return done.stdout
 
     def _answer(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        start: Callable[[], AbstractContextManager[None]],
-        uid: int | None = None,
-        token: str = "",
+        self, argv: Sequence[str], timeout_s: float, start: Callable[[], AbstractContextManager[None]], token: str
     ) -> subprocess.CompletedProcess[bytes]:
-        """Raises TimeoutExpired; by then nothing of the command is left that could still reach Slurm, a site's wrapper included."""
-        own = self._environment | ({"SLURM_JWT": token} if token else {})
-        whose = {"env": own} if uid is None else owner_process(uid, own)
-        with start():
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                **whose,
-            )
-        with process:
-            try:
-                out, error = process.communicate(timeout=timeout_s)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        return subprocess.CompletedProcess(argv, process.returncode, out, error)
+        """Run `argv` and return what it printed. Raise TimeoutExpired, and SlurmError where it prints too much."""
+        environment = self._environment | ({"SLURM_JWT": token} if token else {})
+        short = argv[0] == "scancel" or not _SAYS_LITTLE.isdisjoint(argv[1:3])
+        most_bytes = MOST_WRITTEN_BYTES if short else MOST_READ_BYTES
+        try:
+            return child.answer(argv, environment, timeout_s, most_bytes, start)
+        except child.TooLongError:
+            raise SlurmError(argv[0], f"it printed more than {most_bytes // 2**20} MiB", transient=False) from None
