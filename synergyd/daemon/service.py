@@ -44,11 +44,14 @@ BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 0.5, 300.0
 
 
 def _spare_collector(epochs: int) -> None:
-    """Millions of Cells stay from epoch to epoch; the collector, which would walk through them in the middle of a decision,
-    is told to pass them over. Now and then it looks at everything after all."""
+    """Tell the collector to pass over the millions of Cells that stay from epoch to epoch, so that it does not walk through them in the
+    middle of a decision. Now and then it looks at everything after all.
+
+    What this epoch left behind is collected first: freezing garbage would keep it until then.
+    """
     if epochs % _COLLECT_EVERY == 0:
         gc.unfreeze()
-        gc.collect()
+    gc.collect()
     gc.freeze()
 
 
