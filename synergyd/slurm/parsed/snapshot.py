@@ -178,6 +178,10 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
+_UNSEEN = frozenset(("None", ""))  # Slurm's reasons for a job that it has not looked at
+_WAITING = frozenset(("Resources", "Priority"))  # and for one that waits for others to end
+
+
 @dataclass(frozen=True)
 class Crowded:
     """Where jobs that Synergy does not decide about wait for GPUs now: the nodes that they may use, and the partitions of these.
@@ -199,23 +203,35 @@ class Crowded:
 
 
 def crowded(rows: Iterable[JobRow], ours: Container[int], nodes: Iterable[Node]) -> Crowded:
-    """`ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody else's cost."""
-    waiting = frozenset(("Resources", "Priority", "None", ""))
-    wanted, accounts = set[tuple[str, str]](), set[str]()  # partitions and GPU type ("": any)
+    """Return where plain jobs wait. `ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody
+    else's cost.
+
+    A job that Slurm has not looked at yet (no reason: it was just submitted, or starts are deferred) keeps others from growing, but
+    gains nothing from what others hold: it may start a moment later. One that requires nodes gains from what is held there alone.
+    """
+    partitions, accounts = set[str](), set[str]()
+    waiting: dict[tuple[str, str], set[str] | None] = {}  # nodes by partition and GPU type ("": any); None: all
     for r in rows:
         if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
             continue
         if not (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
             continue
         reason = r.reason.strip("()")
-        if reason in waiting:
+        if reason in _UNSEEN:
+            partitions.update(r.partition.split(","))
+        elif reason in _WAITING:
             kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
-            wanted.update((name, kind) for name in r.partition.split(","))
+            only = set(r.req_nodes) if len(r.req_nodes) >= r.num_nodes else None
+            for key in [(name, kind) for name in r.partition.split(",")]:
+                before = waiting.get(key, set())
+                waiting[key] = None if only is None or before is None else before | only
         elif _filled_now(reason) and r.account:
             accounts.add(r.account)
-    names, partitions = set[str](), {name for name, _ in wanted}
-    for node in nodes if wanted else ():
-        if any((p, kind) in wanted for p in node.partitions for kind in ("", node.gpu_type)):
+    partitions.update(name for name, _ in waiting)
+    names = set[str]()
+    for node in nodes if waiting else ():
+        keys = [(p, kind) for p in node.partitions for kind in ("", node.gpu_type) if (p, kind) in waiting]
+        if any((only := waiting[key]) is None or node.name in only for key in keys):
             names.add(node.name)
             partitions.update(node.partitions)
     return Crowded(frozenset(names), frozenset(partitions), frozenset(accounts))

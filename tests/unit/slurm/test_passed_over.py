@@ -97,3 +97,34 @@ def test_others_wait_for_nodes_whatever_partition_these_are_asked_in(
     assert bool(held.gives_back) == ("n3" in nodes)
     most = held.directive.max_gpus if held.directive else None
     assert most == (None if "c" not in partitions else 2 if "n3" in nodes else 4), "it grows onto none of them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({"reason": "Priority"}, {"n1", "n2"}),
+        (
+            {"reason": "None"},
+            set(),
+        ),  # Slurm has not looked at it: with SchedulerParameters=defer it may start a second later
+        ({"reason": ""}, set()),
+        ({"req_nodes": ("n2",)}, {"n2"}),
+        ({"req_nodes": ("n2",), "num_nodes": 2}, {"n1", "n2"}),  # and any other
+    ],
+)
+def test_nobody_shrinks_for_a_job_that_would_not_gain_by_it(changes: dict[str, Any], nodes: set[str]) -> None:
+    asked = {"state": "PENDING", "priority": 5, "partition": "a", "tres_per_node": "gres:gpu:1", "reason": "Resources"}
+    cluster = [node(n, kind="a100", partitions=("a",)) for n in ("n1", "n2")]
+    others = crowded([row(1, **{**asked, **changes})], set(), cluster)
+    assert (set(others.nodes), set(others.partitions)) == (nodes, {"a"})
+    grown = replace(job(2, asked=2, nodes=("n1",), gpus=4), partition="a")
+    held = held_to_asked(grown, others.why(grown), others.of_use(grown))
+    assert bool(held.gives_back) == ("n1" in nodes)
+
+
+def test_a_job_that_takes_any_node_counts_beside_one_that_requires_some() -> None:
+    asked = {"state": "PENDING", "priority": 5, "partition": "a", "tres_per_node": "gres:gpu:1", "reason": "Resources"}
+    cluster = [node(n, kind="a100", partitions=("a",)) for n in ("n1", "n2", "n3")]
+    rows = [row(1, **asked, req_nodes=("n2",)), row(2, **asked, req_nodes=("n3",))]
+    assert crowded(rows, set(), cluster).nodes == {"n2", "n3"}
+    assert crowded([*rows, row(3, **asked)], set(), cluster).nodes == {"n1", "n2", "n3"}
