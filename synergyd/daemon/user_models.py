@@ -56,10 +56,10 @@ class UserModels:
         if "/" not in name:
             return load(name, uid)
         if key in self._looked:
-            raise self._looked[key]
+            raise _anew(self._looked[key])
         if self._spent_s.get(uid, 0.0) >= BUDGET_S:
             if key in self._refused:
-                raise self._refused[key][1]
+                raise _anew(self._refused[key][1])
             raise UsageError(f"model {name}", "is not read yet: files of this user take too long", "it is read later")
         began_s = self._clock()
         try:
@@ -77,13 +77,18 @@ class UserModels:
         identity, error = self._refused.get(key, (None, None))
         data, now = _data_of(*key, identity)
         if data is None and error is not None:
-            raise error
+            raise _anew(error)
         try:
             return parsed(key[0], data or b"")
         except UsageError as refusal:
             self._refused[key] = now, refusal
             _forget_oldest(self._refused)
             raise
+
+
+def _anew(error: UsageError) -> UsageError:
+    """Return a kept error to be raised again, without the frames that it passed before: they would pile up."""
+    return error.with_traceback(None)
 
 
 def _forget_oldest(known: dict[tuple[str, int], Any]) -> None:
@@ -136,7 +141,7 @@ def parsed(name: str, data: bytes) -> ModelSpec:
 
 
 def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
-    """_read in a thread that is not waited for longer than READ_S. Raises OSError."""
+    """Call _read in a thread that is not waited for longer than READ_S. Raises OSError."""
     now_s = time.monotonic()
     if now_s < _slow_until_s.get(uid, 0.0):
         raise OSError(errno.ETIMEDOUT, "a file of this user was slow")

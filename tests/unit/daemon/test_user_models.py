@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -251,3 +252,17 @@ def test_a_queue_of_jobs_with_a_bad_file_costs_an_epoch_one_parse(
             f"model {config}: is not JSON; give a Hugging Face config.json"
         }
     assert len(parses.names) == 1
+
+
+def test_a_refusal_that_is_told_again_and_again_keeps_no_frames(config: Path) -> None:
+    models = user_models.UserModels(lambda: 0.0)
+    config.write_text("no")
+    depths = []
+    for _ in range(20):
+        models.begin()
+        for _ in range(2):
+            try:
+                models.of(str(config), ME)
+            except UsageError as error:
+                depths.append(len(list(traceback.walk_tb(error.__traceback__))))
+    assert max(depths) < 10
