@@ -236,7 +236,8 @@ class Daemon:
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
             self.executor.let_go(list(self._slurms(snapshot, forecasts)))
             hushed = [j.job_id for j in jobs if self.registry.known[j.job_id].mail]
-            self.executor.restore_mails(i for i in hushed if self.controller.jobs[i].lifecycle.state == "RUNNING")
+            lives = self.controller.lifecycles
+            self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
             self.executor.park_again()
             self.heartbeat.completed(self._now())
 
