@@ -177,7 +177,7 @@ def records_of(module: ModuleType) -> list[type]:
 
 
 def wire_page() -> str:
-    from synergyd.wire import admin_comment, codec, job_key, link_protocol, munge, plan, plan_file, report
+    from synergyd.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
 
     parts = []
     for title, module in (
@@ -185,6 +185,7 @@ def wire_page() -> str:
         ("Plan file", plan_file),
         ("Plan", plan),
         ("Reports", report),
+        ("Lines", line),
         ("Link arbiter", link_protocol),
         ("munge credentials", munge),
         ("Signatures without munge", job_key),

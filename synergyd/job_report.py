@@ -5,9 +5,10 @@ Only the standard library is used, so that a compute node can load this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from synergyd.accepts import NOTHING_MORE, Accepts
+from synergyd.later import LATER
 from synergyd.records import ModelSpec, Plan
 
 #: a run that has so many steps behind it, or a checkpoint, is past its first ones
@@ -116,10 +117,10 @@ class Report:
     #: no larger global batch again, sequences: the loss was no number there
     batch_bound: int | None = None
     #: which of the incarnation's launchers reports, `STEP.NODE`: Slurm's number of its step, and of the node in it
-    launcher: str = ""
+    launcher: str = field(default="", metadata=LATER)
     #: its launcher takes checkpoint requests from the answers to its reports; false: it is older than 0.3, and takes SIGUSR2 alone
-    listens: bool = False
+    listens: bool = field(default=False, metadata=LATER)
     #: the latest checkpoint request that it has passed on to its processes
-    requested: int = 0
+    requested: int = field(default=0, metadata=LATER)
     #: its run is over: until the launcher reports again nobody is there to be asked for a checkpoint
-    ended: bool = False
+    ended: bool = field(default=False, metadata=LATER)

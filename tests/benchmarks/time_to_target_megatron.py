@@ -40,7 +40,7 @@ ARGUMENTS = (
 ANSWER = f"""
 from tests.benchmarks.time_to_target import best_batch, gpus_at, step_s
 seen = dict(done=0.0, now=0.0)
-def answer(said, address, by=None, timeout_s=5.0):
+def answer(said, address, by=None, timeout_s=5.0, line=None):
     send(said, address)
     if os.environ.get("TEST_KIND") != "moving" or said.plan is None or not said.done:
         return None

@@ -63,7 +63,7 @@ import sys
 from synergy_launch.launcher import command
 from synergyd.wire import report
 reports = sys.argv.pop(1)
-def send(said, address, by=None, timeout_s=5.0):
+def send(said, address, by=None, timeout_s=5.0, line=None):
     with open(reports, "ab") as file:
         file.write(report.to_json(said) + b"\\n")
 report.send = send

@@ -26,7 +26,7 @@ LAST = other.LAST
 PLAN = Plan(tp=2, dp=2, micro_batch=1, global_batch=8)
 # answers as a daemon would: from step 6 on another batch
 ANSWER = """
-def answer(said, address, by=None, timeout_s=5.0):
+def answer(said, address, by=None, timeout_s=5.0, line=None):
     send(said, address)
     wanted = os.environ.get("TEST_BATCH")
     if wanted and (said.step or 0) >= 6:

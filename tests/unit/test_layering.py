@@ -41,7 +41,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.later", ""),
     ("synergyd.accepts", "synergyd.later"),
     ("synergyd.records", "synergyd.later synergyd.accepts synergyd.node_needs synergyd.restarts synergyd.shared_links"),
-    ("synergyd.job_report", "synergyd.accepts synergyd.records"),
+    ("synergyd.job_report", "synergyd.later synergyd.accepts synergyd.records"),
     ("synergyd.recompute", ""),
     ("synergyd.words", "synergyd.recompute synergyd.records"),
     ("synergyd.steering", "synergyd.errors synergyd.records"),

@@ -1,40 +1,60 @@
-"""Which launchers of a job train, and what they have been asked for."""
+"""Which of a job's launchers train, and what all of them have made of a request."""
 
 from __future__ import annotations
 
-from synergyd.control.known.launchers import MAX_LAUNCHERS, NO_LAUNCHERS
+from dataclasses import replace
+
+from synergyd.control.known.launchers import MAX_LAUNCHERS, NO_LAUNCHERS, Launchers
 from synergyd.job_report import Report
 
-
-def report(name: str, taken: int = 0, *, restarts: int = 0, **said: bool | int) -> Report:
-    return Report(7, restarts, 5, checkpoint_requests=taken, launcher=name, **{"listens": True, **said})  # type: ignore[arg-type]
-
-
-def test_a_job_whose_launchers_have_all_ended_is_not_asked() -> None:
-    known = NO_LAUNCHERS.hear(report("0.0", 1))
-    assert known.listen and not known.over
-    known = known.hear(report("0.0", 1, ended=True))
-    assert known.over and not known.listen
-    known = known.hear(report("1.0"))  # the script starts another
-    assert known.listen and not known.over
+FIRST = Report(7, 0, 5, launcher="0.0", listens=True)
+SECOND = replace(FIRST, launcher="1.0")
 
 
-def test_a_request_is_met_when_every_step_has_met_it() -> None:
-    """Of one step on several nodes the first and the last may report; one of them counts its checkpoints."""
-    known = NO_LAUNCHERS.hear(report("0.0", 2, requested=2)).hear(report("0.3", 0)).hear(report("1.0", 1, requested=1))
-    assert (known.taken, known.most_taken, known.requested) == (1, 2, 1)
-    assert known.hear(report("1.0", 1, ended=True)).taken == 2
+def hear(*reports: Report) -> Launchers:
+    known = NO_LAUNCHERS
+    for report in reports:
+        known = known.hear(report)
+    return known
 
 
-def test_a_launcher_that_trains_nothing_yet_and_one_of_an_older_release() -> None:
-    assert not NO_LAUNCHERS.hear(report("0.0", silent=True)).reports
-    older = NO_LAUNCHERS.hear(report("", listens=False))
-    assert not older.listen and not older.over
+def test_one_after_another_the_one_that_trains_counts() -> None:
+    done = replace(FIRST, checkpoint_requests=3, requested=3, ended=True)
+    assert hear(FIRST, done).over and not hear(FIRST, done).listen
+    both = hear(FIRST, done, SECOND)
+    assert not both.over and both.listen and (both.taken, both.most_taken, both.requested) == (0, 0, 0)
 
 
-def test_another_incarnation_begins_anew_and_launchers_are_bounded() -> None:
-    known = NO_LAUNCHERS.hear(report("0.0", 4))
-    assert known.hear(report("0.0", restarts=1)).taken == 0
-    for step in range(3 * MAX_LAUNCHERS):
-        known = known.hear(report(f"{step}.0"))
-    assert len(known.reports) == MAX_LAUNCHERS
+def test_at_once_all_must_have_taken_it() -> None:
+    first, second = replace(FIRST, checkpoint_requests=2, requested=2), replace(SECOND, requested=1)
+    assert (hear(first, second).taken, hear(first, second).most_taken, hear(first, second).requested) == (0, 2, 1)
+    assert hear(first, replace(second, ended=True)).taken == 2
+
+
+def test_of_a_step_on_several_nodes_the_one_that_says_most_counts() -> None:
+    last_node = replace(FIRST, launcher="0.3", checkpoint_requests=1, requested=1)
+    both = hear(FIRST, last_node)
+    assert (both.taken, both.requested) == (1, 1)
+    assert not hear(FIRST, replace(last_node, ended=True)).over
+
+
+def test_a_launcher_that_only_says_that_it_is_there_trains_nothing_yet() -> None:
+    hello = replace(SECOND, silent=True)
+    assert hear(hello).reports == {} and not hear(hello).over
+    assert hear(FIRST, hello) == hear(FIRST)
+    # a question without news changes nothing, a goodbye does
+    trained = replace(FIRST, checkpoint_requests=1)
+    assert hear(trained, replace(FIRST, silent=True)).taken == 1
+    assert hear(trained, replace(FIRST, silent=True, ended=True)).over
+
+
+def test_an_older_launcher_does_not_listen() -> None:
+    older = Report(7, 0, 5, checkpoint_requests=1)
+    assert not hear(older).listen and not hear(older).over and hear(older).taken == 1
+    assert not hear(FIRST, older).listen
+
+
+def test_another_incarnation_begins_anew_and_there_is_a_bound() -> None:
+    assert hear(FIRST, replace(SECOND, restarts=1)).reports == {"1.0": replace(SECOND, restarts=1)}
+    many = hear(*(replace(FIRST, launcher=f"{i}.0") for i in range(MAX_LAUNCHERS + 5)))
+    assert len(many.reports) == MAX_LAUNCHERS and "0.0" not in many.reports
