@@ -28,6 +28,7 @@ from synergy_launch.launcher import no_adapter
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
+from synergy_launch.launcher.kept_output import OutputKeeper
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
@@ -82,6 +83,8 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
         crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
     restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
+    output = OutputKeeper(allocation, lambda: guard.ending, os.environ)
+    output.start()
     going = True
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
@@ -104,6 +107,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     if crew is not None:
         crew.close()
     code = restarts.code or code  # all nodes end with what the first one does
+    output.close()
     return code
 
 

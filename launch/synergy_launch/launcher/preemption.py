@@ -29,23 +29,23 @@ _LOOK_S = 0.1
 def preempted(job_id: int) -> bool:
     """Is the job running, and has Slurm begun to preempt it? False where Slurm does not say."""
     name = slurm_name(job_id, os.environ)
-    text = _slurm("squeue", "-h", "-r", "-j", name, "-O", "State:20,PreemptTime:30")
+    text = ask_slurm("squeue", "-h", "-r", "-j", name, "-O", "State:20,PreemptTime:30")
     words = (text or "").split()
     return len(words) == 2 and words[0] == "RUNNING" and words[1][:1].isdigit()
 
 
 def requeues() -> bool:
     """Does preemption surely requeue this job? By its partition's PreemptMode, or the cluster's where that has none."""
-    conf = _slurm("scontrol", "show", "config") or ""
-    if "preempt/partition_prio" not in _value(conf, "PreemptType"):
+    conf = ask_slurm("scontrol", "show", "config") or ""
+    if "preempt/partition_prio" not in value_of(conf, "PreemptType"):
         return False  # a QOS may have a mode of its own
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
-    shown = _slurm("scontrol", "show", "partition", partition) if partition else None
+    shown = ask_slurm("scontrol", "show", "partition", partition) if partition else None
     if shown is None:
         return False
-    mode = _value(shown, "PreemptMode")
+    mode = value_of(shown, "PreemptMode")
     if mode in ("", "(null)", "N/A"):
-        mode = _value(conf, "PreemptMode")
+        mode = value_of(conf, "PreemptMode")
     return "REQUEUE" in mode.upper().split(",")
 
 
@@ -69,7 +69,7 @@ def give_way(allocation: JobAllocation) -> None:
         while time.monotonic() < end:
             if asks:
                 # refused with --no-requeue: then Slurm ends the job when its grace time is over
-                asks = _slurm("scontrol", "requeue", "incomplete", requeued_name(job_id, os.environ)) is not None
+                asks = ask_slurm("scontrol", "requeue", "incomplete", requeued_name(job_id, os.environ)) is not None
             _pause(pause_s if rank == 0 else _others_pause_s(rank), rank, signals)
             pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
             if not preempted(job_id):
@@ -92,13 +92,14 @@ def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
         time.sleep(min(left_s, _LOOK_S))
 
 
-def _value(text: str, key: str) -> str:
-    """Of `scontrol show`'s `Key=value` or `Key   = value`; empty where there is none."""
+def value_of(text: str, key: str) -> str:
+    """Return the value in `scontrol show`'s `Key=value` or `Key   = value`; empty where there is none."""
     found = re.search(rf"(?:^|\s){key}\s*=[ \t]*(\S*)", text)
     return found[1] if found else ""
 
 
-def _slurm(*argv: str) -> str | None:
+def ask_slurm(*argv: str) -> str | None:
+    """Return what a Slurm command prints; None where it fails. Times are in seconds since 1970."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
     environment["SLURM_TIME_FORMAT"] = "%s"
     try:

@@ -1,0 +1,198 @@
+"""Keeps the job's output over a requeue. Slurm truncates it at each start, unless sbatch or slurm.conf say that it appends.
+
+The first node's launcher hears of a requeue by Slurm's SIGTERM. Its last act is to copy the output to a file beside it; the launcher of
+the next incarnation puts that before what its own incarnation has written. `--open-mode` of the user's, of either kind, is
+left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+from synergy_launch.launcher.allocation import JobAllocation, slurm_name
+from synergy_launch.launcher.preemption import ask_slurm, value_of
+
+CLOSE_S = 25.0  # Slurm's KillWait is 30 s by default
+MOST_BYTES = 0x7FFFF000  # that one write() takes: what others write meanwhile must not get into it
+_LOOK_S = 0.2
+_PIECE = 1 << 24
+_RESTARTS = re.compile(r"^   Requeue=\d+ Restarts=(\d+) ", re.MULTILINE)
+_OUTPUT = re.compile(r"^   Std(?:Out|Err)=(/.*)$", re.MULTILINE)
+
+
+class OutputKeeper:
+    """One incarnation's part of it: puts back what the one before has left, and keeps its own where it is requeued.
+
+    `ending` says whether SIGTERM came. A job outside Slurm, one with --open-mode, and all nodes but the first have nothing to do.
+    """
+
+    def __init__(self, allocation: JobAllocation, ending: Callable[[], bool], environment: Mapping[str, str]) -> None:
+        self._ending, self._closed = ending, threading.Event()
+        self._job_id, self._restarts = allocation.job_id, allocation.restarts
+        self._thread: threading.Thread | None = None
+        # sbatch sets it where the user has chosen
+        if allocation.job_id is not None and allocation.node_rank == 0 and not environment.get("SLURM_OPEN_MODE"):
+            leader = environment.get("SLURM_JOB_ID_HET_GROUP_0", "")
+            name = f"{leader}+0" if leader.isdecimal() else slurm_name(allocation.job_id, environment)
+            self._thread = threading.Thread(target=self._run, args=(name,), name="output", daemon=True)
+
+    def start(self) -> None:
+        """Begin beside the training."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait until the output is kept, where the job is being requeued; the launcher's last act."""
+        self._closed.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+
+    def _run(self, name: str) -> None:
+        if self._restarts > 0:
+            self._put_back(name)
+        while not self._ending():
+            if self._closed.wait(_LOOK_S):
+                break
+        if self._ending():
+            self._keep(name)
+
+    def _put_back(self, name: str) -> None:
+        for path in outputs(ask_slurm("scontrol", "show", "job", name) or ""):
+            # the latest first: the one before goes before it
+            for restarts in range(self._restarts - 1, -1, -1):
+                copy = self._copy_of(path, restarts)
+                try:
+                    if copy.exists():
+                        put_before(path, copy)
+                except OSError as error:
+                    remark = f"{path}: the output before this start is in {copy} ({error.strerror})"
+                    click.echo(f"synergy-launch: {remark}", err=True)
+
+    def _keep(self, name: str) -> None:
+        shown = ask_slurm("scontrol", "show", "job", name)
+        restarts = _RESTARTS.findall(shown or "")
+        # Slurm counts a requeue before it signals; else the job ends for good
+        if shown is None or (restarts and int(restarts[-1]) <= self._restarts):
+            return
+        if value_of(ask_slurm("scontrol", "show", "config") or "", "JobFileAppend") == "1":
+            return
+        paths = outputs(shown)
+        for path in paths:
+            self._copy(path)
+        # once more when the training has ended, for its last words
+        self._closed.wait()
+        for path in paths:
+            self._copy(path)
+
+    def _copy(self, path: Path) -> None:
+        try:
+            add_new(path, self._copy_of(path, self._restarts))
+        except OSError as error:
+            click.echo(f"synergy-launch: {path}: the next start truncates it ({error.strerror})", err=True)
+
+    def _copy_of(self, path: Path, restarts: int) -> Path:
+        return path.with_name(f".{path.name}.synergy-{self._job_id}-{restarts}")
+
+
+def outputs(shown: str) -> list[Path]:
+    """Return the job's regular output files that are there, each once, as `scontrol show job` names them."""
+    files: dict[tuple[int, int], Path] = {}
+    for text in _OUTPUT.findall(shown):
+        with contextlib.suppress(OSError):
+            found = os.stat(text)
+            if stat.S_ISREG(found.st_mode):
+                files.setdefault((found.st_dev, found.st_ino), Path(text))
+    return list(files.values())
+
+
+def add_new(path: Path, copy: Path) -> None:
+    """Append to `copy` what `path` has beyond its size. Raise OSError."""
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(source).st_size
+        if size > MOST_BYTES:
+            raise OSError(0, f"it is larger than {MOST_BYTES >> 30} GiB; --open-mode=append keeps it")
+        target = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            done = os.lseek(target, 0, os.SEEK_END)
+            while done < size and (sent := os.sendfile(target, source, done, min(_PIECE, size - done))):
+                done += sent
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def put_before(path: Path, copy: Path) -> None:
+    """Put the content of `copy` before that of `path`, to which others append meanwhile, and remove `copy`. Raise OSError.
+
+    Nothing where `path` begins with it already, since nobody has truncated it.
+    """
+    source = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(0, "it is no file of this user's")
+        if found.st_size:
+            with mmap.mmap(source, found.st_size, prot=mmap.PROT_READ) as old:
+                _prepend(path, old)
+    finally:
+        os.close(source)
+    copy.unlink()
+
+
+def _prepend(path: Path, old: mmap.mmap) -> None:
+    size = len(old)
+    plain = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if _begins_with(plain, old):
+            return
+        appending = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            # one write: whatever others append comes before it or behind it
+            if os.write(appending, old) < size:
+                raise OSError(28, os.strerror(28))
+            fresh_bytes = os.lseek(appending, 0, os.SEEK_CUR) - size
+        finally:
+            os.close(appending)
+        # nobody writes into these first bytes any more: what this start had written changes places with what was before it
+        fresh = _read(plain, fresh_bytes)
+        if fresh:
+            for at in range(0, size, _PIECE):
+                _write(plain, old[at : at + _PIECE], at)
+            _write(plain, fresh, size)
+    finally:
+        os.close(plain)
+
+
+def _begins_with(descriptor: int, old: mmap.mmap) -> bool:
+    if os.fstat(descriptor).st_size < len(old):
+        return False
+    return all(
+        os.pread(descriptor, len(piece), at) == piece
+        for at in range(0, len(old), _PIECE)
+        if (piece := old[at : at + _PIECE])
+    )
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    pieces, done = [], 0
+    while done < size and (piece := os.pread(descriptor, size - done, done)):
+        pieces.append(piece)
+        done += len(piece)
+    return b"".join(pieces)
+
+
+def _write(descriptor: int, content: bytes, at: int) -> None:
+    while content:
+        done = os.pwrite(descriptor, content, at)
+        content, at = content[done:], at + done
