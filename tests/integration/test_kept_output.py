@@ -36,7 +36,7 @@ def talking_script(cluster: SlurmCluster, name: str) -> str:
         f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
         f"export GOES_ON_UNTIL={cluster.folder}/{name}.go\n"
         "echo begins ${SLURM_RESTART_COUNT:-0}\necho begins ${SLURM_RESTART_COUNT:-0} >&2\n"
-        f"srun synergy-launch --runner python --checkpoint {checkpoint} {job} 30 || exit 1\n"
+        f"synergy-launch --runner python --checkpoint {checkpoint} {job} 30 || exit 1\n"
         "echo ends\n"
     )
 

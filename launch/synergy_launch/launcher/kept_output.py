@@ -108,7 +108,7 @@ def outputs(shown: str) -> list[Path]:
     files: dict[tuple[int, int], Path] = {}
     for text in _OUTPUT.findall(shown):
         with contextlib.suppress(OSError):
-            found = os.stat(text)
+            found = Path(text).stat()
             if stat.S_ISREG(found.st_mode):
                 files.setdefault((found.st_dev, found.st_ino), Path(text))
     return list(files.values())
