@@ -324,6 +324,7 @@ class Job:
     max_nodes: int | None = None  # of its partitions
     priority: float = 0.0  # Slurm's, of a pending job
     gives_back: str = ""  # it runs on more GPUs than it may keep: why
+    keeps: tuple[str, ...] = ()  # nodes that it keeps then; empty: any of its own
     launch_failed: bool = False
     avoid: tuple[str, ...] = ()  # nodes that it may not have for now: its last start failed there
     time_limit_s: float | None = None  # as Slurm has it now

@@ -223,8 +223,8 @@ class Controller:
                     set_clock(unseen, by_s)
                 self.watch.nodes.set_clock(by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
-            case Ticked(job_id=job_id):
-                tick = self.jobs[job_id].tick(self._cluster) if job_id in self.jobs else Tick()
+            case Ticked(job_id=job_id, cluster=cluster):
+                tick = self.jobs[job_id].tick(self._cluster, cluster) if job_id in self.jobs else Tick()
                 return self._advance(job_id, tick, now_s)
 
     def taken_over(self) -> None:

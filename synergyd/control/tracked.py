@@ -19,7 +19,7 @@ from synergyd.control.resize.lifecycle import (
     ResizeState,
     validate,
 )
-from synergyd.control.resize.start_refusal import has_room, still_refused
+from synergyd.control.resize.start_refusal import has_room, still_refused, unseen, waits_its_turn
 from synergyd.control.resize.start_time import after_writing
 from synergyd.exchange import EXACT, exchange
 from synergyd.job_report import Report
@@ -206,12 +206,24 @@ class Tracked:
             how = EXACT
         return report.plan if report.plan.exchange == str(how) else replace(report.plan, exchange=str(how))
 
-    def tick(self, cluster: Cluster) -> Tick:
-        """Time has passed: with what a released job's start is judged by."""
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Slurm has looked at the job, which was released onto named nodes, and has not started it."""
+        target, reason = self.lifecycle.target, self.reason
+        released = self.lifecycle.state is ResizeState.RELEASED and target is not None and bool(target.nodes)
+        return released and waits_its_turn(reason) and not unseen(reason)
+
+    def tick(self, cluster: Cluster, now: Cluster | None = None) -> Tick:
+        """Time has passed: with what a released job's start is judged by. `now`: the nodes as they are just now, where they were
+        read; `cluster`: as the last epoch read them."""
         target = self.lifecycle.target
         if target is None or self.job is None or self.lifecycle.state is not ResizeState.RELEASED:
             return Tick()
-        return Tick(has_room(target, cluster, self.job), self.reason)
+        contested = False
+        if now is not None and self.waits_for_nodes and not has_room(target, now, self.job):
+            lost = self.lost_target(frozenset(n.name for n in now.nodes if n.up))  # the next epoch decides anew
+            contested = not lost and has_room(replace(target, nodes=()), now, self.job)
+        return Tick(has_room(target, now or cluster, self.job), self.reason, contested)
 
     def lost_target(self, up: frozenset[str]) -> list[str]:
         """Nodes that it is to get and Slurm would not start it on: not up, or reserved since."""

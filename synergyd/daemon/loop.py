@@ -43,6 +43,7 @@ from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.links.members import members_of
 from synergyd.daemon.observer import Observer
+from synergyd.daemon.restart_place import RestartPlace
 from synergyd.daemon.restore import restore
 from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_look import holdings
@@ -75,6 +76,7 @@ class Daemon:
             tools.writer, fair_share=settings.fair_share_weight, clock=tools.monotonic or tools.clock
         )
         self.observer = Observer(settings, tools.reader, tools.writer, self.registry, accounts)
+        self.controller = Controller(times or times_of(settings), settings.epoch_s)
         addresses = tools.report_address, tools.links_address
         self.actuator = Actuator(
             tools.writer,
@@ -84,7 +86,8 @@ class Daemon:
             addresses[1],
             self._put_off,
             self._request_of,
-            self.registry.names,
+            names=self.registry.names,
+            check=RestartPlace(self.observer, self.controller, tools.clock),
         )
         self.keys = JobKeys(settings.state_dir, tools.secret) if tools.secret else None
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
@@ -93,7 +96,6 @@ class Daemon:
         )
         self.forecast = Forecast(settings)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, tools.paced_s)
-        self.controller = Controller(times or times_of(settings), settings.epoch_s)
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
         self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
@@ -101,6 +103,7 @@ class Daemon:
         self._delays = NO_DELAYS  # in memory alone: after a start of the daemon waits count anew
         self._loaded = False
         self._acted: int | None = None  # the term in which the last epoch acted
+        self._cleared = False  # of what a daemon before this one left in Slurm
         self._monotonic = tools.monotonic or tools.clock
         self._day_time = DayTime(tools.clock, self._monotonic)
         self._looked_s: float | None = None  # by the monotonic clock
@@ -157,9 +160,13 @@ class Daemon:
         if not self.acts:
             return
         leaving = self.controller.leaving
-        for event in self.observer.moving_events(self.controller.in_transit):
+        events = list(self.observer.moving_events(self.controller.in_transit))
+        for event in events:
             self._run(event)
-            self._run(Ticked(event.job_id))
+        waits = any(tracked.waits_for_nodes for tracked in self.controller.jobs.values())
+        cluster = self.observer.read_nodes() if waits else None
+        for event in events:
+            self._run(Ticked(event.job_id, cluster))
         if leaving - self.controller.leaving:
             self._unblock()
         self._look_for_losses()
@@ -177,7 +184,7 @@ class Daemon:
             # another led until now: what this one saw of that is no match for what the leader before it wrote
             self.controller.taken_over()
             self._history = QueueHistory()
-            self._loaded = False
+            self._loaded = self._cleared = False
             self.executor.orders, self.executor.requests = {}, {}
             self.adoption.forget_all()
         self._acted = term
@@ -238,6 +245,9 @@ class Daemon:
             hushed = [j.job_id for j in jobs if self.registry.known[j.job_id].mail]
             lives = self.controller.lifecycles
             self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
+            if self.observer.shields and not self._cleared:
+                self.actuator.shields.take_down_all({i for i, x in self.controller.lifecycles.items() if x.shielded})
+            self._cleared = True
             self.executor.park_again()
             self.heartbeat.completed(self._now())
 

@@ -23,19 +23,29 @@ from synergyd.records import Cluster, Job, JobState, Profile, Snapshot
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
+from synergyd.slurm.parsed.crowded import (
+    LOOKED_AT,
+    Crowded,
+    crowded,
+    held_to_asked,
+    holders_of,
+    is_filled_now,
+    reason_of,
+    waiting_of,
+    who_gives_back,
+)
 from synergyd.slurm.parsed.het_jobs import apart, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
 from synergyd.slurm.parsed.job_forms import Forms, forms_of
-from synergyd.slurm.parsed.needs import beyond_placing
+from synergyd.slurm.parsed.needs import beyond_placing, open_partitions
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partition_cpus import capped, cpu_caps
-from synergyd.slurm.parsed.reservations import read_reservations
+from synergyd.slurm.parsed.reservations import Shield, read_reservations, read_shields
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
 from synergyd.slurm.parsed.snapshot import (
     cluster_of,
-    crowded,
+    drains,
     gpuless,
-    held_to_asked,
     is_in,
     job_of,
     launch_failed,
@@ -56,7 +66,7 @@ NOT_STEERED: Mapping[int, Steering] = {}
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
 PASSED_EPOCHS = 2  # that a job waits at the least before it counts as passed by others
-LIMITS_EPOCHS = 20  # until the partitions' limits are read again
+LIMITS_EPOCHS = 20  # until the partitions' groups and the cluster's defaults are read again
 
 
 class Predictor(Protocol):
@@ -81,15 +91,16 @@ class Observer:
     everybodys: tuple[JobRow, ...] = ()  # of all jobs, Synergy's or not, as the last epoch read them
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
+    shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
     passed: frozenset[int] = frozenset()  # that wait, and that jobs without a directive have passed
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _unread: set[int] = field(default_factory=set)  # whose first speed since the last epoch is still to be learnt
     _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
-    _gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
+    gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
-    _limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
+    limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
     _limited: frozenset[str] = frozenset()  # the partitions that were there then
     _limits_left: int = 0  # epochs until they are read again
     _by_group: bool = False  # some partition has AllowGroups
@@ -99,6 +110,8 @@ class Observer:
     _hidden: HiddenNodes = field(default_factory=HiddenNodes)
     _reservations: tuple[Reservation, ...] = ()
     _reserved_left: int = 0  # epochs until they are read again, where there were none
+    # since when Slurm says that a plain job, of this id and submit time, waits for what others hold
+    _waiting: dict[tuple[int, float], float] = field(default_factory=dict)
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(self, plain: frozenset[tuple[int, float]], now_s: float) -> set[tuple[int, float]]:
@@ -106,21 +119,21 @@ class Observer:
         none. Raises SlurmError when Slurm can't be read."""
         rows, nodes = self.reader.jobs(), self.reader.nodes()
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
-        nodes = self._hidden.shown(nodes, self._limits)
+        nodes = self._hidden.shown(nodes, self.limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
-        self._cpu_caps = cpu_caps(nodes, rows, self._limits)
-        self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self._limits)
+        self._cpu_caps = cpu_caps(nodes, rows, self.limits)
+        self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits)
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
         self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
-        self._gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
+        self.gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         # one that Slurm has started in another of its partitions is still ours
         ours = [r for r in rows if is_in(r, self.settings.partitions) or r.job_id in self.registry.known]
-        newly_plain = self.registry.learn(ours, self._gpu_types)
+        newly_plain = self.registry.learn(ours, self.gpu_types)
         known = self.registry.known
         self._nodes, self.everybodys = nodes, rows
         present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
@@ -130,8 +143,8 @@ class Observer:
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.passed = passed_over(rows, known, since_s, self._gpu_types, shared)
-        uses = (use_of(row, known[i], self._gpu_types, now_s, self._limits) for i, row in self.rows.items())
+        self.passed = passed_over(rows, known, since_s, self.gpu_types, shared)
+        uses = (use_of(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
@@ -160,9 +173,6 @@ class Observer:
         reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
-        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
-        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left
-        others = crowded(self._queue, decided, self.cluster.nodes)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.known[job_id]
@@ -170,9 +180,9 @@ class Observer:
             job = job_of(
                 row,
                 known,
-                self._gpu_types,
+                self.gpu_types,
                 paused=job_id in paused,
-                partitions=self._limits,
+                partitions=self.limits,
                 groups=groups,
                 topology=topology,
                 qos_flags=self.accounts.qos_flags(row.qos),
@@ -202,14 +212,46 @@ class Observer:
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
-            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self._limits)):
+            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self.limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
-            job = held_to_asked(job, why, others.of_use(job)) if (why := others.why(job)) else job
-            if tracked is not None:
-                job = settled(job, tracked.lifecycle.moves, self.settings, now_s, minute)
             jobs.append(job)
+        others = self._crowded(controller, jobs, now_s)
+        for i, job in enumerate(jobs):
+            if why := others.why(job):
+                job = held_to_asked(job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None)
+            tracked = controller.jobs.get(job.job_id)
+            moves = None if tracked is None else tracked.lifecycle.moves
+            jobs[i] = job if moves is None else settled(job, moves, self.settings, now_s, minute)
         penalties = controller.watch.nodes.penalties(now_s)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
+
+    def _crowded(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
+        """Where jobs that Synergy does not decide about wait, and who gives GPUs back for them: once Slurm has said for an epoch that
+        they wait for what others hold."""
+        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
+        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left
+        waiting = waiting_of(self._queue, decided)
+        named = {r.job_id: r for r in waiting if reason_of(r) in LOOKED_AT or is_filled_now(reason_of(r))}
+        still = {(r.job_id, r.submit_s) for r in waiting}
+        self._waiting = {key: at_s for key, at_s in self._waiting.items() if key in still}
+        for row in named.values():
+            self._waiting.setdefault((row.job_id, row.submit_s), now_s)
+        long = {i for i, r in named.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
+        others = crowded(waiting, self.cluster.nodes, long)
+        holders = holders_of(j for j in jobs if others.why(j))
+        ready = [r for r in waiting if r.job_id in long and reason_of(r) in LOOKED_AT]
+        if not (holders and ready):
+            return others
+        try:
+            lists = self.writer.node_lists([r.job_id for r in ready])
+        except SlurmError as problem:
+            log.warning("nodes that waiting jobs ask for: %s", problem)
+            return others
+        barred = frozenset[str]().union(
+            *(r.nodes for r in self._reservations if r.bars and r.start_s <= now_s < r.end_s)
+        )
+        keeps = who_gives_back(ready, holders, self.cluster.nodes, lists, self.limits, now_s, barred)
+        return replace(others, keeps=keeps)
 
     def beyond_limits(self, update: Update) -> str:
         """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,
@@ -217,7 +259,7 @@ class Observer:
         row = self.rows.get(update.job_id)
         if row is None or self.writer.acts_as_owner or not self.accounts.limited:
             return ""
-        use = replace(use_of(row, self.registry.known[row.job_id], self._gpu_types, 0.0, self._limits), holds=None)
+        use = replace(use_of(row, self.registry.known[row.job_id], self.gpu_types, 0.0, self.limits), holds=None)
         return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
@@ -244,21 +286,32 @@ class Observer:
         for job_id, row in now.items():
             yield self._seen(job_id, row)
 
+    @property
+    def unheard(self) -> frozenset[str]:
+        """Nodes that slurmctld, which has just started, waits to hear of, as they were read last."""
+        return frozenset(n.name for n in self._nodes if n.state == UNHEARD)
+
+    def shut(self, row: JobRow) -> str:
+        """Why this running job's partition would not start it again, as partitions were read last; "" where it would."""
+        known, groups = self.registry.known[row.job_id], self._groups.of(row.uid) if self._by_group else None
+        flags = self.accounts.qos_flags(row.qos)
+        return open_partitions(row, known.asked.nodes, self.limits, groups, flags)[1] or drains(row, self.limits)
+
     def read_nodes(self) -> Cluster:
         """The nodes as they are now, between two epochs. Raises SlurmError."""
-        nodes = self._hidden.shown(self.reader.nodes(), self._limits)
-        return cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, self._leaves, self._limits)
+        self._nodes = self._hidden.shown(self.reader.nodes(), self.limits)
+        return cluster_of(capped(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
 
     @property
     def waits_for_nodes(self) -> bool:
         """slurmctld, which has just started, waits to hear of nodes that a job may get."""
-        return any(n.state == UNHEARD for n in self._nodes)
+        return bool(self.unheard)
 
     @property
     def may_take_jobs(self) -> frozenset[str]:
         """Nodes that a job on its way to them may still get: those that are up, and those that slurmctld, which has just started, waits
         to hear of. It does so for a few seconds, and a job that were sent elsewhere then would be restarted once more."""
-        unheard = {n.name for n in self._nodes if n.state == UNHEARD}
+        unheard = self.unheard
         return frozenset(n.name for n in self.cluster.nodes if n.up or n.name in unheard)
 
     def unchanged(self, job_id: int) -> bool:
@@ -307,15 +360,15 @@ class Observer:
         except SlurmError:
             return None
         known = self.registry.known.get(job_id)
-        return job_of(row, known, self._gpu_types, paused=False) if row is not None and known is not None else None
+        return job_of(row, known, self.gpu_types, paused=False) if row is not None and known is not None else None
 
     def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:
-            without = row is not None and gpuless(row, self._limits)
+            without = row is not None and gpuless(row, self.limits)
             gone = Observed("GONE", row.restarts if row else 0, gpuless=without)
             return JobObserved(job_id, row.submit_s if row else 0.0, gone)
         pending = state is JobState.PENDING
-        observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s)
+        observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s, nice=row.nice)
         if pending:
             failed = launch_failed(row)
             observed = replace(
@@ -323,7 +376,7 @@ class Observer:
             )
         elif state in (JobState.RUNNING, JobState.SUSPENDED):
             ends_s = None if row.time_limit_s is None else row.end_s
-            observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self._limits))
+            observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self.limits))
         known = self.registry.known[job_id]
         continues = known.directive.continues if known.directive else 0
         walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
@@ -331,17 +384,22 @@ class Observer:
         return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
     def _read_limits(self, names: frozenset[str]) -> None:
-        """Partitions' limits, again when partitions have come or gone and each LIMITS_EPOCHS: an admin may change them at any time."""
-        self._limits_left -= 1
-        if self._limits_left > 0 and names == self._limited:
-            return
+        """Partitions' states and limits. The cluster's own defaults and users' groups are read again when partitions have come or gone
+        and each LIMITS_EPOCHS."""
+        again = self._limits_left <= 1 or names != self._limited
         try:
-            self._limits = {p.name: p for p in self.writer.partitions()}
-            self._limits_left, self._limited = LIMITS_EPOCHS, names
-            self._by_group = any(p.allow_groups for p in self._limits.values())
-            self._groups.forget()
+            self.read_partitions(again=again)
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
+            return
+        self._limits_left, self._limited = LIMITS_EPOCHS if again else self._limits_left - 1, names
+        if again:
+            self._groups.forget()
+
+    def read_partitions(self, *, again: bool = False) -> None:
+        """The partitions as they are now; with `again` the cluster's own defaults too. Raises SlurmError."""
+        self.limits = {p.name: p for p in self.writer.partitions(again=again)}
+        self._by_group = any(p.allow_groups for p in self.limits.values())
 
     def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
         """Each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
@@ -349,7 +407,8 @@ class Observer:
             self._reserved_left -= 1
             return
         try:
-            self._reservations = read_reservations(self.writer.reservations(), cpus)
+            text = self.writer.reservations()
+            self._reservations, self.shields = read_reservations(text, cpus), read_shields(text)
         except SlurmError as problem:
             log.warning("reservations: %s", problem)
             self._reserved_left = 0

@@ -29,7 +29,8 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
     """
     jobs, left = [], {}
     for job in snapshot.jobs:
-        open_to = tuple(n for n in job.node_names if n not in (*job.barred, *job.avoid))
+        keeps = job.keeps or job.node_names
+        open_to = tuple(n for n in job.node_names if n in keeps and n not in (*job.barred, *job.avoid))
         best = _best(job, cells.get(job.job_id, ()), len(open_to)) if job.gives_back else None
         if best is None:
             jobs.append(job)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
@@ -15,10 +16,12 @@ from synergyd.control.resize.instructions import (
     AskCheckpoint,
     Instruction,
     LiftHold,
+    LowerShield,
     Park,
     Release,
     Requeue,
     Restart,
+    RestoreNice,
     Split,
     Target,
     Update,
@@ -34,10 +37,31 @@ from synergyd.slurm.owner_file import write_for
 from synergyd.slurm.parsed.job_forms import is_rest, name_of, whole_of
 from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.slurm.parsed.snapshot import Known, launch_failed, not_resizable, state_of
+from synergyd.slurm.shields import Shields
 from synergyd.wire import admin_comment, plan_file
 
 log = logging.getLogger("synergyd")
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
+# above all priorities that Slurm's plugins give, whose first is 0xffff0000 (priority/basic), and within its 32 bits
+_FIRST_PRIORITY = 4_294_960_000
+_LEAST_NICE = -2_147_483_000  # Slurm's own bound is -2147483645
+
+
+class NoPlaceError(SlurmError):
+    """A job would not start again at once, so it is not requeued."""
+
+
+class PlaceCheck:
+    """What is asked just before a requeue that a job can do without. This one knows of no obstacle."""
+
+    def conflict(self, requeue: Requeue) -> str:
+        """Return why the job has to wait until another one has started again, "" if it has not."""
+        return ""
+
+    def obstacle(self, requeue: Requeue, row: JobRow, unshielded: str) -> str:
+        """Return why the job would not start again at once, "" if it would. `unshielded`: why its nodes can't be kept for it, "" if
+        they are. Raises SlurmError."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -54,17 +78,29 @@ class Actuator:
     put_off: Callable[[JobRow], bool] = lambda _: False
     request_of: Callable[[int], int] = lambda _: 0
     names: Mapping[int, int | str] = field(default_factory=dict)  # what names a job to Slurm, where its id is not it
+    check: PlaceCheck = field(default_factory=PlaceCheck)
+
+    @cached_property
+    def shields(self) -> Shields:
+        return Shields(self.slurm)
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
         """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
         job_id = instruction.job_id
+        if isinstance(instruction, LowerShield):  # of one that has left the queue, too
+            try:
+                self.shields.take_down(job_id)
+            except SlurmError as problem:
+                return Refused(instruction, str(problem), problem.transient)
+            return CarriedOut(instruction)
         known = self.known.get(job_id)
         if known is None or known.directive is None:
             return Refused(instruction, f"job {job_id} has no directive: it is not Synergy's", transient=False)
         try:
             error = self._do(instruction, known)
         except SlurmError as problem:
-            return Refused(instruction, str(problem), problem.transient)
+            final = isinstance(problem, NoPlaceError) and not problem.transient
+            return Refused(instruction, str(problem), problem.transient, final)
         except OSError as problem:
             # a full or read-only folder may last: called transient, it would park the job again and again
             return Refused(instruction, f"{problem.filename or self.state_dir}: {problem.strerror}", transient=False)
@@ -196,6 +232,7 @@ class Actuator:
                     return "it is suspended", True
                 if row.restarts == restarts and state is JobState.RUNNING:
                     self._reserve(job_id, known)
+                    self._keep_place(instruction, row)
                     self._hush_mail(name, known, job_id)
                     self.slurm.requeue(whole)
                 if row.restarts == restarts and failed and row.state == "FAILED":
@@ -240,11 +277,18 @@ class Actuator:
                 # last, so that a refused size leaves the plan of the size the job has
                 self._hand_over(job_id, known, target.plan)
                 self._show_script(row, known, target)
-            case Release():
+            case Release(first=first):
                 if state is JobState.PENDING:
                     if silent := self.slurm.unheard(row.req_nodes):
                         return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
-                    self.slurm.update(whole, {"StartTime": "now"})
+                    nice = {"Nice": str(_first_nice(row))} if first and row.priority else {}
+                    self.slurm.update(whole, {**nice, "StartTime": "now"})
+                if first:
+                    # after the release: whoever waits for these nodes comes after this job in Slurm's very next look
+                    self.shields.take_down(job_id)
+            case RestoreNice(nice=nice):
+                if row.nice != nice:
+                    self.slurm.update(whole, {"Nice": str(nice)})
             case Wake(nodes=nodes):
                 self.slurm.power_up(nodes)
             case LiftHold(restarts=restarts, park_s=park_s):
@@ -253,6 +297,20 @@ class Actuator:
                     self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
                     self.slurm.release(whole)
         return None
+
+    def _keep_place(self, requeue: Requeue, row: JobRow) -> None:
+        """Have the job's nodes kept for it. Raises NoPlaceError where it can stay and would not start again at once, SlurmError."""
+        where = "its place"
+        if requeue.may_stay and (why := self.check.conflict(requeue)):
+            raise NoPlaceError(where, why, transient=True)
+        unshielded = self.shields.put_up(row.job_id, requeue.shield) if requeue.shield else "Slurm chooses its nodes"
+        try:
+            if requeue.may_stay and (why := self.check.obstacle(requeue, row, unshielded)):
+                raise NoPlaceError(where, why, transient=False)
+        except SlurmError:
+            if not unshielded:
+                self.shields.take_down(row.job_id)
+            raise
 
     def _put_off_start(self, row: JobRow, times: Mapping[str, str], stamp: str) -> None:
         """One update where one name will do: a component's stamp is its own, its times are its whole job's."""
@@ -313,6 +371,11 @@ class Actuator:
 def _mailed(name: int | str, known: Known) -> int | str:
     """Return what names the job whose MailType counts: of a heterogeneous job its first component."""
     return f"{known.leader}+0" if known.leader else name
+
+
+def _first_nice(row: JobRow) -> int:
+    """The Nice with which a pending job comes before all others; Slurm adds its change to the job's priority."""
+    return max(_LEAST_NICE, row.nice - max(0, _FIRST_PRIORITY - row.priority))
 
 
 def _timed(known: Known, time: TimeGrant | None) -> Known:

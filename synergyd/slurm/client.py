@@ -47,8 +47,9 @@ class SlurmWriter(Protocol):
         """Node name -> its leaf switch, from Slurm's topology; empty where it knows of none. Raises SlurmError."""
         ...
 
-    def partitions(self) -> tuple[PartitionRow, ...]:
-        """All partitions, with their limits and defaults. Raises SlurmError."""
+    def partitions(self, *, again: bool = True) -> tuple[PartitionRow, ...]:
+        """All partitions, with their limits and defaults. Without `again` the cluster's own defaults, which change with slurm.conf
+        alone, are those of the last call. Raises SlurmError."""
         ...
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -122,6 +123,14 @@ class SlurmWriter(Protocol):
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         """Which of `nodes` (none: all) have not registered yet with a slurmctld that may have just taken over. Raises SlurmError."""
+        ...
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str) -> None:
+        """Makes a shield (parsed/reservations.py) of this name. Raises SlurmError."""
+        ...
+
+    def unreserve(self, name: str) -> None:
+        """Deletes the reservation of this name. Raises SlurmError."""
         ...
 
     def power_up(self, nodes: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
+from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
 from synergyd.slurm.parsed.topology import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
@@ -82,6 +83,7 @@ class CommandLine(Commands):
         self._writing = writing
         self._comments = AdminComments(self.run)
         self._slurm_release = self._told_release = slurm_release
+        self._config = ""  # as `partitions` read it last
         self._may_take_over = False  # there are several slurmctlds, as `partitions` read last
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
@@ -124,12 +126,13 @@ class CommandLine(Commands):
             found[name] = node_row(f, found[name].partitions if name in found else ())
         return tuple(found.values())
 
-    def partitions(self) -> tuple[PartitionRow, ...]:
-        """Two calls: the partitions, and the cluster's own defaults."""
+    def partitions(self, *, again: bool = True) -> tuple[PartitionRow, ...]:
+        """Two calls: the partitions, and (`again`) the cluster's own defaults."""
         text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
-        config = self.run("scontrol", "show", "config").decode(errors="replace")
-        self._may_take_over = "SlurmctldHost[1]" in config_values(config)
-        return partition_rows(text, config)
+        if again or not self._config:
+            self._config = self.run("scontrol", "show", "config").decode(errors="replace")
+            self._may_take_over = "SlurmctldHost[1]" in config_values(self._config)
+        return partition_rows(text, self._config)
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         if not self._may_take_over:
@@ -289,6 +292,17 @@ class CommandLine(Commands):
             raise SlurmError("scontrol update", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
         # what is denied for nodes says nothing of this user's rights over jobs: no DeniedError
         self.run("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP", start=self._writing)
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str) -> None:
+        if not nodes or any(not _NODE.match(node) for node in nodes):
+            raise SlurmError("scontrol create", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
+        what = f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user}"
+        when = "StartTime=now", f"Duration={SHIELD_S // 60}", f"Flags={','.join(SHIELD_FLAGS)}"
+        # what is denied for reservations says nothing of this user's rights over jobs: no DeniedError
+        self.run("scontrol", "create", "reservation", *what, *when, start=self._writing)
+
+    def unreserve(self, name: str) -> None:
+        self.run("scontrol", "delete", f"ReservationName={name}", start=self._writing)
 
     def drain(self, node: str, reason: str) -> None:
         if not _NODE.match(node) or any(not c.isprintable() for c in reason):

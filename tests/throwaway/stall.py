@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-KINDS = ("checkpoint", "requeue", "update", "release", "read")  # read: whatever is none of the others
+KINDS = ("checkpoint", "requeue", "update", "release", "shield", "read")  # read: whatever is none of the others
 LONGEST_S = 25  # below the daemon's own patience with a command
 
 _SCRIPT = """#!/bin/sh
@@ -20,6 +20,7 @@ kind=read
 for word in "$@"; do
   case "$word" in
     requeue) kind=requeue ;;
+    ReservationName=*) kind=shield; break ;;
     NumNodes=*) kind=update ;;
     StartTime=now) kind=release ;;
     --signal=*) kind=checkpoint ;;

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from synergyd.control.resize.instructions import Instruction, Target
 from synergyd.control.resize.walltime import UNTIMED, Walltime
 from synergyd.job_report import Report
-from synergyd.records import Cell, Decision, Job, Shape, Snapshot
+from synergyd.records import Cell, Cluster, Decision, Job, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ class Observed:
     `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
     not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
     `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none. `gpuless`: Slurm has started
-    it without the GPUs that it asks for; where it is GONE, it has failed so."""
+    it without the GPUs that it asks for; where it is GONE, it has failed so. `nice`: as Slurm has it."""
 
     state: str
     restarts: int = 0
@@ -30,6 +30,7 @@ class Observed:
     ends_s: float | None = None
     started_s: float | None = None
     gpuless: bool = False
+    nice: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,22 @@ class CarriedOut:
 
 @dataclass(frozen=True)
 class Refused:
-    """An instruction failed. `transient`: the same may work a little later."""
+    """An instruction failed. `transient`: the same may work a little later. `final`: it is not to be tried again."""
 
     instruction: Instruction
     error: str
     transient: bool
+    final: bool = False
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. `room`: as far as the nodes show, the GPUs are free that a pending job was released for."""
+    """Time has passed. `room`: as far as the nodes show, the GPUs are free that a pending job was released for. `contested`: they
+    are not, as the nodes show just now, and there are others free that would do."""
 
     room: bool = False
     reason: str = ""  # Slurm's, as it was seen last
+    contested: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,9 +269,10 @@ class ClockSet:
 
 @dataclass(frozen=True)
 class Ticked:
-    """Time has passed for the job."""
+    """Time has passed for the job. `cluster`: the nodes as they are just now, where they were read."""
 
     job_id: int
+    cluster: Cluster | None = None
 
 
 ControlEvent = (

@@ -31,11 +31,15 @@ class AskCheckpoint:
 @dataclass(frozen=True)
 class Requeue:
     """End incarnation `restarts` and put the job back into the queue; nothing where that incarnation is over, unless it has FAILED
-    and `failed` ones are meant too."""
+    and `failed` ones are meant too. The nodes of `shield` are kept free of other jobs until its release. `may_stay`: it can go on
+    as it is, so it is not requeued where it could not start again at once (with `target`, if it has one)."""
 
     job_id: int
     restarts: int
     failed: bool = False
+    shield: tuple[str, ...] = ()
+    may_stay: bool = False
+    target: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,23 @@ class Update:
 
 @dataclass(frozen=True)
 class Release:
-    """Make the pending job eligible now."""
+    """Make the pending job eligible now, and give its nodes up where they were kept for it. `first`: before all other jobs."""
+
+    job_id: int
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class RestoreNice:
+    """Give the job, which came first in the queue until it ran, its own Nice again."""
+
+    job_id: int
+    nice: int
+
+
+@dataclass(frozen=True)
+class LowerShield:
+    """Keep no nodes for the job any more."""
 
     job_id: int
 
@@ -103,4 +123,6 @@ class Wake:
     nodes: tuple[str, ...]
 
 
-Instruction = AskCheckpoint | Requeue | Restart | Park | Update | Release | LiftHold | Split | Wake
+Instruction = (
+    AskCheckpoint | Requeue | Restart | Park | Update | Release | RestoreNice | LowerShield | LiftHold | Split | Wake
+)

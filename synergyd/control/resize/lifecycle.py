@@ -134,6 +134,10 @@ class JobLifecycle:
     missed: int = 0  # starts that Slurm gave others the nodes of
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
     exact_only: bool = False  # no less communication again: its loss did worse with it
+    shielded: tuple[str, ...] = ()  # nodes that are kept for it from its requeue to its release
+    comes_first: bool = False  # it was stopped for a resize: before all others in the queue until it runs
+    nice: int = 0  # its own
+    must_leave: bool = False  # it can't go on as it is: it is requeued whatever comes of that
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from synergyd.control.resize.start_refusal import (
     waits_its_turn,
 )
 from synergyd.control.resize.steps import (
+    REQUEUE_AGAIN_S,
     awaited,
     longest_retry_s,
     runs,
@@ -198,6 +199,8 @@ def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes
             return to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
         case ResizeState.RUNNING:
             asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
+            # a checkpoint that is due is the last before its end: it begins anew, or is lost
+            asked = replace(asked, must_leave=event.due)
             asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
             text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
             return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
@@ -227,6 +230,7 @@ def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
         acks_before=event.acks,
         moves=life.moves.begun(now_s),
         stays=False,
+        must_leave=False,
     )
     text = f"preemption decided: {event.cause}; checkpoint asked for"
     return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
@@ -245,11 +249,11 @@ def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
 
 def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
     if life.state is ResizeState.CHECKPOINTING:
-        return to_requeuing(life, now_s, "it failed while its checkpoint was awaited")
+        return to_requeuing(life, now_s, "it failed while its checkpoint was awaited", must_leave=True)
     if life.state not in (ResizeState.RUNNING, ResizeState.RESTARTING):
         return Step(life)
     back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
-    return to_requeuing(back, now_s, event.story)
+    return to_requeuing(back, now_s, event.story, must_leave=True)
 
 
 def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
@@ -258,7 +262,7 @@ def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
     count, until_s = life.hangs.count + 1, now_s + SHUN_S
     hangs = replace(life.hangs, count=count, nodes=event.nodes, until_s=until_s, step=event.step)
     back = replace(life, target=None, origin=None, stopping=True, cause="its steps had stopped", hangs=hangs)
-    return to_requeuing(back, now_s, event.story)
+    return to_requeuing(back, now_s, event.story, must_leave=True)
 
 
 def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
@@ -315,14 +319,21 @@ def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTim
         case Update() if give_up:
             return to_unchanged(back, now_s, limits, f"update refused ({event.error})")
         case Restart() if give_up:
-            return to_requeuing(tried, now_s, f"it could not be restarted in place: {event.error}")
-        case Requeue() if give_up:
-            return to(back, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
+            text = f"it could not be restarted in place: {event.error}"
+            return to_requeuing(tried, now_s, text, must_leave=True)
+        case Requeue() if give_up or event.final:
+            stays = replace(back, must_leave=False)
+            return to(stays, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
         case AskCheckpoint() if give_up or not event.transient:
             return to(back, ResizeState.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
         case Release() if give_up:
             text = f"release refused ({event.error}): it starts by itself when its start time comes"
             return to(tried, ResizeState.RELEASED, now_s, text)
+        case Requeue() if event.transient:
+            # another job restarts there: it works on meanwhile, and that work is lost at the requeue
+            soon = replace(tried, sent_s=min(tried.sent_s, now_s + REQUEUE_AGAIN_S - limits.resend_s))
+            told = f"Requeue put off: {event.error}"
+            return Step(soon, (), (told,) if tried.attempts == 1 else ())
         case _:
             # the story tells of the first one only: a slurmctld that is away for an hour is one line
             told = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
@@ -356,7 +367,11 @@ def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) ->
             return Step(life)
         case ResizeState.RESTARTING if over:
             text = f"no report of the new plan within {limits.in_place_s:g} s: requeued"
-            return to_requeuing(life, now_s, text)
+            return to_requeuing(life, now_s, text, must_leave=True)
+        case ResizeState.RELEASED if event.contested and life.target is not None and life.target.nodes:
+            taken = replace(life, target=replace(life.target, nodes=()), rung=Rung.ANY_NODES, missed=life.missed + 1)
+            text = f"others have taken GPUs of {', '.join(life.target.nodes)}: any other nodes of this size will do"
+            return to_held(taken, now_s, limits, text)
         case _ if life.state in _SENT_AGAIN and (not life.sent_s or now_s >= life.sent_s + limits.resend_s):
             return Step(sent, awaited(life, limits))
         case ResizeState.RELEASED if over and event.room and unseen(event.reason) and now_s < life.since_s + UNSEEN_S:

@@ -14,6 +14,7 @@ from synergyd.control.resize.lifecycle import (
     ResizeTimes,
     Step,
 )
+from synergyd.control.resize.place import with_place
 from synergyd.control.resize.start_time import after_seeing, after_writing
 from synergyd.control.resize.steps import to
 
@@ -40,7 +41,8 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             step = resize.advance(life, event, now_s, limits)
     after = _written(step, event, now_s)
     begun = life.state is ResizeState.RESIZED and after.state in (ResizeState.RELEASED, ResizeState.RUNNING)
-    return replace(step, life=replace(after, started=_started(life)) if begun else after)
+    step = replace(step, life=replace(after, started=_started(life)) if begun else after)
+    return with_place(step, event)
 
 
 def _launch_failed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
@@ -70,7 +72,7 @@ def _launch_failed(life: JobLifecycle, event: Observed, now_s: float, limits: Re
 def _without_gpus(life: JobLifecycle, event: Observed, now_s: float) -> Step:
     """Slurm 22.05 does so on nodes that have not registered yet with a slurmctld that took over: its steps fail, and then the job."""
     failures = replace(life.failures, count=life.failures.count + 1)
-    again = replace(life, restarts=event.restarts, failures=failures, attempts=0)
+    again = replace(life, restarts=event.restarts, failures=failures, attempts=0, must_leave=True)
     text = f"Slurm started it without its GPUs: requeued ({failures.count} of {LIFTS})"
     return to(again, ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, event.restarts, failed=True),))
 

@@ -20,6 +20,7 @@ from synergyd.control.resize.start_refusal import Rung, names_limit, waits_its_t
 from synergyd.records import Plan
 from synergyd.words import size_words
 
+REQUEUE_AGAIN_S = 2.0  # a requeue that was put off is asked for again
 PATIENCE = 6  # doublings of the time after which a job that does not answer is asked again to make way
 
 
@@ -29,19 +30,24 @@ def awaited(life: JobLifecycle, limits: ResizeTimes) -> tuple[Instruction, ...]:
         case ResizeState.CHECKPOINTING:
             return (AskCheckpoint(life.job_id, life.restarts),)
         case ResizeState.REQUEUING:
-            return (Requeue(life.job_id, life.restarts),)
+            return (requeue(life),)
         case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
             return (Restart(life.job_id, life.restarts, life.orders, life.target.plan),)
         case ResizeState.HELD if life.target is not None:
             return (update(life, life.target, limits),)
         case ResizeState.RESIZED:
-            return (Release(life.job_id),)
+            return (Release(life.job_id, life.comes_first),)
         case _:
             return ()
 
 
 def update(life: JobLifecycle, target: Target, limits: ResizeTimes) -> Update:
     return Update(life.job_id, target, limits.park_s, life.walltime.grant)
+
+
+def requeue(life: JobLifecycle) -> Requeue:
+    target = None if life.must_leave else life.target
+    return Requeue(life.job_id, life.restarts, shield=life.shielded, may_stay=not life.must_leave, target=target)
 
 
 def to(
@@ -54,7 +60,7 @@ def to(
 def runs(life: JobLifecycle, event: Observed, now_s: float, plan: Plan | None, text: str) -> Step:
     left = "" if waits_its_turn(life.left) or names_limit(life.left) else life.left
     now = replace(life, restarts=event.restarts, target=None, origin=None, plan=plan, attempts=0, stopping=False)
-    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left, missed=0)
+    now = replace(now, stays=False, rung=Rung.AS_DECIDED, left=left, missed=0, must_leave=False)
     return to(now, ResizeState.RUNNING, now_s, text)
 
 
@@ -64,14 +70,13 @@ def to_restarting(life: JobLifecycle, plan: Plan, now_s: float) -> Step:
     return to(told, ResizeState.RESTARTING, now_s, "checkpoint acknowledged: it is restarted in place", (order,))
 
 
-def to_requeuing(life: JobLifecycle, now_s: float, text: str) -> Step:
-    return to(
-        replace(life, attempts=0, stays=False),
-        ResizeState.REQUEUING,
-        now_s,
-        text,
-        (Requeue(life.job_id, life.restarts),),
-    )
+def to_requeuing(life: JobLifecycle, now_s: float, text: str, *, must_leave: bool = False) -> Step:
+    nodes: tuple[str, ...] = ()
+    if life.target is not None:
+        nodes = life.target.nodes or (life.origin.nodes if life.origin is not None else ())
+    leaving = replace(life, attempts=0, stays=False, shielded=nodes, must_leave=life.must_leave or must_leave)
+    leaving = replace(leaving, comes_first=life.comes_first or life.target is not None)
+    return to(leaving, ResizeState.REQUEUING, now_s, text, (requeue(leaving),))
 
 
 def to_held(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
@@ -91,7 +96,7 @@ def to_unchanged(life: JobLifecycle, now_s: float, limits: ResizeTimes, why: str
 def to_resized(life: JobLifecycle, now_s: float, limits: ResizeTimes, text: str) -> Step:
     """The job may start now, or (a tick then releases it) when its last incarnation has been over for long enough."""
     if settled(life, now_s, limits):
-        return to(life, ResizeState.RESIZED, now_s, text, (Release(life.job_id),))
+        return to(life, ResizeState.RESIZED, now_s, text, (Release(life.job_id, life.comes_first),))
     return to(replace(life, sent_s=0.0), ResizeState.RESIZED, now_s, text)
 
 

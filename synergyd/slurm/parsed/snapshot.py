@@ -178,70 +178,10 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
-_UNSEEN = frozenset(("None", ""))  # Slurm's reasons for a job that it has not looked at
-_WAITING = frozenset(("Resources", "Priority"))  # and for one that waits for others to end
-
-
-@dataclass(frozen=True)
-class Crowded:
-    """Where jobs that Synergy does not decide about wait for GPUs now: the nodes that they may use, and the partitions of these.
-    `accounts`: those whose own jobs fill a limit."""
-
-    nodes: frozenset[str] = frozenset()
-    partitions: frozenset[str] = frozenset()
-    accounts: frozenset[str] = frozenset()
-
-    def why(self, job: Job) -> str:
-        """Why the job may have no more than it asked for; "" where it may."""
-        if self.partitions & set(job.partition.split(",")):
-            return "jobs that Synergy does not decide about wait for GPUs in its partition"
-        return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
-
-    def of_use(self, job: Job) -> bool:
-        """Do they gain from what the job holds?"""
-        return job.account in self.accounts or not self.nodes.isdisjoint(job.node_names)
-
-
-def crowded(rows: Iterable[JobRow], ours: Container[int], nodes: Iterable[Node]) -> Crowded:
-    """Return where plain jobs wait. `ours`: the jobs that Synergy decides about. Growing beyond the sizes asked for is at nobody
-    else's cost.
-
-    A job that Slurm has not looked at yet (no reason: it was just submitted, or starts are deferred) keeps others from growing, but
-    gains nothing from what others hold: it may start a moment later. One that requires nodes gains from what is held there alone.
-    """
-    partitions, accounts = set[str](), set[str]()
-    waiting: dict[tuple[str, str], set[str] | None] = {}  # nodes by partition and GPU type ("": any); None: all
-    for r in rows:
-        if r.job_id in ours or r.state != "PENDING" or r.priority <= 0:
-            continue
-        if not (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
-            continue
-        reason = r.reason.strip("()")
-        if reason in _UNSEEN:
-            partitions.update(r.partition.split(","))
-        elif reason in _WAITING:
-            kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
-            only = set(r.req_nodes) if len(r.req_nodes) >= r.num_nodes else None
-            for key in [(name, kind) for name in r.partition.split(",")]:
-                before = waiting.get(key, set())
-                waiting[key] = None if only is None or before is None else before | only
-        elif _filled_now(reason) and r.account:
-            accounts.add(r.account)
-    partitions.update(name for name, _ in waiting)
-    names = set[str]()
-    for node in nodes if waiting else ():
-        keys = [(p, kind) for p in node.partitions for kind in ("", node.gpu_type) if (p, kind) in waiting]
-        if any((only := waiting[key]) is None or node.name in only for key in keys):
-            names.add(node.name)
-            partitions.update(node.partitions)
-    return Crowded(frozenset(names), frozenset(partitions), frozenset(accounts))
-
-
-def _filled_now(reason: str) -> bool:
-    """Does Slurm's reason name a limit of an account that is free again as soon as its running jobs have less? A budget of minutes
-    that is used up is not."""
-    used_up = "Wall" in reason or ("Minutes" in reason and "RunMinutes" not in reason)
-    return reason.startswith("AssocGrp") and "Jobs" not in reason and not used_up
+def drains(row: JobRow, partitions: Mapping[str, PartitionRow]) -> str:
+    """Return why a running job may not be requeued, where its partition is to be empty one day; "" where it is not."""
+    shut = row.node_names and row.partition in partitions and partitions[row.partition].state == "DRAIN"
+    return f"its partition {row.partition} is DRAIN" if shut else ""
 
 
 def passed_over(
@@ -270,19 +210,6 @@ def passed_over(
     )
 
 
-def held_to_asked(job: Job, why: str, of_use: bool = True) -> Job:
-    """The job, where others wait (`why`): at most the size it asked for. What it has beyond that it keeps where it is of no use to
-    them."""
-    if job.directive is None:
-        return job
-    most = max(job.asked.gpus, job.directive.min_gpus or 1)
-    beyond = job.state is JobState.RUNNING and job.shape.gpus > most
-    if beyond and not of_use:
-        most = job.shape.gpus
-    directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-    return replace(job, directive=directive, gives_back=why if beyond and of_use else job.gives_back)
-
-
 def job_of(
     row: JobRow,
     known: Known,
@@ -307,7 +234,9 @@ def job_of(
         typed = gpus_of(row.tres_per_node)[0]
         if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(typed,))
-        fixed = not_resizable(row, directive) or shut  # a running one would not start again
+        fixed = (
+            not_resizable(row, directive) or shut or drains(row, partitions or {})
+        )  # a running one would not start again
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,

@@ -28,7 +28,7 @@ from synergyd.control.resize.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.resize.instructions import AskCheckpoint, Park, Release, Requeue, Update
+from synergyd.control.resize.instructions import AskCheckpoint, Park, Release, Requeue, Target, Update
 from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
@@ -74,14 +74,15 @@ def test_a_whole_resize_is_a_chain_of_events_and_instructions() -> None:
     controller = running()
     assert instructions(controller.handle(Decided(RESIZE), 100.0)) == [AskCheckpoint(1, 0)]
     assert instructions(controller.handle(Answered(CarriedOut(AskCheckpoint(1, 0))), 100.0)) == []
-    assert instructions(controller.handle(CheckpointTaken(1, 0, 1), 105.0)) == [Requeue(1, 0)]
+    requeue = Requeue(1, 0, shield=("n1",), may_stay=True, target=Target(LARGE, ("n1",), CELL.plan))
+    assert instructions(controller.handle(CheckpointTaken(1, 0, 1), 105.0)) == [requeue]
     pending = JobObserved(1, 0.0, Observed("PENDING", 1, 300.0))
     (update,) = instructions(controller.handle(pending, 110.0))
     assert isinstance(update, Update) and update.target.shape == LARGE
     # its last incarnation has just ended: it is released when Slurm takes it again
     assert instructions(controller.handle(Answered(CarriedOut(update)), 110.5)) == []
-    assert instructions(controller.handle(Ticked(1), 112.0)) == [Release(1)]
-    controller.handle(Answered(CarriedOut(Release(1))), 112.0)
+    assert instructions(controller.handle(Ticked(1), 112.0)) == [Release(1, first=True)]
+    controller.handle(Answered(CarriedOut(Release(1, first=True))), 112.0)
     controller.handle(JobObserved(1, 0.0, Observed("RUNNING", 1)), 113.0)
     assert state(controller) is ResizeState.RUNNING and controller.jobs[1].lifecycle.plan == CELL.plan
     events = [entry.event for entry in controller.story(1) if entry.was != entry.state]

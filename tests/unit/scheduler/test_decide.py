@@ -18,7 +18,7 @@ from synergyd.records import Action, Decision, Directive, Job, JobState, Shape, 
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
-from synergyd.slurm.parsed.snapshot import held_to_asked
+from synergyd.slurm.parsed.crowded import held_to_asked
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs

@@ -10,6 +10,7 @@ from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.associations import AccountingRules
 from synergyd.slurm.parsed.job_forms import is_rest
+from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
 from synergyd.slurm.parsed.snapshot import gpuless, launch_failed, state_of
 from synergyd.wire.hostlist import expand
@@ -86,6 +87,20 @@ class FakeSlurm:
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         return frozenset(self.silent) & frozenset(nodes or self.silent)
 
+    def reserve(self, name: str, nodes: Sequence[str], user: str) -> None:
+        self._reach("scontrol create")
+        self._refuse(f"reserve {name}")
+        end_s = int(self.now_s) + SHIELD_S
+        line = (
+            f"ReservationName={name} StartTime={int(self.now_s)} EndTime={end_s} Nodes={','.join(nodes)} Users={user}"
+        )
+        self.reserved += f"{line} Flags={','.join(SHIELD_FLAGS)},SPEC_NODES\n"
+
+    def unreserve(self, name: str) -> None:
+        self._reach("scontrol delete")
+        lines = self.reserved.splitlines(keepends=True)
+        self.reserved = "".join(x for x in lines if not x.startswith(f"ReservationName={name} "))
+
     def power_up(self, nodes: Sequence[str]) -> None:
         self._reach("scontrol update")
         self.woken += nodes
@@ -98,7 +113,7 @@ class FakeSlurm:
         self._reach("scontrol show topology")
         return dict(self.leaves)
 
-    def partitions(self) -> tuple[PartitionRow, ...]:
+    def partitions(self, *, again: bool = True) -> tuple[PartitionRow, ...]:
         self._reach("scontrol show partition")
         return self.partition_rows
 
@@ -212,6 +227,7 @@ class FakeSlurm:
             limit_s=seen.time_limit_s,
             ends_s=ends_s,
             gpuless=gpuless(seen, COUNTED),
+            nice=seen.nice,
         )
 
     def fail_launch(self, job_id: int) -> None:
@@ -297,7 +313,7 @@ class FakeSlurm:
                 raise SlurmError(call, message, transient=transient)
 
     def _set_field(self, job_id: int, key: str, value: str) -> None:
-        if self.jobs[job_id].state != "PENDING" and key not in ("AdminComment", "MailType"):
+        if self.jobs[job_id].state != "PENDING" and key not in ("AdminComment", "MailType", "Nice"):
             raise SlurmError("update", "Job is no longer pending execution", transient=False)
         match key:
             case "StartTime":
@@ -318,6 +334,9 @@ class FakeSlurm:
                 self.comments[job_id] = value
             case "TimeLimit":
                 self.set(job_id, time_limit_s=60.0 * int(value))
+            case "Nice":
+                self.set(job_id, priority=max(2, self.jobs[job_id].priority + self.jobs[job_id].nice - int(value)))
+                self.set(job_id, nice=int(value))
             case "TimeMin":
                 self.set(job_id, min_time_s=60.0 * int(value))
             case _:

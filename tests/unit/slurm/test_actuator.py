@@ -9,10 +9,20 @@ from urllib.parse import unquote
 import pytest
 
 from synergyd.control.resize.events import CarriedOut, Refused
-from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Target, Update
+from synergyd.control.resize.instructions import (
+    AskCheckpoint,
+    Instruction,
+    LowerShield,
+    Park,
+    Release,
+    Requeue,
+    RestoreNice,
+    Target,
+    Update,
+)
 from synergyd.control.resize.walltime import TimeGrant
 from synergyd.records import Directive, Plan, Shape
-from synergyd.slurm.actuator import Actuator
+from synergyd.slurm.actuator import Actuator, PlaceCheck
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.mail_types import with_restarts, without_restarts
 from synergyd.slurm.parsed.snapshot import Known
@@ -127,6 +137,104 @@ def test_one_that_has_failed_is_requeued_only_where_that_is_said(tmp_path: Path)
     assert slurm.calls == []
     actuator.carry_out(Requeue(1, 3, failed=True))
     assert (slurm.jobs[1].state, slurm.jobs[1].restarts) == ("PENDING", 4)
+
+
+# -- a job's place -------------------------------------------------------------------------------------------------
+
+KEPT = Requeue(1, 0, shield=("n1", "n2"), may_stay=True, target=TARGET)
+
+
+class Check(PlaceCheck):
+    """Says what it is told to say, and hears why a shield was not possible."""
+
+    def __init__(self, conflict: str = "", obstacle: str = "") -> None:
+        self.answers, self.heard = (conflict, obstacle), list[str]()
+
+    def conflict(self, requeue: Requeue) -> str:
+        return self.answers[0]
+
+    def obstacle(self, requeue: Requeue, row: object, unshielded: str) -> str:
+        self.heard.append(unshielded)
+        return self.answers[1]
+
+
+def test_nodes_are_kept_from_the_requeue_to_the_release(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING", nice=7)
+    assert actuator.carry_out(KEPT) == CarriedOut(KEPT)
+    assert "ReservationName=synergy-1 " in slurm.reserved and "Nodes=n1,n2 " in slurm.reserved
+    assert slurm.requeued == [(1, 0)]
+    slurm.pass_time(5)
+    actuator.carry_out(UPDATE)
+    assert "synergy-1" in slurm.reserved
+    release = Release(1, first=True)
+    assert actuator.carry_out(release) == CarriedOut(release)
+    assert slurm.reserved == "" and slurm.jobs[1].priority > 2_000_000_000 and slurm.jobs[1].nice < 0
+    actuator.carry_out(RestoreNice(1, 7))
+    assert (slurm.jobs[1].nice, slurm.jobs[1].priority) == (7, 100)
+
+
+@pytest.mark.parametrize("priority", [3, 1_000_000, 4_294_901_760])
+def test_a_released_job_comes_first_whatever_gives_priorities(tmp_path: Path, priority: int) -> None:
+    slurm, actuator = make(tmp_path, priority=priority, nice=5)
+    actuator.carry_out(Release(1, first=True))
+    assert 2_147_000_000 < slurm.jobs[1].priority < 2**32 and priority < slurm.jobs[1].priority
+    assert slurm.jobs[1].nice > -2_147_483_645, "Slurm takes no less"
+    first = slurm.jobs[1].nice
+    actuator.carry_out(Release(1, first=True))
+    assert first - 60_000 <= slurm.jobs[1].nice, "a release that is sent again"
+
+
+def test_a_job_that_would_not_start_again_is_not_requeued(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    check = Check(obstacle="its partition main is DRAIN")
+    answer = replace(actuator, check=check).carry_out(KEPT)
+    assert answer == Refused(KEPT, "its place: its partition main is DRAIN", False, final=True)
+    assert (slurm.requeued, slurm.reserved, check.heard) == ([], "", [""])
+    must = replace(KEPT, may_stay=False)
+    assert replace(actuator, check=check).carry_out(must) == CarriedOut(must) and "synergy-1" in slurm.reserved
+
+
+def test_a_job_waits_for_another_that_restarts_there(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    answer = replace(actuator, check=Check(conflict="n1 kept for job 2")).carry_out(KEPT)
+    assert answer == Refused(KEPT, "its place: n1 kept for job 2", True)
+    assert (slurm.requeued, slurm.reserved) == ([], "")
+
+
+def test_where_nodes_can_not_be_kept_the_check_is_told(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    slurm.refuse = {"reserve": ("Access/permission denied", False)}
+    check = Check()
+    assert replace(actuator, check=check).carry_out(KEPT) == CarriedOut(KEPT)
+    assert check.heard == ["Access/permission denied"] and slurm.requeued == [(1, 0)]
+
+
+def test_a_job_that_has_left_leaves_no_reservation(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, known=None)
+    actuator.shields.put_up(1, ["n1"])
+    slurm.away = True
+    assert isinstance(actuator.carry_out(LowerShield(1)), Refused)
+    slurm.away = False
+    slurm.jobs.clear()
+    assert actuator.carry_out(LowerShield(1)) == CarriedOut(LowerShield(1)) and slurm.reserved == ""
+
+
+def test_only_reservations_of_our_own_are_deleted(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING")
+    theirs = "ReservationName=synergy-1 StartTime=1000 EndTime=90000 Nodes=n1 Users=root Flags=MAINT\n"
+    slurm.reserved = theirs
+    for instruction in (LowerShield(1), Release(1, first=True)):
+        assert actuator.carry_out(instruction) == CarriedOut(instruction)
+    actuator.shields.take_down_all(set())
+    assert slurm.reserved == theirs
+    slurm.reserved = ""
+    assert actuator.shields.put_up(1, ["n1"]) == actuator.shields.put_up(2, ["n2"]) == ""
+    actuator.shields.take_down_all({2})
+    assert "synergy-1" not in slurm.reserved and "synergy-2" in slurm.reserved
+    slurm.reserved = slurm.reserved.replace("Users=", "Users=not")
+    actuator.carry_out(LowerShield(1))
+    actuator.shields.take_down_all(set())
+    assert "synergy-2" in slurm.reserved
 
 
 def test_a_suspended_job_is_not_said_to_be_requeued(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.slurm.parsed.reservations import read_reservations
+from synergyd.slurm.parsed.reservations import SHIELD_S, Shield, read_reservations, read_shields
 
 # as 22.05.8 printed them
 MAINT = (
@@ -69,3 +69,30 @@ _words = st.sampled_from(
 def test_any_text_gives_reservations(text: str) -> None:
     for found in read_reservations(text, CPUS) + read_reservations(MAINT[:40] + text, CPUS):
         assert found.nodes and found.end_s > found.start_s
+
+
+# as 22.05.8 printed it
+SHIELD = (
+    "ReservationName=synergy-7 StartTime=1795320772 EndTime=1795321072 Duration=00:05:00 Nodes=n1 NodeCnt=1 CoreCnt=64 "
+    "Features=(null) PartitionName=main Flags=OVERLAP,IGNORE_JOBS,SPEC_NODES TRES=cpu=64 Users=root Groups=(null) Accounts=(null)"
+)
+
+
+def test_our_own_reservations_are_no_reservations_to_a_decision() -> None:
+    assert read_shields(f"{MAINT}\n{SHIELD}\n") == (Shield(7, "root"),)
+    assert [r.name for r in read_reservations(f"{MAINT}\n{SHIELD}\n", CPUS)] == ["maint"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHIELD.replace("synergy-7", "synergy-x"),
+        SHIELD.replace("synergy-7", "my-synergy-7"),
+        SHIELD.replace("EndTime=1795321072", f"EndTime={1795320772 + SHIELD_S + 1}"),
+        SHIELD.replace("IGNORE_JOBS,", ""),
+        SHIELD.replace("Users=root", "Users=(null),ann"),
+        SHIELD.replace("Users=root", "Users="),
+    ],
+)
+def test_what_somebody_else_made_is_none_of_ours(text: str) -> None:
+    assert read_shields(text) == () and len(read_reservations(text, CPUS)) == 1
