@@ -22,6 +22,7 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
 
 from synergyd.records import Plan
+from tests.throwaway.stall import LONGEST_S
 
 GPU_STEP_S = (
     0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
@@ -53,8 +54,10 @@ def main() -> int:
             stream.write(f"{what} {settings.restarts} {step} {os.getpid()} {time.time():.3f}\n")
 
     def save(folder: Path) -> Mapping[str, Any]:
+        stall_save("before")
         (folder / "state").write_text(str(step))
         say("saved")
+        stall_save("after")
         return {"kind": "sleep"}
 
     try:
@@ -72,6 +75,14 @@ def main() -> int:
         agent.finish()
     say("done" if going else "end")
     return 0
+
+
+def stall_save(when: str) -> None:
+    """Wait as the calls of stall.py do, which a checkpoint needs none of: in STALLS, while checkpoint.WHEN exists."""
+    folder, until_s = os.environ.get("STALLS"), time.monotonic() + LONGEST_S
+    while folder and Path(folder, f"checkpoint.{when}").exists() and time.monotonic() < until_s:
+        Path(folder, f"checkpoint.{when}.reached").touch()
+        time.sleep(0.05)
 
 
 def _done(ledger: Path) -> bool:

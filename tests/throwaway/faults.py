@@ -133,6 +133,7 @@ class Matrix:
             "#!/bin/bash\n"
             f"#SBATCH -J faults -N1 --gres=gpu:{GPUS} --open-mode=append -o {self.folder}/output\n"
             f"#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 checkpoint={self.folder}/checkpoints\n"
+            f"export STALLS={shlex.quote(str(self.stalls.folder))}\n"
             f"srun synergy-launch --runner python --checkpoint {folder} {shlex.quote(str(job))} {shlex.quote(str(self.ledger))}\n"
         )
 
