@@ -83,7 +83,7 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
         crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
     restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
-    output = OutputKeeper(allocation, lambda: guard.ending, os.environ)
+    output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
     going = True
     while going:
@@ -117,6 +117,11 @@ def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile
         return given
     found, _ = find_plan_file(allocation.job_id, os.environ)
     return given if found is None else replace(found, plan=given.plan)
+
+
+def _is_synergys(allocation: JobAllocation) -> bool:
+    """Tell whether a daemon or the plugin has written to this job."""
+    return find_plan_file(allocation.job_id, os.environ)[0] is not None
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:

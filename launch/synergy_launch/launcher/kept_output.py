@@ -32,11 +32,18 @@ _OUTPUT = re.compile(r"^   Std(?:Out|Err)=(/.*)$", re.MULTILINE)
 class OutputKeeper:
     """One incarnation's part of it: puts back what the one before has left, and keeps its own where it is requeued.
 
-    `ending` says whether SIGTERM came. A job outside Slurm, one with --open-mode, and all nodes but the first have nothing to do.
+    `ending` says whether SIGTERM came, `is_synergys` whether the job is one of Synergy's: what is requeued of others is left to
+    Slurm. A job outside Slurm, one with --open-mode, and all nodes but the first have nothing to do.
     """
 
-    def __init__(self, allocation: JobAllocation, ending: Callable[[], bool], environment: Mapping[str, str]) -> None:
-        self._ending, self._closed = ending, threading.Event()
+    def __init__(
+        self,
+        allocation: JobAllocation,
+        ending: Callable[[], bool],
+        is_synergys: Callable[[], bool],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._ending, self._is_synergys, self._closed = ending, is_synergys, threading.Event()
         self._job_id, self._restarts = allocation.job_id, allocation.restarts
         self._thread: threading.Thread | None = None
         # sbatch sets it where the user has chosen
@@ -62,7 +69,7 @@ class OutputKeeper:
         while not self._ending():
             if self._closed.wait(_LOOK_S):
                 break
-        if self._ending():
+        if self._ending() and self._is_synergys():
             self._keep(name)
 
     def _put_back(self, name: str) -> None:

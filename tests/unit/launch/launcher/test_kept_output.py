@@ -37,8 +37,10 @@ def shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int
     return show
 
 
-def run(allocation: JobAllocation, *, ends: bool, environment: dict[str, str] | None = None) -> None:
-    keeper = OutputKeeper(allocation, lambda: ends, environment or {})
+def run(
+    allocation: JobAllocation, *, ends: bool, synergys: bool = True, environment: dict[str, str] | None = None
+) -> None:
+    keeper = OutputKeeper(allocation, lambda: ends, lambda: synergys, environment or {})
     keeper.start()
     keeper.close()
 
@@ -64,6 +66,13 @@ def test_nothing_is_kept_of_a_job_that_ends_for_good(shows: Callable[..., Path])
         run(node(), ends=True, environment=environment)
         run(node(rank=1), ends=True)
         assert copies(out.parent) == [] and out.read_text() == "first\n"
+
+
+def test_a_requeued_job_that_is_not_synergys_is_left_to_slurm(shows: Callable[..., Path]) -> None:
+    out = shows(1)
+    out.write_text("first\n")
+    run(node(), ends=True, synergys=False)
+    assert copies(out.parent) == []
 
 
 def test_output_that_nobody_truncated_is_left(shows: Callable[..., Path]) -> None:
