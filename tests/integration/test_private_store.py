@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 
 from tests.integration.daemon_site import failed, status, until_beat
 from tests.throwaway.slurm import SlurmCluster
+from tests.throwaway.sqlite_lock import locked_by_a_reader
 from tests.throwaway.synergy import make_cluster, synergyd
 
 pytestmark = [
@@ -26,14 +24,6 @@ SCRIPT = (
     "#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n"
     "#SYNERGY min_gpus=1 max_gpus=4 global_batch=8 micro_batch=1\nsrun synergy-launch train.py & sleep 300\n"
 )
-READER = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("BEGIN")
-connection.execute("SELECT * FROM leader").fetchall()
-print("holds it", flush=True)
-sys.stdin.read()
-"""
 
 
 def test_users_reach_what_is_theirs_and_a_lock_stops_nothing() -> None:
@@ -81,13 +71,3 @@ def user(uid: int) -> dict[str, Any]:
 def run(uid: int, program: str, path: Path) -> bytes:
     """What it prints as that user; nothing where it may not."""
     return subprocess.run([program, path], capture_output=True, check=False, **user(uid)).stdout or b""
-
-
-@contextmanager
-def locked_by_a_reader(path: Path) -> Iterator[None]:
-    """Another process reads and ends no transaction: nobody can write."""
-    child = subprocess.Popen([sys.executable, "-c", READER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        assert child.stdout is not None and child.stdout.readline() == b"holds it\n"
-        yield
-        child.kill()

@@ -22,12 +22,12 @@ from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
 
 from synergyd.records import Plan
-from tests.throwaway.stall import LONGEST_S
 
 GPU_STEP_S = (
     0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
 )
 CHECKPOINT_EVERY = 20  # steps
+STALL_S = 25.0  # at the most, as stall.py's calls; not imported: this file also runs alone, in containers
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def main() -> int:
 
 def stall_save(when: str) -> None:
     """Wait as the calls of stall.py do, which a checkpoint needs none of: in STALLS, while checkpoint.WHEN exists."""
-    folder, until_s = os.environ.get("STALLS"), time.monotonic() + LONGEST_S
+    folder, until_s = os.environ.get("STALLS"), time.monotonic() + STALL_S
     while folder and Path(folder, f"checkpoint.{when}").exists() and time.monotonic() < until_s:
         Path(folder, f"checkpoint.{when}.reached").touch()
         time.sleep(0.05)

@@ -23,6 +23,7 @@ LIFE_RE = re.compile(r"job (\d+) ([A-Z]+): ")
 _TRAINING = """#!/bin/bash
 #SBATCH -J train{n} -N1 --gres=gpu:{gpus} --open-mode=append -o {folder}/output
 #SYNERGY min_gpus=1 max_gpus=8 global_batch=8 checkpoint={folder}/checkpoints
+export STALLS={stalls}
 for try in 1 2 3 4 5 6; do
   srun synergy-launch --runner python --checkpoint {folder}/checkpoints {job} {folder}/ledger {steps}
   code=$?
@@ -121,6 +122,7 @@ class Jobs:
         words = {
             "n": number, "gpus": gpus, "folder": shlex.quote(str(folder)), "job": shlex.quote(agent_job.__file__),
             "steps": rng.randint(*steps), "seconds": rng.randint(10, 30),
+            "stalls": shlex.quote(str(self.site.stalls.folder)),
         }  # fmt: skip
         job_id = self.site.cluster.sbatch((_TRAINING if managed else _PLAIN).format(**words))
         self.submitted_s = time.monotonic()

@@ -7,8 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import CLAIM_S, ORPHAN_S, TERM_S, Leader
 from synergyd.store.records import StoredEvent
 from synergyd.store.store import open_store
+from tests.throwaway.sqlite_lock import locked_by_a_reader
 from tests.unit.store.store_world import Clock
 
 CHILD = """
@@ -71,26 +70,6 @@ def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monke
     one.release()
     assert two.try_lead()
     two.release()
-
-
-READER = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("BEGIN")
-connection.execute("SELECT * FROM leader").fetchall()
-print("holds it", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def locked_by_a_reader(path: Path) -> Iterator[None]:
-    """Another process reads and ends no transaction: nobody can write."""
-    child = subprocess.Popen([sys.executable, "-c", READER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        assert child.stdout is not None and child.stdout.readline() == b"holds it\n"
-        yield
-        child.kill()
 
 
 @pytest.mark.parametrize("started", ["while it is locked", "before, behind a leader that is gone", "before, and led"])
