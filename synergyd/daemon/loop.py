@@ -246,7 +246,7 @@ class Daemon:
             lives = self.controller.lifecycles
             self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
             if self.observer.shields and not self._cleared:
-                self.actuator.shields.take_down_all({i for i, x in self.controller.lifecycles.items() if x.shielded})
+                self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded})
             self._cleared = True
             self.executor.park_again()
             self.heartbeat.completed(self._now())

@@ -190,6 +190,13 @@ def _back_off_s(failures: int, epoch_s: float) -> float:
     return min(MAX_BACK_OFF_S, epoch_s * 2.0 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
 
 
+def _log_standing_by(cause: str, before: str) -> str:
+    """Log why this daemon stands by, where that is not what it was `before`; "" where it does not. Return `cause`."""
+    if cause and cause != before:
+        log.info("standing by: %s", cause)
+    return cause
+
+
 def _loop(
     daemon: Daemon,
     keeper: LeaseKeeper,
@@ -219,9 +226,7 @@ def _loop(
             led = leads
             if now_s >= next_epoch_s or (early := daemon.hurries and not once):
                 standing = "" if settings.dry_run or leads else keeper.problem or "another synergyd leads"
-                if standing and standing != stood_by:
-                    log.info("standing by: %s", standing)
-                stood_by = standing
+                stood_by = _log_standing_by(standing, stood_by)
                 if not epochs:
                     may()
                 record = daemon.epoch()

@@ -227,16 +227,8 @@ class Actuator:
                 self._reserve(job_id, known)
                 if not self.request_of(job_id):
                     self.slurm.signal_launchers(name, CHECKPOINT_SIGNAL)
-            case Requeue(restarts=restarts, failed=failed):
-                if row.restarts == restarts and state is JobState.SUSPENDED:
-                    return "it is suspended", True
-                if row.restarts == restarts and state is JobState.RUNNING:
-                    self._reserve(job_id, known)
-                    self._keep_place(instruction, row)
-                    self._hush_mail(name, known, job_id)
-                    self.slurm.requeue(whole)
-                if row.restarts == restarts and failed and row.state == "FAILED":
-                    self.slurm.requeue(whole, failed=True)
+            case Requeue():
+                return self._requeue(instruction, row, known)
             case Restart(restarts=restarts, plan=plan):
                 if row.restarts != restarts or state is not JobState.RUNNING:
                     return f"it is {row.state}, restart {row.restarts}", True
@@ -277,15 +269,8 @@ class Actuator:
                 # last, so that a refused size leaves the plan of the size the job has
                 self._hand_over(job_id, known, target.plan)
                 self._show_script(row, known, target)
-            case Release(first=first):
-                if state is JobState.PENDING:
-                    if silent := self.slurm.unheard(row.req_nodes):
-                        return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
-                    nice = {"Nice": str(_first_nice(row))} if first and row.priority else {}
-                    self.slurm.update(whole, {**nice, "StartTime": "now"})
-                if first:
-                    # after the release: whoever waits for these nodes comes after this job in Slurm's very next look
-                    self.shields.take_down(job_id)
+            case Release():
+                return self._release(instruction, row)
             case RestoreNice(nice=nice):
                 if row.nice != nice:
                     self.slurm.update(whole, {"Nice": str(nice)})
@@ -296,6 +281,32 @@ class Actuator:
                     # parked first: without its hold it would start by itself, on the same nodes
                     self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
                     self.slurm.release(whole)
+        return None
+
+    def _requeue(self, requeue: Requeue, row: JobRow, known: Known) -> tuple[str, bool] | None:
+        """Requeue the job. Return as `_do` does."""
+        state, same = state_of(row), row.restarts == requeue.restarts
+        if same and state is JobState.SUSPENDED:
+            return "it is suspended", True
+        if same and state is JobState.RUNNING:
+            self._reserve(row.job_id, known)
+            self._keep_place(requeue, row)
+            self._hush_mail(name_of(row), known, row.job_id)
+            self.slurm.requeue(whole_of(row))
+        if same and requeue.failed and row.state == "FAILED":
+            self.slurm.requeue(whole_of(row), failed=True)
+        return None
+
+    def _release(self, release: Release, row: JobRow) -> tuple[str, bool] | None:
+        """Release the job. Return as `_do` does."""
+        if state_of(row) is JobState.PENDING:
+            if silent := self.slurm.unheard(row.req_nodes):
+                return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
+            nice = {"Nice": str(_first_nice(row))} if release.first and row.priority else {}
+            self.slurm.update(whole_of(row), {**nice, "StartTime": "now"})
+        if release.first:
+            # after the release: whoever waits for these nodes comes after this job in Slurm's very next look
+            self.shields.take_down(row.job_id)
         return None
 
     def _keep_place(self, requeue: Requeue, row: JobRow) -> None:
