@@ -30,7 +30,7 @@ from synergyd.control.resize.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Update
+from synergyd.control.resize.instructions import AskCheckpoint, Instruction, LowerShield, Park, Release, Requeue, Update
 from synergyd.control.resize.lifecycle import (
     IN_TRANSIT,
     JobLifecycle,
@@ -167,10 +167,13 @@ class World:
 
     def send(self, what: Instruction) -> CarriedOut | Refused | None:
         assert what.job_id != PLAIN, "written to a job without a directive"
-        lifecycle = self.controller.jobs[what.job_id].lifecycle
+        gone = what.job_id not in self.controller.jobs
+        assert not gone or (isinstance(what, LowerShield) and what.job_id not in self.slurm.jobs), "it is forgotten"
         if isinstance(what, Requeue):
-            assert what.restarts == lifecycle.restarts, "an incarnation that is over was requeued"
+            restarts = self.controller.jobs[what.job_id].lifecycle.restarts
+            assert what.restarts == restarts, "an incarnation that is over was requeued"
         if isinstance(what, Update):
+            lifecycle = self.controller.jobs[what.job_id].lifecycle
             assert what.target in (lifecycle.target, lifecycle.origin), "in two resizes at once"
         self.sent.append(what)
         if self.lose:
