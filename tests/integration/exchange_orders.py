@@ -15,6 +15,7 @@ from typing import Any
 from synergyd.job_report import Report
 from synergyd.records import Plan
 from synergyd.wire import report
+from synergyd.wire.line import Line
 from synergyd.wire.report import Told
 
 PLAN = Plan(dp=2, micro_batch=1, global_batch=8)
@@ -32,7 +33,7 @@ def launcher() -> None:
 
     asked: list[int] = []
 
-    def send(told: Report, address: str, by: int | None = None) -> Told | None:
+    def send(told: Report, address: str, by: int | None = None, line: Line | None = None) -> Told | None:
         number = (told.in_place.order if told.in_place is not None else 0) + 1
         if number > len(ORDERS) or told.step < ORDERS[number - 1][1]:
             return None

@@ -8,7 +8,7 @@ from synergyd.records import Action, Decision, Job, Node, Snapshot
 def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
     """True when the target nodes are up and have enough GPUs free now, the job's own GPUs there counted as free.
 
-    A job that gets fewer GPUs is always ready: it only gives. Decisions that change nothing are ready.
+    A job that gets fewer GPUs of the nodes that it runs on is always ready: it only gives. Decisions that change nothing are ready.
     """
     if decision.action in (Action.KEEP, Action.WAIT) or decision.cell is None:
         return True
@@ -16,13 +16,14 @@ def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
     if job is None:
         return False
     shape = decision.cell.shape
-    if decision.action is Action.RESIZE and shape.gpus < job.shape.gpus:
+    own_names = set(job.node_names)
+    if decision.action is Action.RESIZE and shape.gpus < job.shape.gpus and own_names.issuperset(decision.node_names):
         return True
     for name in decision.node_names:
         node = snapshot.cluster.node(name, shape.gpu_type)
         if node is None or not node.up:
             return False
-        own = job.shape.gpus_per_node if name in job.node_names else 0
+        own = job.shape.gpus_per_node if name in own_names else 0
         if node.gpus - node.gpus_used + own < shape.gpus_per_node:
             return False
         if not own and node.room is not None and not has_cpus(node, job, shape.gpus_per_node):

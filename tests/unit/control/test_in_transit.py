@@ -15,6 +15,7 @@ from tests.unit.scheduler.builders import cells, job, node, snapshot
 
 GOOD = cells(1.0, 1.9, 3.6)
 SHRINK = Decision(1, Action.RESIZE, GOOD[1], ("n0",), "")
+SHRINK_SHAPE = GOOD[1].shape
 RUNS = job(1, nodes=("n0",), gpus=4)
 
 
@@ -62,3 +63,11 @@ def test_without_it_the_held_job_would_lose_its_gpus() -> None:
 def test_ended_jobs_and_waits_change_nothing() -> None:
     true = snapshot([node("n0")], [job(1, state=JobState.DONE), job(2)])
     assert arrived(true, {1: SHRINK, 2: Decision(2, Action.WAIT, None, (), "")}) == true
+
+
+def test_a_job_that_shrinks_onto_another_node_waits_for_its_gpus() -> None:
+    moved = replace(SHRINK, node_names=("n1",))
+    other = job(2, nodes=("n1",), gpus=4)
+    full = snapshot([node("n0"), node("n1")], [RUNS, other])
+    assert gpus_free(SHRINK, full) and not gpus_free(moved, full)
+    assert gpus_free(moved, snapshot([node("n0"), node("n1")], [RUNS, replace(other, shape=SHRINK_SHAPE)]))
