@@ -176,6 +176,28 @@ def records_of(module: ModuleType) -> list[type]:
     ]
 
 
+def sbatch_page() -> str:
+    """Return the page of sbatch's options, from docs/sbatch-options.toml. Raise StaleTextError for a row that makes no sense."""
+    outcomes = {
+        "same": "as for a plain job, at each size",
+        "size": "Synergy's to change",
+        "kept": "the job keeps its size, and sbatch says so",
+        "rewritten": "asked for in another way that comes to the same",
+        "sbatch": "sbatch's alone",
+        "refused": "refused",
+    }
+    rows = []
+    for name, row in tomllib.loads((DOCS / "sbatch-options.toml").read_text()).items():
+        if row.get("at", "same") not in outcomes or row.keys() - {"try", "alone", "at", "scales", "text"}:
+            raise StaleTextError(f"docs/sbatch-options.toml [{name}]: unknown key or outcome")
+        rows.append((f"`--{name}`", outcomes[row.get("at", "same")], row.get("text", "")))
+    text = (
+        "What becomes of each option of sbatch (the manual page of 22.05) in a job with a `#SYNERGY` line. "
+        "A test submits each to a real cluster, beside the same job without the line."
+    )
+    return page("Options of sbatch", text, table(("Option", "With the line", ""), rows))
+
+
 def wire_page() -> str:
     from synergyd.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
 
@@ -226,6 +248,7 @@ def pages() -> dict[Path, str]:
         reference / "metrics.md": metrics_page(),
         reference / "json.md": json_page(),
         reference / "wire.md": wire_page(),
+        reference / "sbatch.md": sbatch_page(),
     }
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
     blocks = {

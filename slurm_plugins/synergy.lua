@@ -562,6 +562,19 @@ local function other_form(job_desc)
   return option and {code = "tasks", values = {option = option, tasks = integer(tasks)}} or nil
 end
 
+-- The option that no other size would meet, nil for none: the daemon can't place it, or Slurm takes a whole node's CPUs after an
+-- update of the size (22.05, GRES_ENFORCE_BIND).
+local function one_size_option(job_desc)
+  local flags = job_desc.bitflags
+  if type(flags) == "number" and math.floor(flags / 16) % 2 == 1 then return "--gres-flags=enforce-binding" end
+  if (job_desc.licenses or "") ~= "" then return "--licenses" end
+  if job_desc.contiguous == 1 then return "--contiguous" end
+  for _, field in ipairs({"sockets_per_node", "cores_per_socket"}) do
+    if given(job_desc[field]) then return "--" .. field:gsub("_", "-") end
+  end
+  return nil
+end
+
 local function set_environment(job_desc, name, value)
   pcall(function()
     if job_desc.environment[name] ~= nil then job_desc.environment[name] = value end
@@ -628,6 +641,8 @@ local function resizable_form(job_desc)
   local other = other_form(job_desc)
   if (not other or other.code ~= "gpus") and gpu_requests(job_desc.tres_per_node) == 0 then wrong("no_gpus") end
   if job_desc.requeue == 0 then wrong("no_requeue") end
+  local option = one_size_option(job_desc)
+  if option then return {code = "one_size", values = {option = option}} end
   if not other then return nil end
   local shape = even_shape(job_desc)
   if not shape or not only_launches(job_desc.script) then return other end
@@ -707,6 +722,10 @@ local function refusal(job_desc, directive, submit_uid)
       local line = message(directive[1][1], fixed)
       if not ok then return line end
       slurm.log_user("%s", line)
+      if fixed.code == "one_size" then  -- the daemon can't see all of these
+        found.resize, found.reshard = "no", nil
+        text = stamp_of(found)
+      end
     end
   end
   local grace = heartbeat()

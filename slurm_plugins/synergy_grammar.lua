@@ -94,6 +94,8 @@ local messages = {
     "write --nodes=N --ntasks-per-node=1 and start all with srun synergy-launch to have it resized"},
   gpus = {"{option} keeps the job at its size",
     "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun synergy-launch to have it resized"},
+  one_size = {"{option} keeps the job at its size",
+    "leave it out to have it resized"},
   no_gpus = {"the job asks for no GPUs",
     "write --gres=gpu:N (GPUs per node), or resize=no"},
   mixed_gpus = {"the job asks for several kinds of GPU at once",

@@ -422,8 +422,14 @@ def _size(shape: Shape, row: JobRow, known: Known) -> dict[str, str] | str:
     others = [item for item in gres_items(row.tres_per_node) if not gpu_items(item)]
     # Slurm 22.05 goes by NumCPUs after an update, and no more by --cpus-per-gpu
     cpus = max(known.cpus_per_node, row.cpus_per_gpu * shape.gpus_per_node)
+    least: dict[str, str] = {}
+    if not row.cpus_per_gpu and row.min_cpus > 1:
+        cpus = max(cpus, row.min_cpus)
+        # once NumTasks is written it gives a node no more CPUs than its tasks have, and with --mincpus then starts the job nowhere
+        least = {"CPUsPerTask": str(row.min_cpus)} if row.min_cpus > row.cpus_per_task else {}
     typed = f":{kind}" if kind else ""
     return {
+        **least,
         # Slurm refuses a node count that the present task count does not allow: both in one update
         "NumTasks": str(shape.nodes),
         "NumNodes": f"{shape.nodes}-{shape.nodes}",

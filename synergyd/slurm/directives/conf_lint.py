@@ -54,7 +54,7 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
     (
         "JobFileAppend",
         lambda conf: conf.get("JobFileAppend") != "1",
-        "without JobFileAppend=1 a job's output file begins anew at each resize",
+        "without JobFileAppend=1 Slurm begins a job's output anew at each resize, and synergy-launch copies it back",
         "set JobFileAppend=1, or let users write --open-mode=append",
     ),
     (

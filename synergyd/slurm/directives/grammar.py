@@ -155,6 +155,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
         "{option} keeps the job at its size",
         "write --nodes=N --gres=gpu:M (GPUs per node) and start all with srun synergy-launch to have it resized",
     ),
+    "one_size": ("{option} keeps the job at its size", "leave it out to have it resized"),
     "no_gpus": ("the job asks for no GPUs", "write --gres=gpu:N (GPUs per node), or resize=no"),
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),

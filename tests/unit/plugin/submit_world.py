@@ -19,7 +19,8 @@ STAND_IN = b"""
 local values, environment, log = ...
 local known = {script=1, admin_comment=1, comment=1, requeue=1, begin_time=1, array_inx=1, het_job_offset=1,
   tres_per_node=1, tres_per_job=1, tres_per_socket=1, tres_per_task=1, ntasks_per_node=1, ntasks_per_tres=1, name=1,
-  num_tasks=1, min_nodes=1, max_nodes=1, cpus_per_task=1, cpus_per_tres=1, ntasks_per_socket=1, ntasks_per_core=1}
+  num_tasks=1, min_nodes=1, max_nodes=1, cpus_per_task=1, cpus_per_tres=1, ntasks_per_socket=1, ntasks_per_core=1,
+  bitflags=1, licenses=1, contiguous=1, sockets_per_node=1, cores_per_socket=1}
 slurm = {SUCCESS = 0, ERROR = -1, FAILURE = -1, NO_VAL = 4294967294, NO_VAL16 = 65534}
 for _, name in ipairs{"log_user", "log_error", "log_info"} do
   slurm[name] = function(...) log[#log + 1] = name .. ":" .. string.format((unpack or table.unpack)({...})) end

@@ -245,3 +245,35 @@ def test_sbatchs_words_for_srun_do_not_outlive_the_size(slurm: Controller) -> No
     assert {k: outcome.environment[k] for k in left} == left
     fixed = slurm.submit("#SYNERGY resize=no\n", {"SLURM_GPUS_PER_NODE": "4"})
     assert fixed.environment["SLURM_GPUS_PER_NODE"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"bitflags": 16.0 + 2.0**38}, "--gres-flags=enforce-binding"),
+        ({"licenses": "matlab:1"}, "--licenses"),
+        ({"contiguous": 1.0}, "--contiguous"),
+        ({"sockets_per_node": 1.0}, "--sockets-per-node"),
+        ({"cores_per_socket": 2.0}, "--cores-per-socket"),
+    ],
+)
+def test_an_option_that_no_other_size_would_meet_keeps_the_size(
+    slurm: Controller, fields: dict[str, Any], option: str
+) -> None:
+    done = slurm.submit(SCRIPT.replace("max_gpus=16", "max_gpus=16 reshard=yes"), **fields)
+    line = f"#SYNERGY in script line 2: {option} keeps the job at its size; leave it out to have it resized"
+    assert (done.rc, done.said) == (0, [line])
+    assert done.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16 resize=no"
+    assert done.job["begin_time"] == 0.0, "Slurm starts it at once"
+
+
+def test_options_that_are_not_given_change_nothing(slurm: Controller) -> None:
+    unset = {
+        "bitflags": 32.0 + 8.0,
+        "licenses": "",
+        "contiguous": 0.0,
+        "sockets_per_node": 65534.0,
+        "cores_per_socket": 65534.0,
+    }
+    done = slurm.submit(SCRIPT, **unset)
+    assert (done.rc, done.said) == (0, []) and "resize=no" not in done.job["admin_comment"]

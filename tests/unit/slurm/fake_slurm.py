@@ -322,6 +322,8 @@ class FakeSlurm:
                 self.set(job_id, num_nodes=int(value.partition("-")[0]))
             case "NumTasks":
                 self.set(job_id, num_tasks=int(value))
+            case "CPUsPerTask":
+                self.set(job_id, cpus_per_task=int(value))
             case "NumCPUs":
                 self.set(job_id, num_cpus=int(value))
             case "TresPerNode":

@@ -524,6 +524,19 @@ def test_a_batch_that_nobody_chose_is_said_to_be_the_scripts_own(
     assert told is not None and told.own_batch is own
 
 
+# -- CPUs --------------------------------------------------------------------------------------------------------------
+
+
+def test_least_cpus_of_a_node_are_asked_for_at_each_size(tmp_path: Path) -> None:
+    """--mincpus: Slurm shows one CPU of such a job that is pending, and after an update of NumTasks it gets no more."""
+    slurm, actuator = make(tmp_path, known=replace(KNOWN, cpus_per_node=1), num_cpus=1, min_cpus=8)
+    assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
+    assert (fields(slurm)["NumCPUs"], fields(slurm)["CPUsPerTask"]) == ("16", "8")
+    slurm.calls.clear()
+    actuator.carry_out(UPDATE)
+    assert (fields(slurm)["NumCPUs"], "CPUsPerTask" in fields(slurm)) == ("16", False)
+
+
 # -- mails -----------------------------------------------------------------------------------------------------------
 
 MAILS = "BEGIN,END,FAIL,REQUEUE,TIME_LIMIT_90"

@@ -120,6 +120,7 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
         "gpus",
         "no_gpus",
         "mixed_gpus",
+        "one_size",
         "no_requeue",
         "internal",
         "late",
