@@ -268,7 +268,7 @@ def test_an_option_that_no_other_size_would_meet_keeps_the_size(
 
 
 def test_options_that_are_not_given_change_nothing(slurm: Controller) -> None:
-    unset = {
+    unset: dict[str, Any] = {
         "bitflags": 32.0 + 8.0,
         "licenses": "",
         "contiguous": 0.0,
