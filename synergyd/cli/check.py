@@ -16,6 +16,7 @@ from synergyd.ordinary_file import read_bytes
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
 from synergyd.slurm.directives.directive import notes, parse_script
 from synergyd.slurm.directives.grammar import MAX_LOOK
+from synergyd.slurm.directives.second_run import second_run_problems
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _GPUS = re.compile(r"--(?:gres=gpu|gpus-per-node=?)[:=]?(?:([A-Za-z][\w.-]*):)?([0-9]{1,4})(?:\s|,|$)")
@@ -45,6 +46,8 @@ def check(context: Context, script: Path, samples: int | None) -> None:
     if directive is None:
         click.echo(f"{script}: no #SYNERGY line: a plain Slurm job")
         return
+    for line, problem in second_run_problems(text) if directive.resize else ():
+        click.echo(f"{script} line {line}: {problem}; a resize runs the script again, so the job keeps its size")
     click.echo(f"{script}: the #SYNERGY lines are right")
     if directive.deadline_s is None:
         return

@@ -6,16 +6,28 @@ request may be told as often as one likes, and a launcher that was told it count
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synergyd.control.resize.events import Acknowledged, CarriedOut, ResizeEvent, Unwanted
 from synergyd.control.resize.instructions import AskCheckpoint
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.control.tracked import Tracked
+from synergyd.control.tracked import Remember, Tracked
 from synergyd.job_report import Report
 
 
 def told_request(tracked: Tracked | None) -> int:
     """Return the number of the request that the job's launchers are told; 0 where they are older, and take a signal alone."""
     return tracked.checkpoint_request if tracked is not None and tracked.launchers.listen else 0
+
+
+def hear_launcher(tracked: Tracked, report: Report) -> list[Remember]:
+    """Take in that the incarnation's launcher is there; what it says of its training follows elsewhere."""
+    tracked.launchers = tracked.launchers.hear(report)
+    life = tracked.lifecycle
+    if life.launched >= report.restarts:
+        return []
+    tracked.lifecycle = replace(life, launched=report.restarts)
+    return [Remember(tracked.lifecycle, life.state, "Launched")]
 
 
 def after_hearing(tracked: Tracked, report: Report) -> list[ResizeEvent]:

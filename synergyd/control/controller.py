@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from synergyd.control.checkpoint_request import after_hearing
+from synergyd.control.checkpoint_request import after_hearing, hear_launcher
 from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.failed_plans import FailedPlans, follow_up
@@ -157,7 +157,7 @@ class Controller:
         """The job as an epoch may decide about it."""
         if (tracked := self.jobs.get(job.job_id)) is not None:
             tracked.form = job.fixed
-        return as_decided_about(job, self.jobs.get(job.job_id), now_s)
+        return as_decided_about(job, self.jobs.get(job.job_id), now_s, self.failed_plans.of(job))
 
     def plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
@@ -242,9 +242,8 @@ class Controller:
         reports: Mapping[int, tuple[Report, float]],
         now_s: float = math.inf,
     ) -> None:
-        """What a controller before this one left: lifecycles go on where they stood; profiles and reports (with the time at
-        which they came) wait for their jobs to be seen. Whether a last instruction was carried out nobody knows: it is sent
-        again at once."""
+        """Take over what a controller before this one left: lifecycles go on; profiles and reports (with the time at which they
+        came) wait for their jobs to be seen. A last instruction, which may have been carried out, is sent again at once."""
         for lifecycle in lifecycles:
             job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
@@ -298,8 +297,7 @@ class Controller:
         return outputs
 
     def _take_snapshot(self, event: SnapshotTaken, now_s: float) -> list[Output]:
-        self._cluster = event.snapshot.cluster
-        jobs = {job.job_id: job for job in event.snapshot.jobs}
+        self._cluster, jobs = event.snapshot.cluster, {job.job_id: job for job in event.snapshot.jobs}
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
             count_kept(tracked, event.passed_s, now_s)
@@ -318,14 +316,15 @@ class Controller:
         if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
             return []  # of an incarnation that has ended, or that Slurm has not shown yet
         begun = restarted(latest)
+        outputs: list[Output] = [*hear_launcher(tracked, latest)]
         if latest.silent:
             tracked.take_idle(latest, now_s)
-            tracked.launchers = tracked.launchers.hear(latest)
             moved = [] if begun is None else self._advance(latest.job_id, begun, now_s)
-            return [*moved, *(begins_unheard(tracked, now_s) if moved else []), *self._heard(tracked, latest, now_s)]
+            outputs += [*moved, *(begins_unheard(tracked, now_s) if moved else [])]
+            return outputs + self._heard(tracked, latest, now_s)
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
-        outputs: list[Output] = [*tell_crash(tracked, before)]
+        outputs += tell_crash(tracked, before)
         learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles) if self.learns else ({}, [])
         outputs += unlearnt
         if begun is not None:
@@ -414,7 +413,8 @@ class Controller:
             )
         changed = step.life != before or step.story
         outputs = [Remember(step.life, before.state, type(event).__name__, step.story)] if changed else []
-        learnt = self._forget(tracked) if step.life.state is ResizeState.GONE else {}
+        gone = step.life.state is ResizeState.GONE
+        learnt = self._forget(tracked) if gone else self.failed_plans.after(tracked, before)
         return [*outputs, *([Learnt(None, now_s, learnt)] if learnt else []), *step.instructions]
 
     def _forget(self, tracked: Tracked) -> dict[str, Profile]:

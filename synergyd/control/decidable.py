@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.control.known.node_paces import SLOW
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.resize.start_refusal import waits_its_turn
@@ -21,7 +22,7 @@ UNMEASURED_S = 600.0
 FIRST_UNMEASURED_S = 180.0
 
 
-def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
+def as_decided_about(job: Job, tracked: Tracked | None, now_s: float, bans: Bans = NO_BANS) -> Job:
     """The job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
     nor where a start has just failed or a node was lost; not resized where it can't be asked for a checkpoint, where a resize
     has failed lately, where Slurm has refused it other nodes lately, or before it was measured at the size of its last resize."""
@@ -41,6 +42,8 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float) -> Job:
         return replace(job, fixed=f"it has used no CPU time and no GPU for {span_words(job.idle_s)}, and made no step")
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
+    if bans.script and not job.fixed:
+        return replace(job, fixed="a script of this program ended before its training began again after a resize")
     if tracked.keeps_size and not job.fixed:
         return replace(job, fixed="its checkpoints load on as many GPUs as have saved them alone")
     if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from synergyd.control.in_place import run_of
 from synergyd.control.resize.events import PlanFailed, Reported
 from synergyd.control.resize.instructions import Target
-from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
 from synergyd.recompute import keeps_as_much
@@ -26,7 +26,7 @@ from synergyd.words import plan_words, size_words
 PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
 _RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
-_PLAN, _MEMORY = "plan", "memory"  # kinds of keys
+_PLAN, _MEMORY, _SCRIPT = "plan", "memory", "script"  # kinds of keys; of the last there is one, without a plan
 _PLANS, _PROGRAMS = 16, 10_000
 _JUST_ABOVE = 1.0001  # the bias at which the failed plan itself does not fit
 _LARGEST_BIAS = 20.0  # as of what is learnt from reports
@@ -48,6 +48,8 @@ class Bans:
     too_big: frozenset[tuple[str, Plan]] = frozenset()
     #: measured over predicted peak memory at the least, by GPU type
     memory: tuple[tuple[str, float], ...] = ()
+    #: its script has ended before its training began after a resize
+    script: bool = False
 
     def rules_out(self, cell: Cell) -> bool:
         if not self.failed and not self.too_big:
@@ -107,6 +109,13 @@ class FailedPlans:
         self._of_job.setdefault(job.job_id, set()).add((key, plan))
         return self._keep(key, replace(known, memory=bias, measured=measured, samples=len(measured)))
 
+    def after(self, tracked: Tracked, before: JobLifecycle) -> dict[str, Profile]:
+        """Ban resizes of the job's program where its script was just found not to survive one. Return what to store."""
+        job = tracked.job or tracked.ran_on
+        if job is None or tracked.lifecycle.reruns <= before.reruns:
+            return {}
+        return self._keep(f"{PREFIX}{_SCRIPT}:{_program(job)}:", Profile(samples=1))
+
     def lift(self, job_id: int) -> dict[str, Profile]:
         """What the job has banned is allowed again."""
         changed: dict[str, Profile] = {}
@@ -148,7 +157,8 @@ class FailedPlans:
             plans.setdefault(kind, set()).update((gpu_type, m.plan) for m in profile.measured)
             if profile.memory > 1.0:
                 memory.append((gpu_type, profile.memory))
-        self._bans[mark] = Bans(frozenset(plans[_PLAN]), frozenset(plans[_MEMORY]), tuple(sorted(memory)))
+        bans = Bans(frozenset(plans[_PLAN]), frozenset(plans[_MEMORY]), tuple(sorted(memory)), _SCRIPT in plans)
+        self._bans[mark] = bans
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.resize.starts import DIED
 from synergyd.control.tracked import Remember
 from synergyd.notice import Notice
 from synergyd.records import Cell, Job
@@ -40,6 +41,8 @@ def notice_of(step: Remember, job: Job | None, now_s: float) -> Notice | None:
             "hold", f"is stopped at a checkpoint and waits: {life.cause}", step, job, now_s, f"{life.since_s:.0f}"
         )
     for text in step.story:
+        if DIED in text:
+            return _notice("ban", text, step, job, now_s, f"script.{life.restarts}")
         if "held by Slurm until" in text:
             return _notice("hold", text, step, job, now_s, f"failed.{life.failures.restarts}")
     return None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from synergyd.errors import UsageError
 from synergyd.records import Directive
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import parse_script, read_stamp
+from synergyd.slurm.directives.second_run import second_run_problem
 from synergyd.slurm.parsed.het_jobs import beyond_resizing, is_resized, parts_of
 from synergyd.slurm.parsed.job_forms import is_rest, name_of, throttle_of
 from synergyd.slurm.parsed.needs import beyond_placing
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import Known, shape_of
+from synergyd.slurm.parsed.snapshot import Known, not_resizable, shape_of
 from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd.registry")
@@ -34,6 +35,8 @@ class JobRegistry:
         self._again_s: dict[tuple[int, float], float] = {}
         self._grace_s = report_grace_s
         self.known: dict[int, Known] = {}
+        self.kept: Collection[int] = ()  # jobs that may come back into the queue after they have left it
+        self._looked_at: set[int] = set()  # whose scripts were looked at for what ends a second run
         self._stamped: set[int] = set()  # had been parked by a daemon before when they were first seen
         self.plain: set[tuple[int, float]] = set()
         self._excluded_read: set[int] = set()
@@ -52,9 +55,10 @@ class JobRegistry:
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
         self.parts = parts_of(rows)
-        for gone in [i for i in self.known if i not in here]:
+        for gone in [i for i in self.known if i not in here and i not in self.kept]:
             del self.known[gone]
             self._stamped.discard(gone)
+            self._looked_at.discard(gone)
         present = {(r.job_id, r.submit_s) for r in rows}
         began_s = self._clock()
         self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}
@@ -100,6 +104,7 @@ class JobRegistry:
             if stamp is not None and stamp.asked is not None:
                 self._stamped.add(row.job_id)
         self.plain |= found
+        self._look_at_scripts(rows, budget, began_s)
         self._read_exclusions(rows)
         return found
 
@@ -138,6 +143,27 @@ class JobRegistry:
             self.known[job_id] = replace(self.known[job_id], excluded=excluded)
             self._excluded_read.add(job_id)
 
+    def _look_at_scripts(self, rows: Iterable[JobRow], budget: int, began_s: float) -> None:
+        """Find the scripts that would not survive a requeue: `budget` of those that were not looked at, within READING_S."""
+        for row in rows:
+            known = self.known.get(row.job_id)
+            if known is None or known.directive is None or row.job_id in self._looked_at:
+                continue
+            if not_resizable(row, known.directive):
+                self._looked_at.add(row.job_id)
+                continue
+            if budget == 0 or self._clock() - began_s > READING_S:
+                return
+            budget -= 1
+            try:
+                script = self._slurm.batch_script(row.het_job_id or row.job_id) or ""
+            except SlurmError as problem:
+                if problem.transient:
+                    return  # tried again at the next epoch
+                script = ""
+            self._looked_at.add(row.job_id)
+            self.known[row.job_id] = replace(known, second_run=_beyond_second_run(script))
+
     def _learn_arrays(self, rows: list[JobRow]) -> None:
         """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone: each task's stamp
         has it too, for the next daemon."""
@@ -155,7 +181,7 @@ class JobRegistry:
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
     ) -> Known | None:
-        error = ""
+        error = second_run = ""
         directive: Directive | None = None
         try:
             if stamp is not None:
@@ -167,6 +193,8 @@ class JobRegistry:
                 directive = parse_script(script)
                 if directive is None:
                     return None
+                second_run = _beyond_second_run(script)
+                self._looked_at.add(row.job_id)
         except DeniedError:
             raise
         except UsageError as problem:
@@ -204,4 +232,19 @@ class JobRegistry:
             throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
             leader=row.het_job_id,
             mail=stamp.mail if stamp is not None else "",
+            second_run=second_run,
         )
+
+
+def _beyond_second_run(script: str) -> str:
+    """Why the script would not get to its training again; "" where nothing is seen."""
+    try:
+        found = second_run_problem(script)
+    except Exception as problem:  # a fault of ours must not keep all other jobs from being read
+        log.error("a script can't be looked at for a second run", exc_info=problem)
+        found = None
+    return (
+        ""
+        if found is None
+        else f"its script would not survive the restart that a resize is: line {found[0]}: {found[1]}"
+    )

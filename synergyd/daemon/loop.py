@@ -31,6 +31,7 @@ from synergyd.control.resize.events import (
     Unblocked,
 )
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
+from synergyd.control.resize.starts import ends_matter
 from synergyd.control.tracked import Remember
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
@@ -192,11 +193,12 @@ class Daemon:
             self._loaded = True
             restore(self.controller, store.remembered, now_s)
         self._take_reports()  # the last words of a job that this look finds gone
+        self.registry.kept = ends_matter(self.controller.lifecycles)
         newly_plain = self.observer.read(store.remembered.no_directive, now_s)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
         self._take_reports()
-        for event in self.observer.queue_events(self.controller.in_transit):
+        for event in self.observer.queue_events(self.registry.kept):
             self._run(event)
         self._run(NodesRead(self.observer.may_take_jobs))
         kept = store.remembered

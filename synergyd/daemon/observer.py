@@ -155,7 +155,7 @@ class Observer:
         requeued = set()
         for event in self.moving_events([i for i in moving if i not in self._here]):
             yield event
-            if event.observed.gpuless:
+            if event.observed.gpuless or event.observed.failed:
                 requeued.add(event.job_id)
         yield QueueRead(self._here | requeued)
 
@@ -365,7 +365,8 @@ class Observer:
     def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:
             without = row is not None and gpuless(row, self.limits)
-            gone = Observed("GONE", row.restarts if row else 0, gpuless=without)
+            failed = row is not None and row.state == "FAILED"
+            gone = Observed("GONE", row.restarts if row else 0, gpuless=without, failed=failed)
             return JobObserved(job_id, row.submit_s if row else 0.0, gone)
         pending = state is JobState.PENDING
         observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s, nice=row.nice)

@@ -18,7 +18,8 @@ class Observed:
     `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
     not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
     `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none. `gpuless`: Slurm has started
-    it without the GPUs that it asks for; where it is GONE, it has failed so. `nice`: as Slurm has it."""
+    it without the GPUs that it asks for; where it is GONE, it has failed so. `nice`: as Slurm has it. `failed`: it is GONE since
+    its script ended with an error."""
 
     state: str
     restarts: int = 0
@@ -31,6 +32,7 @@ class Observed:
     started_s: float | None = None
     gpuless: bool = False
     nice: int = 0
+    failed: bool = False
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,10 @@ class JobLifecycle:
     late_deadline: float | None = None  # that was told to be out of reach: its user's time, seconds since 1970
     missed: int = 0  # starts that Slurm gave others the nodes of
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
+    launched: int = -1  # the latest incarnation whose launcher was heard; -1: none was
+    reruns: int = (
+        0  # times that its script ended before its training began after a restart of Synergy's, and was run once more
+    )
     exact_only: bool = False  # no less communication again: its loss did worse with it
     shielded: tuple[str, ...] = ()  # nodes that are kept for it from its requeue to its release
     comes_first: bool = False  # it was stopped for a resize: before all others in the queue until it runs

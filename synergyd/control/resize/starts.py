@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from synergyd.control.resize import machine as resize
@@ -9,6 +10,7 @@ from synergyd.control.resize.events import CarriedOut, Observed, Refused, Resize
 from synergyd.control.resize.instructions import LiftHold, Park, Release, Requeue, Update
 from synergyd.control.resize.launch_failure import LIFTS, Started, after_failure
 from synergyd.control.resize.lifecycle import (
+    IN_TRANSIT,
     JobLifecycle,
     ResizeState,
     ResizeTimes,
@@ -17,6 +19,10 @@ from synergyd.control.resize.lifecycle import (
 from synergyd.control.resize.place import with_place
 from synergyd.control.resize.start_time import after_seeing, after_writing
 from synergyd.control.resize.steps import to
+from synergyd.words import size_words
+
+DIED = "its script ended with an error before its training began again"
+RERUN_S = 120.0  # for Slurm to take a failed job back
 
 # States in which a job may be found to have failed to start. From RESIZED: only the answer to its release was lost.
 _STARTED = frozenset({ResizeState.QUEUED, ResizeState.RESIZED, ResizeState.RELEASED, ResizeState.RUNNING})
@@ -32,6 +38,12 @@ def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: Resize
             step = _launch_failed(life, event, now_s, limits)
         case Observed(gpuless=True) if life.state in _RELEASED and life.failures.count < LIFTS:
             step = _without_gpus(life, event, now_s)
+        case Observed(state="GONE", failed=True) if ended_before_training(life) and not life.reruns:
+            step = _run_again(life, event, now_s)
+        case Observed(state="GONE", failed=True) if life.reruns and life.state is ResizeState.REQUEUING:
+            step = _still_failed(life, event, now_s, limits)
+        case Observed(state="GONE", failed=True) if ended_before_training(life):
+            step = to(life, ResizeState.GONE, now_s, f"{DIED}, with its former size too: it is lost")
         case Refused(instruction=LiftHold(), error=error, transient=transient):
             told = () if transient or life.attempts else (f"its hold can't be lifted, will be tried again: {error}",)
             step = Step(replace(life, attempts=life.attempts + (not transient)), (), told)
@@ -75,6 +87,37 @@ def _without_gpus(life: JobLifecycle, event: Observed, now_s: float) -> Step:
     again = replace(life, restarts=event.restarts, failures=failures, attempts=0, must_leave=True)
     text = f"Slurm started it without its GPUs: requeued ({failures.count} of {LIFTS})"
     return to(again, ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, event.restarts, failed=True),))
+
+
+def ended_before_training(life: JobLifecycle) -> bool:
+    """Whether Synergy started this incarnation after another one that trained, and no launcher of it was heard."""
+    restarted = life.restarts > 0 and life.started is not None and life.started.restarts == life.restarts
+    begins = life.state in (ResizeState.RELEASED, ResizeState.RUNNING)
+    return begins and restarted and 0 <= life.launched < life.restarts
+
+
+def ends_matter(lives: Mapping[int, JobLifecycle]) -> list[int]:
+    """Return the jobs of which it matters how they leave: those in transit, and those whose training has not begun again since."""
+    return [i for i, life in lives.items() if life.state in IN_TRANSIT or ended_before_training(life)]
+
+
+def _run_again(life: JobLifecycle, event: Observed, now_s: float) -> Step:
+    """Its script may mind the new size: it is run once more with the one that it trained with last."""
+    target = life.ran or life.asked
+    if target is None:
+        return to(life, ResizeState.GONE, now_s, f"{DIED}: it is lost")
+    again = replace(life, restarts=event.restarts, target=target, origin=None, attempts=0, reruns=life.reruns + 1)
+    text = f"{DIED}: run once more with {size_words(target.shape, target.plan)}, and not resized again"
+    again = replace(again, cause="its script ended before its training began")
+    return to(again, ResizeState.REQUEUING, now_s, text, (Requeue(life.job_id, event.restarts, failed=True),))
+
+
+def _still_failed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
+    if now_s >= life.since_s + RERUN_S:
+        return to(life, ResizeState.GONE, now_s, "it could not be requeued: it is lost")
+    if now_s < life.sent_s + limits.resend_s:
+        return Step(life)
+    return Step(replace(life, sent_s=now_s), (Requeue(life.job_id, event.restarts, failed=True),))
 
 
 def _started(life: JobLifecycle) -> Started:

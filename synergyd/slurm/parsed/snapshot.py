@@ -44,6 +44,9 @@ class Known:
     put_off_s: float | None = (
         None  # the plugin put off its start, which may come from then on; None: it did not, or no more
     )
+    second_run: str = (
+        ""  # why its script would not get to its training again, so that it keeps its size; "" where nothing is seen
+    )
     leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
     batches: tuple[int, int] | None = None  # Job.batches as it was last found, of a job with adapt=yes
 
@@ -234,9 +237,8 @@ def job_of(
         typed = gpus_of(row.tres_per_node)[0]
         if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(typed,))
-        fixed = (
-            not_resizable(row, directive) or shut or drains(row, partitions or {})
-        )  # a running one would not start again
+        closed = shut or drains(row, partitions or {})  # a running job would not start again
+        fixed = not_resizable(row, directive) or known.second_run or closed
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,

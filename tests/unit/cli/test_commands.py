@@ -357,3 +357,13 @@ def test_context_reads_settings_only_when_needed(filled: str) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         _ = context.settings
     assert Settings().database_url() == "sqlite:////var/lib/synergy/synergy.db"
+
+
+def test_check_names_what_a_second_run_would_not_get_past(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    text = "#!/bin/bash\n#SYNERGY max_gpus=8{}\nset -e\nmkdir out\nsrun synergy-launch train.py\n"
+    script.write_text(text.format(""))
+    told = CliRunner().invoke(cli, ["check", str(script)])
+    assert told.exit_code == 0 and "line 4: `mkdir` without -p" in told.output
+    script.write_text(text.format(" resize=no"))
+    assert "mkdir" not in CliRunner().invoke(cli, ["check", str(script)]).output

@@ -297,6 +297,7 @@ def silent(controller: Controller, at_s: float, idle_s: float | None) -> list[Ou
 def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
     controller = running(JOB)
     controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    assert not any(o.story for o in silent(controller, 400.0, 300.0) if isinstance(o, Remember))
     assert silent(controller, 400.0, 300.0) == []
     assert controller.reports == {}  # nobody could be asked for a checkpoint
     outputs = review(controller, 400.0)

@@ -14,10 +14,11 @@ from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.report_inbox import ReceivedReport, ReportInbox
 from synergyd.daemon.tools import Tools
 from synergyd.job_report import Report
-from synergyd.records import Action, Decision, Plan, Profile
+from synergyd.records import Action, Decision, JobState, Plan, Profile
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow, NodeRow
+from synergyd.slurm.parsed.snapshot import state_of
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
 from synergyd.wire.job_key import SecretFile
@@ -59,7 +60,7 @@ class FakeCluster(FakeSlurm):
 
     def jobs_now(self) -> tuple[JobRow, ...]:
         self._reach("squeue")
-        return tuple(self.jobs.values())
+        return tuple(r for r in self.jobs.values() if state_of(r) is not JobState.DONE)  # as squeue
 
     def nodes(self) -> tuple[NodeRow, ...]:
         self._reach("sinfo")

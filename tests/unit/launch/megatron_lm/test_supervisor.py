@@ -309,3 +309,20 @@ def test_a_log_that_tells_of_every_tenth_step_is_not_taken_for_a_stall() -> None
     assert allowed_s({**status, "step_s": 1.0}) == 100.0
     stall = StallDetector(0.0)
     assert [stall.check(status, float(now)) for now in range(0, 601, 25)] == [None] * 24 + [600.0]
+
+
+def test_a_node_that_does_not_report_finds_the_request_noted(tmp_path: Path) -> None:
+    first, other = (Supervisor(None, str(tmp_path), 64, nodes=2) for _ in range(2))
+    assert other.noted_request("9 1 0") == 0
+    first.note_request(2, "9 1 0")
+    assert (other.noted_request("9 1 0"), other.noted_request("9 2 0"), other.noted_request("9 1 1")) == (2, 0, 0)
+    (tmp_path / "synergy-request").write_text("nonsense\n")
+    assert other.noted_request("9 1 0") == 0
+    # its ranks left with the first node's, at a checkpoint: it holds as that does, once
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("40")
+    first.note_request(2, "9 1 0")
+    assert other.left(0, other.noted_request("9 1 0")) and other.acknowledged == 2
+    assert not other.left(0, other.noted_request("9 1 0"))
+    alone = Supervisor(None, str(tmp_path / "alone"), 64)
+    alone.note_request(1, "9 1 0")
+    assert not (tmp_path / "alone").exists()
