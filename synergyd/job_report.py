@@ -124,3 +124,8 @@ class Report:
     requested: int = field(default=0, metadata=LATER)
     #: its run is over: until the launcher reports again nobody is there to be asked for a checkpoint
     ended: bool = field(default=False, metadata=LATER)
+
+
+def is_by_agent(report: Report) -> bool:
+    """Whether the training program itself speaks in the report: an agent in it, or Megatron-LM's log. Only these know their plan."""
+    return report.plan is not None and not report.silent

@@ -345,6 +345,7 @@ class Job:
     idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
     batches: tuple[int, int] | None = None  # range of its batch, where that is not its directive's
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
+    own_plan: bool = False  # it runs as its script says: no plan of Synergy's is applied, and none is shown
     exact: str = (
         ""  # why its replicas exchange every gradient, whatever its directive allows; "": nothing keeps them from less
     )
@@ -412,7 +413,7 @@ class Decision:
     job_id: int
     #: what is to happen
     action: Action
-    #: what the job should have; null while it waits
+    #: what the job should have; null while it waits, and in `explain --json` where its script's own plan is used
     cell: Cell | None
     #: the nodes that it should have
     node_names: tuple[str, ...]

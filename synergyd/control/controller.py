@@ -4,9 +4,8 @@
     Reported, CheckpointTaken ──────────┤── Controller.handle ──├── Remember (to the store, before what follows it)
     SnapshotTaken, Decided, Ticked ─────┘   one Tracked a job    └── TellBatch, ParkAgain
 
-The daemon's loop and the simulator's director are shells over it: they read a cluster (a real or a simulated one), ask
-`decide` for decisions, hand events in, and carry out what comes back, each output in its order. No clock, no I/O: every
-event comes with its time. `validate` says what may never be; `story` what happened lately.
+The daemon's loop and the simulator's director are shells over it: they ask `decide` for decisions, hand events in, and carry out what
+comes back, each output in its order. No clock, no I/O: every event comes with its time. `validate` says what may never be.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from synergyd.control.job_restarts import Restarts
 from synergyd.control.known.believed import believed
 from synergyd.control.known.job_durations import JobDurations
 from synergyd.control.known.progress import progress_of, with_likely
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.learnt import learn_safely
 from synergyd.control.power_up import PowerUps, wakes
 from synergyd.control.resize.events import (
@@ -93,6 +93,7 @@ class Controller:
     lengths: LearntLengths = field(default_factory=LearntLengths)
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
     failed_plans: FailedPlans = field(default_factory=FailedPlans)
+    size_changes: SizeChanges = field(default_factory=SizeChanges)
     power_ups: PowerUps = field(default_factory=PowerUps)
     watch: Watch = field(default_factory=Watch)
     log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -154,10 +155,10 @@ class Controller:
         return report is not None and report.restarts == restarts
 
     def as_decided_about(self, job: Job, now_s: float) -> Job:
-        """The job as an epoch may decide about it."""
-        if (tracked := self.jobs.get(job.job_id)) is not None:
-            tracked.form = job.fixed
-        return as_decided_about(job, self.jobs.get(job.job_id), now_s, self.failed_plans.of(job))
+        """Return the job as an epoch may decide about it."""
+        tracked = self.jobs.get(job.job_id)
+        size = self.size_changes.of(job, tracked.report if tracked else None)
+        return as_decided_about(job, tracked, now_s, self.failed_plans.of(job), size)
 
     def plans(self) -> dict[int, Plan]:
         """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
@@ -228,8 +229,7 @@ class Controller:
                 return self._advance(job_id, tick, now_s)
 
     def taken_over(self) -> None:
-        """The daemon stood by until now: what it made of the jobs there is no match for what the leader before it wrote. What it
-        saw of them itself (GPU time, what is kept from starting, how long jobs take) stays."""
+        """Forget what a daemon that stood by made of the jobs, for what the leader wrote; what it saw of them itself stays."""
         for job_id, tracked in self.jobs.items():
             tracked.forget_reports()
             self._unseen[job_id] = tracked
@@ -325,7 +325,8 @@ class Controller:
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
         outputs += tell_crash(tracked, before)
-        learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles) if self.learns else ({}, [])
+        sizes = self.size_changes
+        learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles, sizes) if self.learns else ({}, [])
         outputs += unlearnt
         if begun is not None:
             outputs += self._advance(latest.job_id, begun, now_s)
@@ -349,9 +350,7 @@ class Controller:
         decision = event.decision
         tracked = self.jobs.get(decision.job_id)
         job = tracked.job if tracked else None
-        if tracked is None or job is None:
-            return []
-        if tracked.training_over and job.state is JobState.RUNNING:
+        if tracked is None or job is None or (tracked.training_over and job.state is JobState.RUNNING):
             return []
         if tracked.lifecycle.stopping and (job.paused or stays(decision, job)):
             why = "it is paused" if job.paused else "nobody needs its GPUs any more"
@@ -388,8 +387,7 @@ class Controller:
         return self._advance(job_id, answer, now_s)
 
     def _review(self, drains: bool, now_s: float) -> list[Output]:
-        outputs: list[Output] = []
-        together = stall_together(self.jobs.values())
+        outputs, together = list[Output](), stall_together(self.jobs.values())
         for job_id, tracked in self.jobs.items():
             outputs += review_health(tracked, now_s)
             found = review_time(tracked, now_s, self.restarts.lead_s(tracked))
@@ -419,11 +417,12 @@ class Controller:
 
     def _forget(self, tracked: Tracked) -> dict[str, Profile]:
         """It has left the queue; what it has taught stays. Returns what of it is to be stored."""
-        job_id, learnt = tracked.lifecycle.job_id, {}
+        job_id, learnt, gpu_s = tracked.lifecycle.job_id, {}, tracked.attained_gpu_s
         if tracked.job is not None:
-            self.durations.ended(tracked.attained_gpu_s, tracked.job.asked.gpus)
-        if tracked.tells is False and (job := tracked.job or tracked.ran_on) is not None:
-            learnt = self.lengths.ended(job, tracked.attained_gpu_s)
+            self.durations.ended(gpu_s, tracked.job.asked.gpus)
+        if (job := tracked.job or tracked.ran_on) is not None:
+            learnt = self.size_changes.ended(job, tracked.report, gpu_s / max(1, job.shape.gpus))
+            learnt |= self.lengths.ended(job, gpu_s) if tracked.tells is False else {}
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
         self.restarts.costs.forget(job_id)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.control.known.node_paces import SLOW
+from synergyd.control.known.size_changes import REASONS, CanChangeSize
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.resize.start_refusal import waits_its_turn
 from synergyd.control.tracked import Tracked
 from synergyd.control.watch import idle_of
-from synergyd.job_report import MAX_RETURNS
+from synergyd.job_report import MAX_RETURNS, is_by_agent
 from synergyd.records import Job, JobState
 from synergyd.words import span_words
 
@@ -22,13 +23,22 @@ UNMEASURED_S = 600.0
 FIRST_UNMEASURED_S = 180.0
 
 
-def as_decided_about(job: Job, tracked: Tracked | None, now_s: float, bans: Bans = NO_BANS) -> Job:
-    """The job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
-    nor where a start has just failed or a node was lost; not resized where it can't be asked for a checkpoint, where a resize
-    has failed lately, where Slurm has refused it other nodes lately, or before it was measured at the size of its last resize."""
+def as_decided_about(
+    job: Job,
+    tracked: Tracked | None,
+    now_s: float,
+    bans: Bans = NO_BANS,
+    size: CanChangeSize = CanChangeSize.YES,
+) -> Job:
+    """Return the job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
+    nor where a start has just failed or a node was lost; not resized where nothing says that it can be (`size`), where it can't be
+    asked for a checkpoint, where a resize has failed lately, where Slurm has refused it other nodes lately, or before it was measured
+    at the size of its last resize."""
     if tracked is None:
         return job
-    lifecycle = tracked.lifecycle
+    lifecycle, tracked.form = tracked.lifecycle, job.fixed
+    if job.directive is not None and size is not CanChangeSize.YES and not tracked.keeps_size:
+        job = _at_asked_size(job, tracked, size)
     if now_s < lifecycle.failures.until_s:
         job = replace(job, avoid=tuple(n for n in lifecycle.failures.nodes if n not in job.node_names))
     job = _as_watched(job, tracked, now_s)
@@ -52,7 +62,7 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float, bans: Bans
         return job
     if lifecycle.left:
         return replace(job, fixed=_left(lifecycle))
-    if tracked.report is None or tracked.report.restarts != job.restarts:
+    if tracked.report is None or tracked.report.restarts != job.restarts or not is_by_agent(tracked.report):
         return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
     if tracked.training_over:
         return replace(job, fixed="its training has ended, and what its script still does is left alone")
@@ -65,6 +75,15 @@ def as_decided_about(job: Job, tracked: Tracked | None, now_s: float, bans: Bans
         return replace(job, fixed=f"{words}; tried again when these nodes have changed")
     if _unmeasured(job, tracked, now_s):
         return replace(job, fixed=f"it has not been measured since its {'restart' if job.restarts else 'start'}")
+    return job
+
+
+def _at_asked_size(job: Job, tracked: Tracked, size: CanChangeSize) -> Job:
+    """With the size that it asked for and its script's own plan, whatever it has been given before."""
+    job = replace(job, own_plan=True, shape=job.asked if job.state is JobState.PENDING else job.shape)
+    if job.directive is not None and job.directive.resize and not job.fixed:
+        job = replace(job, fixed=REASONS[size])
+    tracked.form = job.fixed
     return job
 
 

@@ -13,6 +13,8 @@ from synergyd.records import Action, Decision, Job, JobState, Plan, Snapshot
 from synergyd.words import span_words
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
+#: of a job whose program has not reported that it can change size
+OWN_SIZE = "keeps the size asked for: no agent has reported"
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
@@ -90,7 +92,7 @@ class JobStatus:
     account: str = ""
     #: what squeue calls it where that is not its id: 123_4 (task 4 of array 123), 123_[5-9] (tasks that wait), 123+1 (a component)
     slurm_name: str = ""
-    #: a batch range that it would gain from, and how much
+    #: that it keeps the size asked for; else a batch range that it would gain from, and how much
     hint: str = ""
 
 
@@ -106,6 +108,7 @@ def present(
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
         plan = report.plan if report and report.restarts == job.restarts else (life.plan if life else None)
+        plan = None if job.own_plan else plan
         yield JobStatus(
             job_id=job.job_id,
             name=job.name,
@@ -128,8 +131,14 @@ def present(
             held=job.held,
             account=job.account,
             slurm_name=job.slurm_name,
-            hint=hints.get(job.job_id, "") if decision and decision.action is Action.KEEP else "",
+            hint=_hint(job, decision, hints),
         )
+
+
+def _hint(job: Job, decision: Decision | None, hints: Mapping[int, str]) -> str:
+    if job.own_plan and job.fixed:
+        return OWN_SIZE
+    return hints.get(job.job_id, "") if decision and decision.action is Action.KEEP else ""
 
 
 def _action(job: Job, decision: Decision | None) -> str:

@@ -20,7 +20,7 @@ from synergyd.control.tracked import Output, Remember, Tracked
 from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
 from synergyd.recompute import keeps_as_much
 from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
-from synergyd.task.shared_profiles import program
+from synergyd.task.shared_profiles import program_of
 from synergyd.words import plan_words, size_words
 
 PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
@@ -97,7 +97,7 @@ class FailedPlans:
         """`failure`'s plan is banned for the job's program. `least_memory`: the memory bias with which it would not have fitted."""
         if failure.plan is None:
             return {}
-        key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{_program(job)}:{gpu_type}"
+        key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{program_of(job)}:{gpu_type}"
         known, plan = self._profile(key), _same(failure.plan)
         bias = known.memory
         if failure.kind == "memory" and least_memory is not None and 0 < least_memory < math.inf:
@@ -114,7 +114,7 @@ class FailedPlans:
         job = tracked.job or tracked.ran_on
         if job is None or tracked.lifecycle.reruns <= before.reruns:
             return {}
-        return self._keep(f"{PREFIX}{_SCRIPT}:{_program(job)}:", Profile(samples=1))
+        return self._keep(f"{PREFIX}{_SCRIPT}:{program_of(job)}:", Profile(samples=1))
 
     def lift(self, job_id: int) -> dict[str, Profile]:
         """What the job has banned is allowed again."""
@@ -129,7 +129,7 @@ class FailedPlans:
 
     def of(self, job: Job) -> Bans:
         """What is banned for the job's program."""
-        return self._bans.get(_program(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
+        return self._bans.get(program_of(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
 
     def forget(self, job_id: int) -> None:
         """Of a job that has ended: what failed stays banned."""
@@ -246,14 +246,6 @@ def _cause(failure: EarlyFailure) -> str:
 def _same(plan: Plan) -> Plan:
     """Plans that differ in the number of micro-batches alone fail alike."""
     return replace(plan, global_batch=plan.dp * plan.micro_batch)
-
-
-def _program(job: Job) -> str:
-    directive = job.directive
-    if directive is None:
-        return program(job.uid, job.name)
-    batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
-    return program(job.uid, job.name, directive.model, *batches)
 
 
 def _program_in(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.events import Reported
 from synergyd.control.tracked import Remember, Tracked
 from synergyd.errors import one_line
@@ -12,8 +13,8 @@ from synergyd.task.learning import update_profile
 from synergyd.task.shared_profiles import SharedProfiles
 
 
-def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str, Profile]:
-    """The profiles that changed, by key of the store; `tracked` and `shared` know them from now on."""
+def learn(tracked: Tracked, event: Reported, shared: SharedProfiles, sizes: SizeChanges) -> dict[str, Profile]:
+    """Return the profiles that changed, by key of the store; `tracked`, `shared` and `sizes` know them from now on."""
     profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
     for report in event.reports:
         profile = update_profile(profile, tracked.alone(report), step_s, memory or None, event.shape)
@@ -23,15 +24,17 @@ def learn(tracked: Tracked, event: Reported, shared: SharedProfiles) -> dict[str
             tracked.exchanged = after_exchange(tracked.exchanged, report, profile.noise_scale)
     tracked.profile = profile
     learnt = {f"job:{tracked.lifecycle.job_id}": profile}
-    return learnt if tracked.job is None else learnt | shared.learn(tracked.job, profile)
+    if tracked.job is None:
+        return learnt
+    return learnt | shared.learn(tracked.job, profile) | sizes.learn(tracked.job, event.reports[-1])
 
 
 def learn_safely(
-    tracked: Tracked, event: Reported, shared: SharedProfiles
+    tracked: Tracked, event: Reported, shared: SharedProfiles, sizes: SizeChanges
 ) -> tuple[dict[str, Profile], list[Remember]]:
     """Learn as `learn` does. Whatever a job reports costs that job alone: return nothing learnt, and a warning once an incarnation."""
     try:
-        return learn(tracked, event, shared), []
+        return learn(tracked, event, shared, sizes), []
     except Exception as error:
         text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
         restarts, known = event.reports[-1].restarts, tracked.unlearnt

@@ -16,7 +16,7 @@ def wanted(tracked: Tracked, decision: Decision, job: Job, cluster: Cluster) -> 
     assert decision.cell is not None
     shape, present_plan = decision.cell.shape, tracked.lifecycle.plan
     # a job that keeps its own size keeps its own degrees as well, and so does one of which no plan is known at that size
-    own = job.state is JobState.PENDING and (bool(job.fixed) or decision.cell.goodput <= 0)
+    own = job.state is JobState.PENDING and (job.own_plan or bool(job.fixed) or decision.cell.goodput <= 0)
     plan = None if own else decision.cell.plan
     words = size_words(shape, plan)
     cause = f"{size_words(job.shape, present_plan)} -> {words}" if decision.action is Action.RESIZE else words

@@ -35,6 +35,7 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     controller.failed_plans.load(remembered.profiles)
     controller.restarts.costs.load(remembered.profiles)
     controller.lengths.load(remembered.profiles)
+    controller.size_changes.load(remembered.profiles)
     controller.restore(
         lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
     )

@@ -168,6 +168,7 @@ def _decisions(
         note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
         wants = job.directive is not None and job.directive.guaranteed
         note += guarantee_words(wants, due.problem.jobs[index], settings.guaranteed_share)
+        note += f" It keeps the size asked for: {job.fixed}." if job.own_plan and job.fixed else ""
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
         decisions.append(replace(found, why=found.why + note) if note else found)

@@ -19,6 +19,7 @@ from typing import Protocol
 from synergyd.control.controller import Controller
 from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.known.progress import with_likely
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.move_limits import caps_beside, settled
 from synergyd.control.resize.events import (
     Answered,
@@ -83,7 +84,9 @@ class SynergyDirector:
     def __post_init__(self) -> None:
         timeout_s = max(self.settings.checkpoint_timeout_s, 2 * self.costs.checkpoint_s)
         times = replace(times_of(self.settings), checkpoint_timeout_s=timeout_s, restart_delay_s=self.costs.requeue_s)
-        self.controller = Controller(times, self.settings.epoch_s, learns=self.belief.learns)
+        # simulated jobs have an agent
+        sizes = SizeChanges(assumed=True)
+        self.controller = Controller(times, self.settings.epoch_s, learns=self.belief.learns, size_changes=sizes)
         self._slurm = SimulatedSlurm(self.costs, self.controller, self._run, self._job)
 
     # -- what the World tells ------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from synergyd.store.tables import (
 )
 from synergyd.usage import Usage
 
+_PRUNED = ("job:", "like:", "failed:", "length:", "resizes:")  # kinds of profiles that age
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
 
@@ -327,8 +328,8 @@ class Store:
     def prune(self, older_than_s: float) -> int:
         """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
 
-        Epochs with their decisions (not counted one by one), events, reports, nodes, `job:`, `like:` and `failed:` profiles and marks
-        of scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
+        Epochs with their decisions (not counted one by one), events, reports, nodes, profiles of the kinds in `_PRUNED` and marks of
+        scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
         """
         deleted = 0
         old = (
@@ -347,7 +348,7 @@ class Store:
                 break
         with self._writing() as connection:
             live = reads.lifecycles(connection)
-            passing = or_(*(ProfileRow.key.startswith(kind) for kind in ("job:", "like:", "failed:", "length:")))
+            passing = or_(*(ProfileRow.key.startswith(kind) for kind in _PRUNED))
             old_profiles = (passing, ProfileRow.updated_s < older_than_s)
             keys = connection.execute(select(ProfileRow.key).where(*old_profiles)).scalars().all()
             stale = [k for k in keys if not (k[:4] == "job:" and k[4:].isdecimal() and int(k[4:]) in live)]

@@ -48,6 +48,15 @@ def program(uid: int, name: str, *said: object) -> str:
     return hashlib.sha256(json.dumps([uid, stem, *said]).encode()).hexdigest()[:24]
 
 
+def program_of(job: Job) -> str:
+    """Return the mark of runs of the job's program: with the same model and batches too."""
+    directive = job.directive
+    if directive is None:
+        return program(job.uid, job.name)
+    batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
+    return program(job.uid, job.name, directive.model, *batches)
+
+
 class SharedProfiles:
     """The measurements of each program, by key; `learn` returns what to store."""
 

@@ -139,8 +139,8 @@ class DecidedSize:
     goodput: float
     #: over that of the size asked for
     relative_goodput: float | None
-    #: sequences a step
-    global_batch: int
+    #: sequences a step; null where that is its script's own
+    global_batch: int | None
     #: in words
     plan: str
 

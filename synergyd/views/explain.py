@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from synergyd.control.known.health import warnings
 from synergyd.errors import UsageError
@@ -32,12 +33,13 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         job_id=job_id,
         decided_s=last.at_s if last else None,
         dry_run=last.dry_run if last else None,
-        decision=decision,
+        decision=_shown(decision) if decision else None,
         lines=_decision_lines(decision.cell, decision.node_names) if decision else (),
         links=_links(decision) if decision else (),
         alternatives=tuple(
             f"{size_words(a.cell.shape, a.cell.plan)}, goodput {a.cell.goodput:.3g}: {a.why_not}"
             for a in (decision.alternatives if decision else ())
+            if a.cell.goodput > 0
         ),
         lifecycle=life.state if life else None,
         report=report,
@@ -50,9 +52,17 @@ def collect(store: Store, job_id: int) -> ExplainJson:
     )
 
 
+def _shown(decision: Decision) -> Decision:
+    """Return the decision without Cells that have no plan of Synergy's: `lines` names their size."""
+    cell = decision.cell if decision.cell is not None and decision.cell.goodput > 0 else None
+    return replace(decision, cell=cell, alternatives=tuple(a for a in decision.alternatives if a.cell.goodput > 0))
+
+
 def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...]:
     if cell is None:
         return ()
+    if cell.goodput <= 0:
+        return f"size      {shape_words(cell.shape, nodes)}", "plan      its script's own"
     planned = cell.throughput * cell.efficiency
     fits = cell.goodput / planned if planned > 0 else 1.0
     risky = f" x {fits:.2f} that the memory suffices" if fits < _CERTAIN else ""

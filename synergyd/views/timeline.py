@@ -112,8 +112,8 @@ class Timeline:
                 gpus=cell.shape.gpus,
                 goodput=cell.goodput,
                 relative_goodput=d.decision.relative_goodput,
-                global_batch=cell.plan.global_batch,
-                plan=plan_words(cell.plan),
+                global_batch=cell.plan.global_batch if cell.goodput > 0 else None,
+                plan=plan_words(cell.plan) if cell.goodput > 0 else "its script's own",
             )
             for d in reversed(self._store.decisions_of(job_id, MOST_DECISIONS))
             if (cell := d.decision.cell) is not None

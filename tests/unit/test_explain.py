@@ -8,9 +8,13 @@ from synergyd.records import Cell, Plan, Shape
 from synergyd.views.explain import _decision_lines
 
 
-def predicted(throughput: float, efficiency: float, goodput: float) -> str:
+def predicted_lines(throughput: float, efficiency: float, goodput: float) -> tuple[str, ...]:
     cell = Cell(Shape("h100", 1, 8), Plan(dp=8, global_batch=8), throughput, efficiency, goodput, 1.44, 70 << 30)
-    return _decision_lines(cell, ("n1",))[2]
+    return _decision_lines(cell, ("n1",))
+
+
+def predicted(throughput: float, efficiency: float, goodput: float) -> str:
+    return predicted_lines(throughput, efficiency, goodput)[2]
 
 
 @pytest.mark.parametrize(
@@ -23,8 +27,11 @@ def predicted(throughput: float, efficiency: float, goodput: float) -> str:
         ((8.0, 0.5, 3.0), "8 sequences/s x 0.50 efficiency x 0.75 that the memory suffices = goodput 3, "),
         ((5.56, 1.0, 5.56 * 0.9951), "5.56 sequences/s x 1.00 efficiency = goodput 5.53, "),
         ((5.56, 0.9, 5.56 * 0.9), "5.56 sequences/s x 0.90 efficiency = goodput 5, "),
-        ((0.0, 1.0, 0.0), "0 sequences/s x 1.00 efficiency = goodput 0, "),
     ],
 )
 def test_goodput_is_shown_with_all_its_factors(cell: tuple[float, float, float], says: str) -> None:
     assert says in predicted(*cell)
+
+
+def test_a_size_without_a_plan_of_synergy_s_shows_the_script_s_own() -> None:
+    assert predicted_lines(0.0, 1.0, 0.0)[1:] == ("plan      its script's own",)

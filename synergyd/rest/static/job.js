@@ -61,7 +61,7 @@ export function jobView(context, job_id) {
 function drawFacts(facts, heading, explain, row, job_id) {
   const report = explain.report;
   heading.textContent = row ? `Job ${row.slurm_name || job_id}: ${row.name}` : `Job ${job_id}`;
-  const plan = row?.plan ?? report?.plan;
+  const plan = row ? row.plan : report?.plan;
   facts.replaceChildren(
     row ? fact("User", row.user, row.account) : fact("State", explain.lifecycle ?? "has left the queue"),
     row ? fact("State", row.state.toLowerCase(), row.action) : fact("Last seen", explain.story.length ? stamp(explain.story[explain.story.length - 1].at_s) : "–"),
@@ -88,7 +88,8 @@ function notesOf(explain, row) {
 function why(explain, row, width) {
   const decision = explain.decision;
   if (!decision) return [h("p", { class: "empty" }, row?.why || "Nothing has been decided about it yet.")];
-  const parts = [h("p", null, decision.why, h("span", { class: "note" }, ` Decided ${stamp(explain.decided_s)}: ${decision.action}.`)), sizesFigure(decision, row?.asked_gpus, width)];
+  const figure = decision.cell || decision.action === "wait" ? [sizesFigure(decision, row?.asked_gpus, width)] : explain.lines.map((text) => h("p", null, text));
+  const parts = [h("p", null, decision.why, h("span", { class: "note" }, ` Decided ${stamp(explain.decided_s)}: ${decision.action}.`)), ...figure];
   if (decision.worth.length || decision.fairness !== null) {
     parts.push(h("h3", { class: "note" }, "What the allocation counted for it"),
       h("dl", { class: "facts" }, decision.worth.map(([name, value]) => fact(name, num(value))), decision.fairness === null ? null : fact("finish-time fairness", num(decision.fairness))));

@@ -82,7 +82,8 @@ def classify_job(
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
     if fixed:
-        exact = tuple(c for c in usable if same_shape(c.shape, job.shape)) or _unpredicted(job, snapshot)
+        exact = () if job.own_plan else tuple(c for c in usable if same_shape(c.shape, job.shape))
+        exact = exact or _unpredicted(job, snapshot)
         return (
             _request(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
         )
@@ -231,6 +232,9 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
     holds = job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     if not holds:
         return UntouchedJob(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
+    if job.own_plan:
+        relative = 1.0 if same_shape(job.shape, job.asked) else None
+        return UntouchedJob(Action.KEEP, why, _without_plan(job.shape), job.node_names, relative)
     cell = current_cell(cells, job.shape, plan)
     relative = relative_goodput(cell, cells, find_asked(cells, job.asked)) if cell else None
     return UntouchedJob(Action.KEEP, why, cell, job.node_names, relative)
@@ -314,8 +318,13 @@ def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
 def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
     """Cells of exactly the size that a job asks for, where no plan is known for it: goodput 0 says unknown."""
     types = [job.shape.gpu_type] if job.shape.gpu_type else list(snapshot.cluster.gpu_types())
-    plan = Plan(dp=job.shape.gpus, global_batch=job.shape.gpus)
-    return tuple(Cell(replace(job.shape, gpu_type=t), plan, 0.0, 0.0, 0.0, 0.0, 0) for t in types)
+    allowed = job.directive.gpu_types if job.directive else ()
+    return tuple(_without_plan(replace(job.shape, gpu_type=t)) for t in types if not allowed or t in allowed)
+
+
+def _without_plan(shape: Shape) -> Cell:
+    """A Cell of which only its GPUs are known."""
+    return Cell(shape, Plan(dp=shape.gpus, global_batch=shape.gpus), 0.0, 0.0, 0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)

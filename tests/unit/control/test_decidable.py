@@ -10,11 +10,11 @@ from synergyd.control.decidable import FIRST_UNMEASURED_S, UNMEASURED_S, as_deci
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.tracked import Tracked
 from synergyd.job_report import Report
-from synergyd.records import Job, Profile
+from synergyd.records import Job, Plan, Profile
 from tests.unit.scheduler.builders import NOW, job
 
 RESTARTED = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60)
-SILENT = Report(1, 1, 100)  # of this incarnation, without a step's seconds
+SILENT = Report(1, 1, 100, plan=Plan())  # of this incarnation, without a step's seconds
 KNOWN = Profile(samples=5)
 
 
@@ -31,7 +31,7 @@ def test_a_restarted_job_keeps_its_size_until_it_was_measured_there() -> None:
 
 @pytest.mark.parametrize("profile", [None, Profile(), KNOWN])
 def test_guesses_do_not_resize_a_job_before_its_first_steps(profile: Profile | None) -> None:
-    started, silent = replace(RESTARTED, restarts=0), Report(1, 0, 1)
+    started, silent = replace(RESTARTED, restarts=0), Report(1, 0, 1, plan=Plan())
     assert fixed(started, silent, profile) == "it has not been measured since its start"
     assert fixed(started, replace(silent, step_s=0.5), profile) == ""
     assert fixed(replace(started, start_s=NOW - FIRST_UNMEASURED_S), silent, profile) == ""

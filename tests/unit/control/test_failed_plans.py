@@ -11,6 +11,7 @@ import pytest
 from synergyd.accepts import Accepts
 from synergyd.control.controller import Controller
 from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, needs_as_much
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
@@ -45,7 +46,7 @@ def cell(plan: Plan, gpu_type: str = "a100") -> Cell:
 
 def running(job: Job = JOB, plan: Plan | None = PLAN) -> Controller:
     """A controller with a job that runs with `plan`."""
-    controller = Controller(ResizeTimes(), 60.0)
+    controller = Controller(ResizeTimes(), 60.0, size_changes=SizeChanges(assumed=True))
     controller.handle(JobObserved(1, 0.0, Observed("RUNNING", job.restarts)), 90.0)
     controller.jobs[1].lifecycle = replace(controller.jobs[1].lifecycle, plan=plan)
     nodes = (Node("n1", "a100", 4, 4),)

@@ -8,6 +8,7 @@ from typing import Any
 from synergyd.accepts import Accepts
 from synergyd.control.controller import Controller
 from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.events import (
     ClockSet,
     HealthReviewed,
@@ -36,7 +37,7 @@ NODES = tuple(Node(f"n{i}", "a100", 4) for i in range(1, 4))
 
 
 def running(*jobs: Job, at_s: float = 100.0) -> Controller:
-    controller = Controller(TIMES, 60.0)
+    controller = Controller(TIMES, 60.0, size_changes=SizeChanges(assumed=True))
     see(controller, *jobs, at_s=at_s)
     return controller
 
@@ -84,7 +85,7 @@ def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
 
 
 def test_no_run_is_started_again_by_default() -> None:
-    controller = Controller(times_of(Settings()), 60.0)
+    controller = Controller(times_of(Settings()), 60.0, size_changes=SizeChanges(assumed=True))
     see(controller, JOB)
     tell(controller, 100.0, stalled_s=1e6)
     assert Requeue(1, 0) not in review(controller, 200.0)
@@ -117,7 +118,7 @@ def test_silence_is_no_hang() -> None:
 
 
 def test_bounds_of_a_hang() -> None:
-    report = Report(1, 0, 5, step_s=200.0, stalled_s=2000.0)
+    report = Report(1, 0, 5, plan=PLAN, step_s=200.0, stalled_s=2000.0)
     assert longest_s(Hangs(), report, 1800.0) == 4000.0  # 20 steps
     assert longest_s(Hangs(), replace(report, step_s=None), 1800.0) == 3600.0  # nothing is known of its steps
     assert hung_s(Hangs(), report, 1800.0) is None
@@ -209,7 +210,7 @@ def test_jobs_that_stall_at_once_are_told_only() -> None:
 
 
 def test_how_many_stall_at_once() -> None:
-    well, stalls = Report(1, 0, 5), Report(1, 0, 5, stalled_s=60.0)
+    well, stalls = Report(1, 0, 5, plan=PLAN), Report(1, 0, 5, plan=PLAN, stalled_s=60.0)
     assert stalled_together([stalls] * 3) and stalled_together([stalls] * 3 + [well] * 9)
     assert not stalled_together([stalls] * 2) and not stalled_together([stalls] * 3 + [well] * 10)
     assert not stalled_together([])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.report_inbox import ReceivedReport, ReportInbox
@@ -144,6 +145,7 @@ class Site:
         self.slurm = FakeCluster()
         self.post = Post()
         self.leads, self.term = True, 1
+        self.knows_programs = True
         self.set_s = 0.0  # by how much the clock was set
         self.away = False
         usual = Settings(state_dir=folder, epoch_s=60.0, restart_cost_s=1.0, max_weight=1000.0)
@@ -169,6 +171,8 @@ class Site:
             term=lambda: self.term,
         )
         self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
+        # as if an agent of each program had reported before; test_asked_size.py has programs that nobody knows
+        self.daemon.controller.size_changes = SizeChanges(assumed=self.knows_programs)
         return self.daemon
 
     def epoch(self, seconds: float = 0.0) -> dict[int, Decision]:

@@ -248,7 +248,7 @@ def _job(state: JobState) -> Job:
 
 
 def _controller(life: JobLifecycle) -> Controller:
-    report = Report(1, 0, 5)
+    report = Report(1, 0, 5, plan=Plan())
     return Controller(LIMITS, 15.0, jobs={1: Tracked(lifecycle=life, report=report)})
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from synergyd.control.controller import Controller
+from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.events import JobObserved, Observed, Reported
 from synergyd.control.resize.lifecycle import ResizeTimes
 from synergyd.job_report import Report
 from synergyd.node_needs import Room
-from synergyd.records import Directive, JobState, Shape
+from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.parsed.rows import NodeRow, PartitionRow
 from synergyd.slurm.parsed.snapshot import (
     Known,
@@ -137,11 +138,14 @@ def test_a_pending_job() -> None:
 def test_a_running_job_needs_an_agent_that_has_reported() -> None:
     running = row(state="RUNNING", start_s=5.0, eligible_s=1.0, node_names=("n1",), priority=0)
     job = job_of(running, KNOWN, {"n1": "a100"}, paused=True)
-    controller = Controller(ResizeTimes(), 60.0)
+    controller = Controller(ResizeTimes(), 60.0, size_changes=SizeChanges(assumed=True))
     controller.handle(JobObserved(job.job_id, 0.0, Observed("RUNNING", job.restarts)), 10.0)
     assert "has not reported" in controller.as_decided_about(job, 10.0).fixed and not job.held and job.paused
     assert (job.start_s, job.begin_s) == (5.0, None)
-    controller.handle(Reported((Report(job.job_id, job.restarts, 1, step_s=0.5),), job.restarts), 11.0)
+    controller.handle(
+        Reported((Report(job.job_id, job.restarts, 1, step_s=0.5, plan=Plan(dp=1, global_batch=8)),), job.restarts),
+        11.0,
+    )
     assert controller.as_decided_about(job, 12.0).fixed == ""
 
 
