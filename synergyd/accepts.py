@@ -43,8 +43,10 @@ class Accepts:
     own_tp: bool = field(default=False, metadata=LATER)
     #: its optimizer can't be shared out
     whole_optimizer: bool = field(default=False, metadata=LATER)
-    #: its checkpoints load on as many GPUs as have saved them alone
+    #: it can't go on at another size: it saves no checkpoint, or one that loads on as many GPUs as have saved it alone
     own_size: bool = field(default=False, metadata=LATER)
+    #: another micro-batch would be another training
+    own_micro: bool = field(default=False, metadata=LATER)
 
 
 NOTHING_MORE = Accepts()

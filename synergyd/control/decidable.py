@@ -55,7 +55,7 @@ def as_decided_about(
     if bans.script and not job.fixed:
         return replace(job, fixed="a script of this program ended before its training began again after a resize")
     if tracked.keeps_size and not job.fixed:
-        return replace(job, fixed="its checkpoints load on as many GPUs as have saved them alone")
+        return replace(job, fixed="its reports say that it can go on at this size alone")
     if job.state is JobState.PENDING and tracked.out_of_plans and not job.fixed:
         return replace(job, fixed="all plans that fit have failed for this program")
     if job.state is not JobState.RUNNING or job.fixed:

@@ -224,7 +224,7 @@ class JobPlanner:
         limits = PlanLimits(
             low,
             high,
-            micro_batch=directive.micro_batch,
+            micro_batch=present.micro_batch if self.present and accepts.own_micro else directive.micro_batch,
             max_micro_batch=directive.max_micro_batch,
             tp=directive.tp or (present.tp if accepts.own_tp else None),
             pp=directive.pp or (1 if accepts.single_stage else None),

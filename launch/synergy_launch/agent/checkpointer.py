@@ -53,6 +53,8 @@ class Checkpointer:
         self.stage = stage if self._settings.background_saves else None
         if self.store is not None:
             self.background = BackgroundSave(self.store)
+        else:  # nothing could go on from a checkpoint
+            self._status.update(accepts={**(self._settings.accepts or {}), "own_size": True})
         self.schedule.start(interval, self._gpus, now_s)
 
     def trained(self, step_s: float, usual_s: float | None) -> None:

@@ -43,6 +43,7 @@ from synergy_launch.megatron_lm.older_checkpoint import loads_older_format
 from synergy_launch.megatron_lm.supervisor import Supervisor
 from synergyd import __version__
 from synergyd.errors import SynergyError, UsageError
+from synergyd.records import Plan
 from synergyd.wire.plan_file import PlanFile
 from synergyd.wire.report import status_to_report
 
@@ -69,12 +70,30 @@ def _loadable(options: LaunchOptions, plan_file: PlanFile | None, remark: str) -
     return replace(plan_file, plan=None), "; ".join(filter(None, (remark, OLDER_FORMAT)))
 
 
+def _own_plan(options: LaunchOptions, allocation: JobAllocation) -> Plan | None:
+    """Return the plan that Megatron-LM's options, as the user wrote them, amount to here; None for other scripts."""
+    if not is_megatron(options.style, options.script[1:]):
+        return None
+    return megatron_arguments.plan_of(options.script[1:], allocation.world)
+
+
+def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None) -> PlanFile | None:
+    """Return the plan file; with the script's own plan where a job of Megatron-LM's starts at the size asked for and was given none: so
+    it saves when it is asked to, in a format that another size can load."""
+    if plan_file is None or plan_file.plan is not None or not plan_file.report or plan_file.asked is None:
+        return plan_file
+    as_asked = (plan_file.asked.nodes, plan_file.asked.gpus_per_node) == (len(allocation.nodes), allocation.gpus)
+    own = _own_plan(options, allocation) if as_asked else None
+    return plan_file if own is None else replace(plan_file, plan=own, own_batch=True)
+
+
 def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None, remark: str) -> int:
     """Runs this node's command; where Synergy's plan fails at once, again with what works. Returns the exit code."""
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     first_step_s = number_of(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
     folder = Path(checkpoint) if checkpoint else None
-    guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s)
+    own = _own_plan(options, allocation)
+    guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s, own=own)
     # a job that is not Synergy's ends as without it
     crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
     in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
@@ -203,13 +222,17 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list
 def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
     """For a command of Megatron-LM's, by its final arguments."""
     arguments = node.argv
+    folder = (megatron_options.values(arguments, "--save") or [""])[-1]
+    accepts = json.loads(node.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
+    if not folder:  # it can't be asked for a checkpoint
+        accepts = {**(accepts or {}), "own_size": True}
     return Supervisor(
         node.plan or megatron_arguments.plan_of(arguments, allocation.world),
-        (megatron_options.values(arguments, "--save") or [""])[-1],
+        folder,
         megatron_options.number(arguments, "--seq-length", 0),
         step_log=node.environment.get("SYNERGY_STEP_LOG", ""),
         resharding=node.plan is not None and megatron_arguments.reshards(arguments),
-        accepts=json.loads(node.environment.get("SYNERGY_ACCEPTS_JSON", "null")),
+        accepts=accepts,
         nodes=len(allocation.nodes),
         restarts=allocation.restarts,
     )
@@ -296,6 +319,7 @@ def command(
         dry_run=dry_run,
     )
     run = _run if dry_run else _guarded
+    plan_file = _resizable(options, allocation, plan_file)
     sys.exit(run(options, allocation, *_loadable(options, plan_file, remark)))
 
 

@@ -3,7 +3,8 @@
 A run that ends within its first steps under a plan that Synergy chose is taken back: to the last plan that ran where that is
 for this many GPUs, to the user's own arguments where the size is the user's own, both at once in the same allocation. Else the
 daemon is told, which requeues the job with another size, and the step is held open meanwhile: Slurm would call its end a failure.
-A run that fails under the user's own arguments, or after its first steps, ends as it would without Synergy.
+A run that fails under the user's own arguments, by a fault that no plan can cause (own_fault.py), or after its first steps, ends as it
+would without Synergy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.own_fault import own_fault, refuses_options
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.start import fit_plan
 from synergyd.errors import SynergyError
@@ -54,7 +56,8 @@ def kind_of(code: int, error_output: bytes) -> str:
 class PlanGuard:
     """Watches the runs of one node of one incarnation. `folder`: the checkpoints'; None where there are none.
 
-    `begin` a run with `plan_file`'s plan, `look` at its status meanwhile, and ask `ended` how it ended. Where `again` is true
+    `own`: the plan that the script's own options amount to here, where these are Megatron-LM's. `begin` a run with `plan_file`'s plan,
+    `look` at its status meanwhile, and ask `ended` how it ended. Where `again` is true
     then, `plan_file` has what to start with in its place; where `waits` is, the daemon is to requeue the job (`hold`), and
     where `tells` is too, this node may tell it so.
     """
@@ -67,8 +70,9 @@ class PlanGuard:
         *,
         first_step_s: float = FIRST_STEP_S,
         monotonic: Callable[[], float] = time.monotonic,
+        own: Plan | None = None,
     ) -> None:
-        self.plan_file = given
+        self.plan_file, self._own = given, own
         self.failure: EarlyFailure | None = None
         self.again = self.waits = self.tells = False
         self.ending = False  # SIGTERM or SIGINT came
@@ -120,7 +124,7 @@ class PlanGuard:
         self._began_s = self._monotonic()
         self._base: Mapping[str, Any] | None = None  # its first status from training
         self._stepped = self._past = self._hung = False
-        self._tail = b""
+        self._tail, self._fault = b"", ""
         self.again = self.waits = self.tells = False
 
     def feed(self, piece: bytes) -> None:
@@ -167,6 +171,10 @@ class PlanGuard:
             self.failure = None
             return None
         kind, plan = kind or self.kind(code), self.plan
+        if plan is not None and kind == "exit" and (fault := self._own_fault(code, plan)):
+            self.failure, self._fault = None, fault
+            return None
+        plan = None if plan == self._own and not refuses_options(self._tail) else plan
         failure = EarlyFailure(kind=kind, code=min(code, 255), number=self._runs, plan=plan)
         history = self._known()
         if plan is not None and history.returns < MAX_RETURNS:
@@ -187,6 +195,8 @@ class PlanGuard:
     def words(self) -> str:
         """What follows from the failure, for the log."""
         failure = self.failure
+        if self._fault:
+            return f"the script itself is wrong ({self._fault}): the job ends as without Synergy"
         if failure is None or failure.plan is None or (self.waits and not self.tells):
             return ""
         text = f"the plan that Synergy chose failed within its first steps ({failure.kind}, exit code {failure.code})"
@@ -194,6 +204,12 @@ class PlanGuard:
             back = "the last plan that ran" if failure.next_plan else "its own arguments"
             return f"{text}: the script is started again with {back}"
         return f"{text}: the daemon is asked to requeue the job" if self.tells else text
+
+    def _own_fault(self, code: int, plan: Plan) -> str:
+        asked, here = self.plan_file.asked if self.plan_file else None, self._allocation
+        same = asked is not None and (asked.nodes, asked.gpus_per_node) == (len(here.nodes), here.gpus)
+        same &= plan.cp == 1 and plan.precision != "fp8"
+        return own_fault(code, self._tail, same_degrees=same, adds_options=self._own is not None)
 
     def _known(self) -> RunHistory:
         """As it is now: another node of the job may have written it."""

@@ -14,7 +14,8 @@ from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
-from synergy_launch.megatron_lm.own_batch import at_own_batch
+from synergy_launch.megatron_lm.loss_mask import keeps_micro_batch
+from synergy_launch.megatron_lm.own_batch import at_own_batch, at_own_micro_batch
 from synergyd.accepts import NOTHING_MORE
 from synergyd.exchange import EXACT
 from synergyd.records import Plan
@@ -69,10 +70,26 @@ def plan_of_run(
     that is known here; and a remark."""
     wanted, megatron = given.plan if given else None, is_megatron(style, script[1:])
     plan, remark = fit_plan(megatron_arguments.bound(wanted, script[1:]) if wanted and megatron else wanted, world)
-    if plan is None or given is None or not given.own_batch or not megatron:
+    if plan is None or given is None or not megatron:
         return plan, remark
-    plan, other = at_own_batch(plan, script[1:], given.asked)
-    return plan, "; ".join(filter(None, (remark, other)))
+    remarks = [remark]
+    if given.own_batch:
+        plan, other = at_own_batch(plan, script[1:], given.asked)
+        remarks.append(other)
+    if plan is not None and keeps_micro_batch(script[0], script[1:]):
+        plan, other = _at_own_micro_batch(plan, script[1:], world)
+        remarks.append(other)
+    return plan, "; ".join(filter(None, remarks))
+
+
+def _at_own_micro_batch(plan: Plan, arguments: Sequence[str], world: int) -> tuple[Plan | None, str]:
+    """Return the plan with the script's own micro-batch, where the loss depends on it; and a remark."""
+    if (kept := at_own_micro_batch(plan, arguments)) is not None:
+        return kept, ""
+    why = f"the script's own micro-batch can't make up the global batch {plan.global_batch} on dp={plan.dp}"
+    if megatron_arguments.plan_of(arguments, world) is not None:
+        return None, f"{why}: its own degrees are used"
+    return plan, f"{why}, so it is {plan.micro_batch}, which weighs masked tokens otherwise"
 
 
 def is_megatron(style: str, arguments: Sequence[str]) -> bool:
@@ -108,6 +125,8 @@ def node_command(
     name, arguments = script[0], list(script[1:])
     may_overlap = megatron_arguments.known_to_overlap(name, arguments)
     capabilities = accepts(arguments, version, may_overlap) if style in ("auto", "megatron") else NOTHING_MORE
+    if is_megatron(style, arguments) and keeps_micro_batch(name, arguments):
+        capabilities = replace(capabilities, own_micro=True)
     if plan and is_megatron(style, arguments):
         arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version, may_overlap, own_batch)
     environment = {

@@ -44,6 +44,16 @@ def at_own_batch(plan: Plan, arguments: Sequence[str], asked: Shape | None) -> t
     return None, f"the script's global batch {batch} can't be shared out to dp={plan.dp}: its own degrees are used"
 
 
+def at_own_micro_batch(plan: Plan, arguments: Sequence[str]) -> Plan | None:
+    """Return `plan` with the micro-batch of the user's `arguments`; None where its replicas can't do the batch so. Virtual stages go where
+    the micro-batches are no multiple of the stages."""
+    micro = number(arguments, "--micro-batch-size", 0)
+    if not micro or plan.global_batch % (plan.dp * micro):
+        return None
+    plan = replace(plan, micro_batch=micro)
+    return replace(plan, vpp=1) if plan.vpp > 1 and plan.micro_batches % plan.pp else plan
+
+
 def _ramp(arguments: Sequence[str]) -> list[str]:
     """The words of --rampup-batch-size."""
     if not values(arguments, RAMP):

@@ -204,7 +204,7 @@ def test_a_job_whose_checkpoints_load_on_as_many_gpus_alone_keeps_its_size() -> 
     tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=True))
     assert JOB.shape != JOB.asked
     for state in (JobState.RUNNING, JobState.PENDING):
-        assert "as many GPUs as have saved them" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
+        assert "at this size alone" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
 
 
 @pytest.mark.parametrize(("own_size", "back"), [(False, ASKED), (True, HAS)])

@@ -135,6 +135,14 @@ def test_a_mesh_with_a_pipeline_and_parts_of_sequences_moves_them_too() -> None:
     assert (without.limits().pp, without.limits().cp) == (1, 1)
 
 
+def test_a_micro_batch_that_the_loss_depends_on_stays() -> None:
+    present, profile = Plan(dp=8, micro_batch=2, global_batch=32), Profile(model=GPT, accepts=Accepts(own_micro=True))
+    found = task(job(), profile, GPT, present).cells(MIXED)
+    assert {cell.plan.micro_batch for cell in found} == {2}
+    free = task(job(), replace(profile, accepts=Accepts()), GPT, present).cells(MIXED)
+    assert {cell.plan.micro_batch for cell in free} != {2}
+
+
 def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
     ranged = job(global_batch=(32, 512))
     assert {c.plan.global_batch for c in task(ranged).cells(MIXED)} == {32}

@@ -43,6 +43,7 @@ def trains(steps, **more):
     status(step=5 + steps, **{"checkpoint_step": 5, **more})
     time.sleep(0.5)
 """
+WRONG_SYNTAX = "def f(:\n"
 
 
 class Job:
@@ -54,7 +55,7 @@ class Job:
 
     def start(self, body: str, **more: str) -> subprocess.Popen[str]:
         script = self.folder / "train.py"
-        script.write_text(SCRIPT + textwrap.dedent(body))
+        script.write_text(SCRIPT + textwrap.dedent(body) if body != WRONG_SYNTAX else body)
         plan_file.write(self.given, self.folder)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SYNERGY_"))}
         slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0",
@@ -75,7 +76,7 @@ class Job:
         """(exit code, what its runs were given, error output)."""
         child = self.start(body, **more)
         said = child.communicate(timeout=120)[1]
-        return child.returncode, self.runs.read_text().split(), said
+        return child.returncode, self.runs.read_text().split() if self.runs.exists() else [], said
 
     @property
     def history(self) -> RunHistory:
@@ -149,6 +150,43 @@ def _children(pid: int) -> list[int]:
 
 def guard(given: PlanFile, folder: Path | None = None, **where: Any) -> PlanGuard:
     return PlanGuard(JobAllocation(**{**vars(HERE), **where}), given, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("import no_such_module", 1), ("open('/no/such/file')", 1), ("undefined", 1), (WRONG_SYNTAX, 1),
+     ("import argparse; argparse.ArgumentParser().parse_args(['--nope'])", 2)],
+)  # fmt: skip
+def test_a_script_that_is_wrong_itself_ends_at_once_and_no_plan_is_blamed(job: Job, body: str, code: int) -> None:
+    ran, runs, said = job.run(body)
+    assert (ran, runs) == (code, [] if body == WRONG_SYNTAX else ["planned"]), said
+    assert "the script itself is wrong" in said and "plan that Synergy chose" not in said
+    assert run_history.read(job.checkpoints, 9) == RunHistory(9)
+
+
+def test_what_another_number_of_processes_may_cause_is_tried_at_the_size_asked_for() -> None:
+    tail = b"Traceback (most recent call last):\n  File \"t.py\", line 1\nFileNotFoundError: 'rank3.bin'\n"
+    same, other = (
+        guard(PlanFile(9, PLAN, "c:1", asked=ASKED)),
+        guard(PlanFile(9, PLAN, "c:1", asked=Shape("a100", 1, 2))),
+    )
+    for made in (same, other):
+        made.feed(tail)
+    assert same.ended(1) is None and not same.waits
+    failure = other.ended(1)
+    assert failure is not None and failure.plan == PLAN and other.waits
+
+
+@pytest.mark.parametrize(
+    ("tail", "plan"), [(b"ValueError: mine\n", None), (b"t.py: error: unrecognized arguments: --x\n", PLAN)]
+)
+def test_a_plan_that_is_the_script_s_own_is_not_blamed(tail: bytes, plan: Plan | None) -> None:
+    """Unless it does not know the options that it was given beside."""
+    made = PlanGuard(HERE, PlanFile(9, PLAN, "c:1", asked=ASKED), None, own=PLAN)
+    made.feed(tail)
+    failure = made.ended(1)
+    assert failure is not None and failure.plan == plan and made.again is (plan is not None)
 
 
 def test_the_last_plan_that_ran_comes_first_where_it_fits(tmp_path: Path) -> None:

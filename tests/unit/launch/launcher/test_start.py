@@ -102,7 +102,9 @@ def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
         "a2a": True,
     }
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": told}).accepts == json.loads(told)
-    assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", *words[1:]]).environment
+    other = json.loads(start(["train.py", *words[1:]]).environment["SYNERGY_ACCEPTS_JSON"])
+    assert [name for name, able in other.items() if able] == ["own_micro"], "nothing is known of its loss mask"
+    assert "SYNERGY_ACCEPTS_JSON" not in start(["train.py", "--bf16"]).environment
     assert AgentSettings.from_environment({"SYNERGY_ACCEPTS_JSON": "[1"}).accepts is None
 
 
@@ -160,6 +162,46 @@ def test_a_megatron_script_keeps_its_own_batch(own: list[str]) -> None:
     assert plan == replace(ASSUMED, global_batch=24)
     assert plan_of_run(given, script, 8)[0] == plan == made.plan, "what the launcher reports"
     assert option(start(script, given=replace(given, own_batch=False)), "--global-batch-size") == "64"
+
+
+MASKED = [*MEGATRON, "--global-batch-size", "64", "--micro-batch-size", "2", "--eod-mask-loss"]
+
+
+@pytest.mark.parametrize(
+    ("script", "micro"),
+    [
+        (MASKED[:-1], "4"),
+        (MASKED, "2"),
+        ([*MASKED, "--calculate-per-token-loss"], "4"),
+        (["mine.py", *MASKED[1:-1]], "2"),
+        ([*MASKED[:-1], "--num-experts", "8", "--moe-aux-loss-coeff", "1e-2"], "2"),
+        ([*MASKED[:-1], "--num-experts", "8"], "4"),
+    ],
+)
+def test_the_micro_batch_changes_where_the_loss_does_not_depend_on_it_alone(script: list[str], micro: str) -> None:
+    """Masked tokens weigh otherwise in micro-batches of another size, without --calculate-per-token-loss."""
+    made = start(script, given=PlanFile(9, ASSUMED))
+    assert option(made, "--micro-batch-size") == micro and made.plan is not None
+    assert made.plan.micro_batch == int(micro), "what the launcher reports"
+    said = json.loads(made.environment.get("SYNERGY_ACCEPTS_JSON", "{}"))
+    assert said.get("own_micro", False) is (micro == "2")
+
+
+def test_a_micro_batch_that_does_not_make_up_the_batch_leaves_the_script_as_it_is() -> None:
+    script = [
+        "pretrain_gpt.py",
+        "--num-layers",
+        "2",
+        "--eod-mask-loss",
+        "--micro-batch-size",
+        "5",
+        "--global-batch-size",
+    ]
+    made = start([*script, "40"], given=PlanFile(9, Plan(dp=8, micro_batch=2, global_batch=48)))
+    assert made.plan is None and "own degrees" in made.remarks[0]
+    # on this many processes its own degrees do not add up: the run goes on
+    made = start([*script, "45"], given=PlanFile(9, Plan(dp=8, micro_batch=2, global_batch=48)))
+    assert option(made, "--micro-batch-size") == "2" and "weighs masked tokens otherwise" in made.remarks[0]
 
 
 def test_a_megatron_script_keeps_its_own_ramp() -> None:
