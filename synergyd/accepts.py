@@ -45,6 +45,8 @@ class Accepts:
     whole_optimizer: bool = field(default=False, metadata=LATER)
     #: it can't go on at another size: it saves no checkpoint, or one that loads on as many GPUs as have saved it alone
     own_size: bool = field(default=False, metadata=LATER)
+    #: its batch is a multiple of the one that its script has by itself
+    in_multiples: bool = field(default=False, metadata=LATER)
     #: another micro-batch would be another training
     own_micro: bool = field(default=False, metadata=LATER)
 

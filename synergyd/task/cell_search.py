@@ -131,7 +131,7 @@ def rank(
     made_of = passes(dims(model), gpu, candidates.plans)
     times = made_of.step(candidates.plans)
     if limits.low < limits.high and noise_scale is not None and len(candidates.plans):
-        plans, estimate = _best_batches(made_of, candidates, times.total, noise_scale, least)
+        plans, estimate = _best_batches(made_of, candidates, times.total, noise_scale, least, limits.batch_unit)
         candidates = replace(candidates, plans=plans)
         if cells_only:
             candidates = candidates.take(_best_of_each(candidates, estimate * (1 - candidates.risk)))
@@ -164,7 +164,7 @@ def _exchanging(
 
 
 def _best_batches(
-    made_of: Passes, candidates: CandidatePlans, largest_s: Floats, noise_scale: float, least: int
+    made_of: Passes, candidates: CandidatePlans, largest_s: Floats, noise_scale: float, least: int, batch_unit: int
 ) -> tuple[PlanArrays, Floats]:
     """Each plan at the batch of its range where its goodput is highest, and that goodput but for speed.
 
@@ -173,7 +173,7 @@ def _best_batches(
     its two sides. A smaller batch never takes more memory.
     """
     plans = candidates.plans
-    low, high, step = candidates.smallest, plans.global_batch, unit(plans)
+    low, high, step = candidates.smallest, plans.global_batch, unit(plans, batch_unit)
 
     low_s = made_of.step(replace(plans, global_batch=low)).total
     slope = (largest_s - low_s) / np.maximum(high - low, 1)

@@ -224,6 +224,7 @@ class JobPlanner:
         limits = PlanLimits(
             low,
             high,
+            batch_unit=self._batch_unit(low, high),
             micro_batch=present.micro_batch if self.present and accepts.own_micro else directive.micro_batch,
             max_micro_batch=directive.max_micro_batch,
             tp=directive.tp or (present.tp if accepts.own_tp else None),
@@ -246,6 +247,11 @@ class JobPlanner:
         if present.shard and not limits.shards:
             limits = replace(limits, groups=present.dp * present.cp // present.shard)
         return limits
+
+    def _batch_unit(self, low: int, high: int) -> int:
+        """Return what a batch from `low` to `high` is to be a multiple of, and replicas to divide, by the job's reports."""
+        base = self.profile.base_batch if self.profile.accepts.in_multiples else None
+        return base if base and high // base * base >= low else 1
 
     def _contradiction(self) -> str:
         """What the fixed degrees contradict, "" if nothing."""

@@ -36,6 +36,7 @@ class PlanLimits:
     high: int
     _: KW_ONLY
     points: int = 12
+    batch_unit: int = 1  # the batch is a multiple of it; replicas divide it where it is not 1
     micro_batch: int | None = None
     max_micro_batch: int | None = None  # of jobs whose memory can't be predicted
     tp: int | None = None

@@ -68,9 +68,10 @@ class CandidatePlans:
         )
 
 
-def unit(plans: PlanArrays) -> Ints:
-    """The global batch must be a multiple of it, (N,): dp * micro-batch, times pp with virtual stages."""
-    return plans.dp * plans.micro_batch * np.where(plans.vpp > 1, plans.pp, 1)
+def unit(plans: PlanArrays, batch_unit: int = 1) -> Ints:
+    """The global batch must be a multiple of it, (N,): dp * micro-batch, times pp with virtual stages, and of `batch_unit`."""
+    own = plans.dp * plans.micro_batch * np.where(plans.vpp > 1, plans.pp, 1)
+    return own if batch_unit == 1 else np.lcm(own, batch_unit)
 
 
 def enumerate_plans(
@@ -145,7 +146,8 @@ def _search(
     others = other_ways(model, gpu, fitting, chosen[rows], limit, kinds)
     others += with_more(model, gpu, fitting, belief.risk(gpu, peaks), belief, kinds)
     found += [(rows[at], some, peak) for at, some, peak in others]
-    small = _with_less(model, gpu, plans, smallest, limit, np.where(fitted, chosen, kinds.nothing), kinds)
+    beaten = np.where(fitted, chosen, kinds.nothing)
+    small = _with_less(model, gpu, plans, smallest, limit, beaten, kinds, limits.batch_unit)
     found += [small] if small is not None else []
     if len(found) > 1:
         rows = np.concatenate([index for index, _, _ in found])
@@ -164,7 +166,14 @@ def _search(
 
 
 def _with_less(
-    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, smallest: Ints, limit: float, beaten: Ints, kinds: Choices
+    model: ModelSpec,
+    gpu: GpuFigures,
+    plans: PlanArrays,
+    smallest: Ints,
+    limit: float,
+    beaten: Ints,
+    kinds: Choices,
+    batch_unit: int,
 ) -> tuple[Ints, PlanArrays, Floats] | None:
     """(index, plan, peak) of the plans that at their smallest batch fit with less recompute than `beaten`, each at the
     largest batch for which that holds. 1F1B holds one micro-batch more for each that it is given, up to pp; with virtual
@@ -182,7 +191,7 @@ def _with_less(
     if not len(index):
         return None
     # between a multiple of the unit that fits and one that does not
-    step = unit(few)
+    step = unit(few, batch_unit)
     good = few.global_batch // step
     most = np.minimum(plans.global_batch[index], few.dp * few.micro_batch * grows_to[index])
     bad = np.maximum(good + 1, most // step)
@@ -306,6 +315,8 @@ def _with_batches(
     micro = np.array(micro_batches(limits), dtype=np.int64)
     share = plans.dp[:, None] * micro[None, :]
     whole = share * np.where(plans.vpp > 1, plans.pp, 1)[:, None]
+    if limits.batch_unit > 1:
+        whole, share = np.lcm(whole, limits.batch_unit), np.lcm(share, limits.batch_unit)
     largest = limits.high // whole * whole
     fine = largest >= limits.low
     if limits.cp is None and limits.micro_batch is None:
@@ -313,6 +324,8 @@ def _with_batches(
     without = limits.high // share * share >= limits.low
     ruled_out[NOT_BATCH] += int(np.count_nonzero(~without))
     ruled_out[NOT_INTERLEAVED] += int(np.count_nonzero(without & (largest < limits.low)))
+    if limits.batch_unit > 1:
+        fine &= limits.batch_unit % plans.dp[:, None] == 0
     which, micro_index = np.nonzero(fine)
     unit_of = whole[fine]
     chosen = replace(plans.take(which), micro_batch=micro[micro_index], global_batch=largest[fine])

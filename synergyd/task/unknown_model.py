@@ -89,9 +89,11 @@ def _all_splits(replicas: int, most: int, limits: PlanLimits) -> tuple[tuple[int
 
 def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:
     """(micro-batch, passes) whose batch is in the range and next to `batch`: in as few passes as `most` samples at once
-    allow. A fixed batch or micro-batch is kept exactly."""
-    if limits.micro_batch or limits.low == limits.high:
-        unit = replicas * (limits.micro_batch or 1)
+    allow. A fixed batch or micro-batch is kept exactly, and so is the unit of a batch."""
+    if limits.batch_unit > 1 and limits.batch_unit % replicas:
+        return []
+    if limits.micro_batch or limits.low == limits.high or limits.batch_unit > 1:
+        unit = math.lcm(replicas * (limits.micro_batch or 1), limits.batch_unit)
         whole = round(batch / unit) * unit
         if not limits.low <= whole <= limits.high or whole <= 0:
             return []

@@ -117,7 +117,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
                 for name in (
                     *("vpp", "cp", "ep", "uneven", "overlap", "single_stage"),
                     *("exact_only", "blocks", "shard", "a2a", "own_recompute", "own_tp", "whole_optimizer", "own_size"),
-                    "own_micro",
+                    *("own_micro", "in_multiples"),
                 )
             },
             "precision": precision if isinstance(precision, str) and precision in PRECISIONS else "",

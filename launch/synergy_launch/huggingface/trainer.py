@@ -72,6 +72,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             settings = AgentSettings.from_environment()
             chosen, ranks = settings.plan, _ranks("train")
             unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
+            settings = replace(settings, accepts={**(settings.accepts or {}), "in_multiples": True})
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
             if settings.exchange != EXACT:

@@ -179,6 +179,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
                 raise UsageError("fit", "its training data is not synergy.loader(dataset)", "that one alone")
             self._data = data
             ranks: Collectives = TorchCollectives() if dist.is_available() and dist.is_initialized() else OneProcess()
+            settings = replace(settings, accepts={**(settings.accepts or {}), "in_multiples": True})
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()  # after Lightning's own, which would leave without a checkpoint
             newest = agent.find_checkpoint(self._folder).checkpoint

@@ -143,6 +143,26 @@ def test_a_micro_batch_that_the_loss_depends_on_stays() -> None:
     assert {cell.plan.micro_batch for cell in free} != {2}
 
 
+@pytest.mark.parametrize("model", [GPT, None])
+def test_a_batch_of_multiples_stays_one_and_its_unit_is_shared_out(model: ModelSpec | None) -> None:
+    """A Trainer's batch moves in multiples of its own; 31 was planned for one of 16."""
+    profile = Profile(
+        model=model,
+        noise_scale=90.0,
+        base_batch=16,
+        global_batch=64,
+        rebatching=True,
+        accepts=Accepts(in_multiples=True),
+    )
+    ranged = task(job(global_batch=(16, 64)), profile, model, Plan(dp=8, micro_batch=2, global_batch=64))
+    plans = [cell.plan for cell in ranged.cells(MIXED)]
+    assert plans and all(p.global_batch % 16 == 0 and 16 % p.dp == 0 for p in plans)
+    free = replace(ranged, profile=replace(profile, accepts=Accepts()))
+    assert any(c.plan.global_batch % 16 or 16 % c.plan.dp for c in free.cells(MIXED))
+    fixed = task(job(global_batch=(30, 30)), profile, model)
+    assert {cell.plan.global_batch for cell in fixed.cells(MIXED)} <= {30}, "that is its user's word"
+
+
 def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
     ranged = job(global_batch=(32, 512))
     assert {c.plan.global_batch for c in task(ranged).cells(MIXED)} == {32}

@@ -74,3 +74,15 @@ def test_the_agent_takes_a_batch_back_at_which_the_loss_does_worse(tmp_path: Pat
         notes.add(rig.status["note"])
     assert max(batches) > 4 and batches[-200:] == [4] * 200
     assert any("is taken back to 4: the loss does worse" in note for note in notes)
+
+
+@pytest.mark.parametrize(("told", "taken"), [(31, 32), (8, 16), (3, 16), (39, 32), (41, 48)])
+def test_one_that_moves_in_multiples_takes_the_next_one(tmp_path: Path, told: int, taken: int) -> None:
+    """31 made a run of 64 fall to 16."""
+    rig = Rig(tmp_path)
+    rig.agent.plan = Plan(micro_batch=4, global_batch=64)
+    rig.start(base_batch=16)
+    propose_batch(rig.run_dir, Plan(micro_batch=1, global_batch=told))
+    assert rig.step(1)
+    changed = rig.agent.take_batch(16)
+    assert changed is not None and changed.global_batch == taken
