@@ -503,6 +503,13 @@ local function only_launches(script)
   return launches
 end
 
+-- Whether synergy-launch stands nowhere in a script but in its comments.
+local function launches_nothing(script)
+  local pattern = "synergy[-_]launch"
+  if not script:find(pattern) then return true end
+  return not ("\n" .. script):gsub("\n[ \t]*#[^\n]*", "\n"):find(pattern)
+end
+
 -- The nodes of a job, where its options leave Slurm no choice.
 local function nodes_of(job_desc, node, job, task)
   local least, tasks = given(job_desc.min_nodes), given(job_desc.num_tasks)
@@ -726,6 +733,8 @@ local function refusal(job_desc, directive, submit_uid)
         found.resize, found.reshard = "no", nil
         text = stamp_of(found)
       end
+    elseif launches_nothing(job_desc.script) then
+      slurm.log_user("%s", message(directive[1][1], {code = "no_launch", values = {}}))
     end
   end
   local grace = heartbeat()

@@ -102,6 +102,8 @@ local messages = {
     "write one --gres=gpu:TYPE:N, or resize=no"},
   no_requeue = {"--no-requeue keeps Synergy from resizing",
     "drop --no-requeue, or write resize=no"},
+  no_launch = {"the script never calls synergy-launch",
+    "unless something that it starts does, the job keeps the size it asks for"},
   late = {"deadline={deadline} can't be met: {why}",
     "write a later one, or drop it"},
   internal = {"the Synergy plugin failed on this job ({error})",

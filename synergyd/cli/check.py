@@ -14,8 +14,8 @@ from synergyd.cli.shared.context import Context, pass_context
 from synergyd.errors import UsageError
 from synergyd.ordinary_file import read_bytes
 from synergyd.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
-from synergyd.slurm.directives.directive import notes, parse_script
-from synergyd.slurm.directives.grammar import MAX_LOOK
+from synergyd.slurm.directives.directive import calls_launcher, notes, parse_script
+from synergyd.slurm.directives.grammar import MAX_LOOK, message
 from synergyd.slurm.directives.second_run import second_run_problems
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
@@ -46,9 +46,12 @@ def check(context: Context, script: Path, samples: int | None) -> None:
     if directive is None:
         click.echo(f"{script}: no #SYNERGY line: a plain Slurm job")
         return
-    for line, problem in second_run_problems(text) if directive.resize else ():
+    problems = list(second_run_problems(text)) if directive.resize else []
+    for line, problem in problems:
         click.echo(f"{script} line {line}: {problem}; a resize runs the script again, so the job keeps its size")
     click.echo(f"{script}: the #SYNERGY lines are right")
+    if directive.resize and not problems:
+        click.echo(f"{script}: {_size_remark(text)}")
     if directive.deadline_s is None:
         return
     from synergyd.control.notices import too_late
@@ -63,6 +66,14 @@ def check(context: Context, script: Path, samples: int | None) -> None:
     else:
         left_s = samples / max(c.goodput for c in cells)
         click.echo(f"{script}: its deadline can be met: at best {left_s:.0f} s of {directive.deadline_s - now_s:.0f} s")
+
+
+def _size_remark(text: str) -> str:
+    """Return what size such a job will have."""
+    if not calls_launcher(text):
+        what, right = message("no_launch", {})
+        return f"{what}; {right}"
+    return "it keeps the size it asks for until a run of its program has reported that it can change size"
 
 
 def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell, ...]:

@@ -32,6 +32,7 @@ from synergyd.wire.admin_comment import AdminCommentStamp
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"
+_LAUNCHER, _COMMENTS = re.compile("synergy[-_]launch"), re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
 _COMMAND = re.compile(r"\n[ \t\r\v\f]*[^# \t\r\v\f\n]")  # in a text that begins with a line end
 _DIRECTIVE = re.compile(rf"\n{PREFIX}(?=[ \t\r\v\f\n])")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?(Z|[+-][0-9]{2}:[0-9]{2})?")
@@ -114,6 +115,12 @@ def notes(script: str) -> tuple[tuple[int, str], ...]:
             found.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
         at += len(line) + 1
     return tuple(found)
+
+
+def calls_launcher(script: str) -> bool:
+    """Return whether synergy-launch stands in the script outside of its comments, as launches_nothing in slurm_plugins/synergy.lua has
+    it."""
+    return _LAUNCHER.search(_COMMENTS.sub("", script)) is not None
 
 
 def _directive_lines(script: str) -> list[tuple[int, str]]:

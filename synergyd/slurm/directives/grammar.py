@@ -159,6 +159,10 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "no_gpus": ("the job asks for no GPUs", "write --gres=gpu:N (GPUs per node), or resize=no"),
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),
+    "no_launch": (
+        "the script never calls synergy-launch",
+        "unless something that it starts does, the job keeps the size it asks for",
+    ),
     "late": ("deadline={deadline} can't be met: {why}", "write a later one, or drop it"),
     "internal": ("the Synergy plugin failed on this job ({error})", "tell your admins, or drop the #SYNERGY lines"),
 }

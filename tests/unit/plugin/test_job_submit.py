@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from synergyd.slurm.directives.directive import calls_launcher
 from tests.unit.plugin.lua_runtimes import PLUGIN
 from tests.unit.plugin.submit_world import HOOK, RESIZABLE, SCRIPT, Controller
 
@@ -21,6 +22,21 @@ def test_a_good_job_is_stamped_and_put_off(slurm: Controller, tmp_path: Path) ->
     assert outcome.job["requeue"] == 1
     assert int(before) + 20 <= outcome.job["begin_time"] <= time.time() + 20
     assert outcome.environment == {"SYNERGY_STATE_DIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"),
+    [("srun synergy-launch t.py", True), ("python -m synergy_launch.launcher.command t.py", True),
+     ("torchrun t.py", False), ("# synergy-launch t.py\ntorchrun t.py", False), ("  # synergy-launch\n./run.sh", False)],
+)  # fmt: skip
+def test_a_script_that_never_calls_synergy_launch_is_told_that_it_keeps_its_size(
+    slurm: Controller, command: str, calls: bool
+) -> None:
+    outcome = slurm.submit(f"#!/bin/bash\n#SYNERGY max_gpus=16\n{command}\n")
+    line = "#SYNERGY in script line 2: the script never calls synergy-launch; unless something that it starts does, "
+    assert outcome.rc == 0 and outcome.said == ([] if calls else [line + "the job keeps the size it asks for"])
+    assert calls_launcher(f"#!/bin/bash\n{command}\n") is calls
+    assert slurm.submit(f"#!/bin/bash\n#SYNERGY resize=no\n{command}\n").said == []
 
 
 @pytest.mark.parametrize(

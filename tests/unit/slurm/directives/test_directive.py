@@ -124,6 +124,7 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
         "no_requeue",
         "internal",
         "late",
+        "no_launch",
     }
     for code, (what, _right) in grammar.MESSAGES.items():
         if code in of_plugin | {"stamp"}:
