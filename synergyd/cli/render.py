@@ -23,7 +23,7 @@ def render(context: Context, name: str) -> None:
         job = desk.job_id(name)
         decision = desk.explain(job).decision
     if decision is None or decision.cell is None:
-        raise UsageError(f"job {job}", "has no decided size", "synergyctl explain tells why")
+        raise UsageError(f"job {job}", "has no plan of Synergy's", "synergyctl explain tells why")
     slurm = CommandLine()
     row = slurm.job(job)
     script = slurm.batch_script(row.het_job_id or job if row else job)

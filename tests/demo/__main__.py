@@ -19,7 +19,7 @@ from rich.table import Table
 from tests.demo.jobs import FIRST, FOURTH, FOURTH_STEPS, DemoJob, submit, work_folder
 from tests.demo.story import Leg, faults, grew, legs, shrank
 from tests.throwaway.slurm import MissingProgram, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 EPOCH_S = 4
 # What eight processes on two cores get: an admin would measure and write such a line for a GPU type of their own.
@@ -128,18 +128,27 @@ def check(demo: Demo, first: list[int], fourth: int) -> None:
     )
 
 
+def show(cluster: SlurmCluster, console: Console) -> None:
+    """Starts the daemon and plays."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with synergyd(cluster):
+        console.print(f"a Slurm cluster of 2 nodes x 4 (pretended) GPUs in {cluster.folder}", highlight=False)
+        cluster.wait_for((cluster.state_dir / "heartbeat").exists, 120, "the daemon's first epoch")
+        with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
+            play(Demo(cluster, console, progress, progress.add_task("starting", total=len(STAGES))))
+
+
 def main() -> int:
     """Sets the cluster and the daemon up, plays, takes everything down."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.monotonic()
     try:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with make_cluster(epoch_s=EPOCH_S, settings=[FIGURES]) as cluster, synergyd(cluster):
-            console.print(f"a Slurm cluster of 2 nodes x 4 (pretended) GPUs in {cluster.folder}", highlight=False)
-            cluster.wait_for((cluster.state_dir / "heartbeat").exists, 120, "the daemon's first epoch")
-            with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as progress:
-                play(Demo(cluster, console, progress, progress.add_task("starting", total=len(STAGES))))
+        with make_cluster(epoch_s=EPOCH_S, settings=[FIGURES]) as cluster:
+            # their programs have run before: the first run of one starts as its script says
+            jobs = (*FIRST, FOURTH)
+            remember_programs(cluster, {j.name: j.script(work_folder(cluster, j) / "checkpoints") for j in jobs})
+            show(cluster, console)
     except MissingProgram as error:
         console.print(f"make demo: {error}", markup=False)
         return 1

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from synergyd.control.known.size_changes import PREFIX
+from synergyd.records import Profile
+from synergyd.slurm.directives.directive import parse_script
+from synergyd.store.store import open_store
+from synergyd.task.shared_profiles import program
+from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 
 PLUGINS = Path(__file__).resolve().parents[2] / "slurm_plugins"
@@ -39,6 +47,28 @@ def make_cluster(
         *settings,
     )
     return cluster
+
+
+#: names, but for a number at their end, of light jobs of root's whose program counts as one that has run before
+NAMES = (
+    "light", "j", "first", "second", "late", "last", "other", "ours", "grown", "held", "later", "shown", "measured", "resized",
+    "wide", "short", "grows", "ends", "anew", "moves", "waits", "loses", "b", "c", "training", "gpt-neo",
+)  # fmt: skip
+
+
+def remember_programs(cluster: SlurmCluster, scripts: Mapping[str, str] | None = None) -> None:
+    """Stores, before the first daemon starts, that agents of root's jobs with these names and #SYNERGY lines have reported that they can
+    change size; by default those of light jobs. Others start at the size that they ask for."""
+    config = cluster.folder / "light" / "config.json"
+    light = f"#SYNERGY model={config} global_batch={light_job.BATCH} micro_batch=1\n"
+    known = {}
+    for name, script in (scripts or dict.fromkeys(NAMES, light)).items():
+        said = parse_script(script)
+        assert said is not None
+        mark = program(os.getuid(), name, said.model, said.global_batch, said.micro_batch, said.max_micro_batch)
+        known[f"{PREFIX}{mark}"] = Profile(samples=1)
+    with open_store(f"sqlite:///{cluster.state_dir}/synergy.db", create=True) as store:
+        store.put_profiles(known, time.time())
 
 
 class Synergyd:
@@ -80,7 +110,12 @@ class Synergyd:
 def synergyd(
     cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None, by: Sequence[str] = ()
 ) -> Iterator[Synergyd]:
-    """A running daemon; its port for reports is the cluster's own. What it wrote is printed where the test fails."""
+    """A running daemon; its port for reports is the cluster's own. What it wrote is printed where the test fails.
+
+    The first one of a cluster knows light jobs (`remember_programs`)."""
+    apart = bool(by) or any("Database=" in line for line in cluster.slurm_conf)
+    if not apart and not (cluster.state_dir / "synergy.db").exists():
+        remember_programs(cluster)
     daemon = Synergyd(cluster, *options, environment=environment, by=by)
     try:
         yield daemon

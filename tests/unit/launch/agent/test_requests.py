@@ -144,6 +144,7 @@ def test_without_a_checkpoint_folder_a_request_is_answered_with_a_note(tmp_path:
     assert agent.after_step(1, loss=1.0)
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["checkpoint_requests"] == 0 and "no checkpoint folder" in status["note"]
+    assert status["accepts"]["own_size"] is True, "it could not go on at another size"
 
 
 @pytest.mark.parametrize("text", ["", "one", "-1"])

@@ -12,6 +12,10 @@ from click.testing import CliRunner
 from synergy_launch.agent import run_folder
 from synergy_launch.launcher import command
 
+from synergyd.records import Shape
+from synergyd.wire import plan_file
+from synergyd.wire.plan_file import PlanFile
+
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +35,37 @@ def test_dry_run_prints_and_leaves_a_running_jobs_folder_alone(
     done = CliRunner().invoke(command.command, ["--dry-run", "--checkpoint", "/a b", "train.py", "it's"])
     assert done.exit_code == 0 and "SYNERGY_CHECKPOINT_DIR='/a b'" in done.output and """'it'"'"'s'""" in done.output
     assert (running / "status.json").exists()
+
+
+OWN = ("--num-layers", "2", "--num-attention-heads", "4", "--micro-batch-size", "2", "--global-batch-size", "16",
+       "--tensor-model-parallel-size", "2", "--rampup-batch-size", "4", "4", "90")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "report", "prepared"), [("4", "ctl:7321", True), ("2", "ctl:7321", False), ("4", "", False)]
+)
+def test_a_megatron_script_without_a_plan_can_be_resized_later(
+    outside: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, report: str, prepared: bool
+) -> None:
+    """At the size asked for, its degrees, batch and ramp are its own, and it saves when it is asked to."""
+    plan_file.write(PlanFile(9, None, report, "/ck", asked=Shape("a100", 1, 4)), tmp_path)
+    for name, value in (
+        ("JOB_ID", "9"), ("JOB_NODELIST", "n1"), ("STEP_ID", "0"), ("PROCID", "0"), ("NODEID", "0"),
+        ("STEP_NUM_NODES", "1"), ("STEP_NUM_TASKS", "1"), ("GPUS_ON_NODE", gpus),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SYNERGY_STATE_DIR", str(tmp_path))
+    done = CliRunner().invoke(command.command, ["--dry-run", "pretrain_gpt.py", *OWN])
+    assert done.exit_code == 0, done.output
+    argv = done.output.splitlines()[-1]
+    assert ("--exit-signal-handler" in argv and "--ckpt-format torch_dist" in argv and "--save /ck" in argv) is prepared
+    for words in (
+        "--micro-batch-size 2",
+        "--global-batch-size 16",
+        "--tensor-model-parallel-size 2",
+        "--rampup-batch-size 4 4 90",
+    ):
+        assert words in argv
 
 
 def test_runs_a_script_end_to_end(outside: None, tmp_path: Path) -> None:
