@@ -41,7 +41,9 @@ def main() -> int:
         return 0
     alive = ledger.with_suffix(".alive").open("w")
     plan = json.loads(os.environ.get("SYNERGY_PLAN_JSON", "{}"))
-    world = plan.get("tp", 1) * plan.get("pp", 1) * plan.get("dp", 1)
+    # without a plan the job has the size that it asked for
+    held = int(os.environ.get("SLURM_GPUS_ON_NODE", "1")) * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    world = plan.get("tp", 1) * plan.get("pp", 1) * plan["dp"] if "dp" in plan else held
     settings = AgentSettings.from_environment({**os.environ, "WORLD_SIZE": str(world)})
     agent = Agent(settings, settings.plan or Plan(dp=world, global_batch=world))
     agent.install_signals()

@@ -18,7 +18,7 @@ _GATED = ("--swiglu", "--quick-geglu")
 _FILE = re.compile(r"__([0-9]{1,7})_[0-9]+\.distcp\Z")  # of torch.distributed.checkpoint, by rank
 REMARK = (
     "with --use-torch-fsdp2 its gated MLP (--swiglu, --quick-geglu) loads on as many GPUs as have saved it alone: the job keeps "
-    "the size of its first start; resize=no in the directive makes that the one asked for"
+    "the size asked for"
 )
 
 

@@ -171,7 +171,7 @@ class Site:
             term=lambda: self.term,
         )
         self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
-        # as if an agent of each program had reported before; test_asked_size.py has programs that nobody knows
+        # as if an agent of each program had reported before; test_unknown_programs.py has programs that nobody knows
         self.daemon.controller.size_changes = SizeChanges(assumed=self.knows_programs)
         return self.daemon
 
