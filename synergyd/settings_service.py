@@ -39,8 +39,8 @@ class ServiceSettings:
         metadata=about(
             "EarlyEpochs",
             FLAG,
-            "An epoch comes early when a job was submitted: a sixth of Epoch after the last one began at the soonest, and only as often as "
-            "a tenth of the time suffices for. Not under the peers' policies, whose rounds are part of them.",
+            "An epoch comes early when a job was submitted, or has ended while another waits for Synergy to start it: as often as a "
+            "fifth of the time suffices for. Not under the peers' policies, whose rounds are part of them.",
         ),
     )
     partitions: tuple[str, ...] = field(

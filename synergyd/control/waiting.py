@@ -1,4 +1,4 @@
-"""A job that waits for a decision must not start by itself. Pure."""
+"""Who starts a pending job: Slurm, as it was submitted, or Synergy, which keeps it from starting by itself until then. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ from synergyd.control.resize.instructions import Park
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Output, ParkAgain, Tracked
 from synergyd.records import Job, JobState
+
+
+def is_slurms_to_start(tracked: Tracked, job: Job) -> bool:
+    """Return whether there is nothing to decide about a pending job: it keeps its size, and nothing keeps it from nodes. It waits in
+    Slurm's queue as one without a directive does."""
+    life = tracked.lifecycle
+    keeps_size = job.directive is not None and bool(job.fixed or not job.directive.resize)
+    untouched = not (job.held or job.paused or tracked.requeuing or job.begin_s is not None)
+    chooses_nodes = job.avoid or job.shun or job.lost or life.left or life.refusals or life.walltime.grant is not None
+    pending = job.state is JobState.PENDING and life.state is ResizeState.QUEUED
+    return pending and keeps_size and untouched and not chooses_nodes
+
+
+def is_put_off(tracked: Tracked, now_s: float) -> bool:
+    """Return whether a start time that Synergy wrote keeps the pending job from starting."""
+    written, eligible_s = tracked.lifecycle.written, tracked.eligible_s
+    if written is None or not written.high_s or eligible_s is None or tracked.job is None:
+        return False
+    return written.restarts == tracked.job.restarts and eligible_s > now_s + 1 and written.ours(eligible_s)
 
 
 def keep_waiting(tracked: Tracked, job: Job, now_s: float, park_s: float, epoch_s: float) -> list[Output]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from synergyd.control.arrivals import Arrivals, come_early
+from synergyd.control.arrivals import Arrivals, JobCounts, come_early
 from synergyd.control.checkpoint_request import told_request
 from synergyd.control.controller import Controller
 from synergyd.control.decision_log import DecisionLog, JobStatus, present
@@ -33,6 +33,7 @@ from synergyd.control.resize.events import (
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
 from synergyd.control.resize.starts import ends_matter
 from synergyd.control.tracked import Remember
+from synergyd.control.waiting import is_put_off
 from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
@@ -62,6 +63,7 @@ from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
 LOSSES_EVERY_S = 2.0
+AS_SUBMITTED = " It keeps the size that it asks for, and waits in Slurm's queue as it was submitted."
 _WITHOUT_KEY = (ResizeState.QUEUED, ResizeState.GONE)
 
 
@@ -128,7 +130,7 @@ class Daemon:
         """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
         began, counted_s, self.hurries = self._now(), self._monotonic(), False
         phase = self.tools.phases.of
-        self._arrivals.epoch_began(counted_s, self._submissions())
+        self._arrivals.epoch_began(counted_s, self._job_counts())
         with phase("observe"):
             snapshot = self._observe(began)
         with phase("model"):
@@ -152,7 +154,9 @@ class Daemon:
         self._account(forecasts, began)
         with phase("store"):
             self.tools.store.flush()
-        self._arrivals.epoch_ended(self._monotonic())
+        self._arrivals.epoch_ended(
+            self._monotonic(), waits=self._is_awaited(snapshot), limited=self.tools.paced_s() > 0
+        )
         return record
 
     def tick(self) -> None:
@@ -237,6 +241,8 @@ class Daemon:
             for late in late_deadlines(self.controller, forecasts, snapshot.time_s):
                 self.executor.do(late)
             for decision in self.decisions:
+                if decision.job_id in self.observer.slurms:
+                    continue  # Slurm carries it out, in the order of its own queue
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
                 self.heartbeat.go_on(self._now())  # many starts at Slurm's pace for one user (rl_enable) take minutes
@@ -274,12 +280,10 @@ class Daemon:
             passed=self.observer.passed,
             delays=self._delays,
         )
-        return tuple(
-            replace(d, why=d.why + (forecasts[d.job_id].advice or ""))
-            if d.action is Action.KEEP and d.job_id in forecasts
-            else d
-            for d in decisions
-        )
+        advice = {i: f.advice for i, f in forecasts.items() if f.advice}
+        notes = dict.fromkeys(self.observer.slurms, AS_SUBMITTED)
+        notes |= {d.job_id: advice[d.job_id] for d in decisions if d.action is Action.KEEP and d.job_id in advice}
+        return tuple(replace(d, why=d.why + notes[d.job_id]) if d.job_id in notes else d for d in decisions)
 
     def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[JobStatus]:
         hints = {i: f.hint for i, f in forecasts.items() if f.hint}
@@ -292,13 +296,19 @@ class Daemon:
             self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.tools.term())
 
     def _slurms(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
-        """Jobs that wait for the plugin's grace alone, and that nobody will decide about: Slurm may start them."""
+        """Yield the pending jobs that nobody will decide about, and that only a start time of Synergy's still holds back."""
         forms = self.observer.forms
         for job in snapshot.jobs:
-            job_id, offered = job.job_id, forecasts.get(job.job_id)
+            job_id, offered, tracked = job.job_id, forecasts.get(job.job_id), self.controller.jobs.get(job.job_id)
             if job.state is not JobState.PENDING:
                 continue
-            if job_id in forms.waits and self.registry.known[job_id].directive is not None:
+            if tracked is not None and job_id in self.observer.slurms and is_put_off(tracked, snapshot.time_s):
+                self.executor.do(tracked.puts_off(snapshot.time_s))
+                yield job_id
+                continue
+            if job_id in self.observer.slurms:
+                slurms = True
+            elif job_id in forms.waits and self.registry.known[job_id].directive is not None:
                 slurms = job_id in forms.slurms and not job.held and not job.paused
             else:
                 none = offered is not None and not offered.cells and not self.observer.waits_for_nodes
@@ -346,14 +356,20 @@ class Daemon:
 
     def _look_for_arrivals(self) -> None:
         if self._arrivals.may_look(self._monotonic()):
-            self.hurries |= self._arrivals.came(self._monotonic(), self._submissions())
+            self.hurries |= self._arrivals.came(self._monotonic(), self._job_counts())
 
-    def _submissions(self) -> int | None:
-        """None where no epoch comes early, or Slurm does not tell."""
+    def _is_awaited(self, snapshot: Snapshot) -> bool:
+        """Return whether a job waits that Synergy is to start: the end of another may let it."""
+        slurms = self.observer.slurms
+        waiting = (j for j in snapshot.jobs if j.state is JobState.PENDING and j.job_id not in slurms)
+        return any(j.directive is not None and not (j.held or j.paused) for j in waiting)
+
+    def _job_counts(self) -> JobCounts | None:
+        """Return Slurm's counts; None where no epoch comes early, or Slurm does not tell."""
         if not (self._comes_early and self.acts):
             return None
         try:
-            return self.tools.writer.submissions()
+            return self.tools.writer.job_counts()
         except SlurmError as error:
             if not error.transient and not self._count_denied:
                 log.warning("epochs do not come early: %s", error)

@@ -13,6 +13,8 @@ from synergyd.control.move_limits import settled
 from synergyd.control.resize.events import JobObserved, Observed, QueueRead, Reported
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.walltime import Walltime
+from synergyd.control.tracked import Tracked
+from synergyd.control.waiting import is_slurms_to_start
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
@@ -46,6 +48,7 @@ from synergyd.slurm.parsed.snapshot import (
     cluster_of,
     drains,
     gpuless,
+    is_as_submitted,
     is_in,
     job_of,
     launch_failed,
@@ -92,7 +95,9 @@ class Observer:
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
-    passed: frozenset[int] = frozenset()  # that wait, and that jobs without a directive have passed
+    slurms: frozenset[int] = frozenset()  # that wait and are Slurm's to start, as the last snapshot found
+    passed: frozenset[int] = frozenset()  # that wait, and that jobs which Slurm starts have passed
+    _by_slurm: frozenset[int] = frozenset()  # that are or were in `slurms`
     _here: frozenset[int] = frozenset()
     _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
@@ -143,7 +148,7 @@ class Observer:
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.passed = passed_over(rows, known, since_s, self.gpu_types, shared)
+        self.passed = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
         uses = (use_of(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
@@ -215,6 +220,8 @@ class Observer:
             if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self.limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             jobs.append(job)
+        self.slurms = frozenset(j.job_id for j in jobs if self._is_slurms(j, controller.jobs.get(j.job_id)))
+        self._by_slurm = (self._by_slurm & self.rows.keys()) | self.slurms
         others = self._crowded(controller, jobs, now_s)
         for i, job in enumerate(jobs):
             if why := others.why(job):
@@ -225,11 +232,15 @@ class Observer:
         penalties = controller.watch.nodes.penalties(now_s)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
 
+    def _is_slurms(self, job: Job, tracked: Tracked | None) -> bool:
+        as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.known[job.job_id])
+        return tracked is not None and as_submitted and is_slurms_to_start(tracked, job)
+
     def _crowded(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
         """Where jobs that Synergy does not decide about wait, and who gives GPUs back for them: once Slurm has said for an epoch that
         they wait for what others hold."""
         left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
-        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left
+        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left - self.slurms
         waiting = waiting_of(self._queue, decided)
         named = {r.job_id: r for r in waiting if reason_of(r) in LOOKED_AT or is_filled_now(reason_of(r))}
         still = {(r.job_id, r.submit_s) for r in waiting}

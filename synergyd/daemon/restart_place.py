@@ -71,7 +71,7 @@ class RestartPlace(PlaceCheck):
     def _rival(self, requeue: Requeue, row: JobRow, cluster: Cluster, unshielded: str) -> str:
         """Which job that waits could take the place, which can't be kept."""
         known = self.observer.registry.known
-        ours = {i for i, k in known.items() if k.directive is not None}
+        ours = {i for i, k in known.items() if k.directive is not None} - self.observer.slurms
         names = {*row.node_names, *requeue.shield}
         for other in waiting_of(self.observer.reader.jobs(), ours):
             if can_use(other, names, cluster.nodes):

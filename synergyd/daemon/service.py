@@ -40,7 +40,7 @@ log = logging.getLogger("synergyd")
 KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
 # Others reach what they need in StateDir by its name: the heartbeat, a plan, the REST service's socket. Nobody else lists it.
 STATE_DIR_MODE = 0o711
-BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 2.0, 0.5, 300.0
+BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 1.0, 0.5, 300.0
 
 
 def _spare_collector(epochs: int) -> None:
@@ -273,7 +273,7 @@ def _loop(
             wait_s = min(wait_s, STAND_BY_TICK_S)
         inbox = daemon.tools.inbox
         if inbox is None or not daemon.busy:
-            stop.wait(min(wait_s, 1.0) if inbox else wait_s)
+            stop.wait(wait_s)
         else:
             inbox.arrived.wait(wait_s)
             stop.wait(0.05)  # many reports at once are one tick: each tick asks Slurm

@@ -131,9 +131,10 @@ class Actuator:
         return ""
 
     def let_go(self, job_ids: Sequence[int]) -> str:
-        """Ends the plugin's grace of jobs that are left to Slurm; of what else they are nothing is written. Returns what went wrong,
-        "" if nothing did."""
-        ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.put_off_s is not None]
+        """End what puts off the start of jobs that are Slurm's to start: the plugin's grace, or an earlier Park. Return what went
+        wrong, "" if nothing did."""
+        known = [(i, k) for i in job_ids if (k := self.known.get(i)) is not None]
+        ours = [i for i, k in known if k.directive is not None or k.put_off_s is not None]
         names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
         try:
             self.slurm.delay([name for name in names if name], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from synergyd.control.arrivals import JobCounts
 from synergyd.errors import UnavailableError, UsageError
 from synergyd.slurm.parsed.associations import AccountingRules
 from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
@@ -68,8 +69,8 @@ class SlurmWriter(Protocol):
         are none. Raises SlurmError."""
         ...
 
-    def submissions(self) -> int:
-        """How many jobs were submitted since slurmctld last began to count: at its start, and at midnight. Raises SlurmError."""
+    def job_counts(self) -> JobCounts:
+        """Return how many jobs were submitted and have ended. Raises SlurmError."""
         ...
 
     def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from synergyd.control.arrivals import JobCounts
 from synergyd.slurm.accounting import known_user, owners_token, read_rules
 from synergyd.slurm.admin_comments import NO_JOB, AdminComments
 from synergyd.slurm.client import DeniedError, SlurmError
@@ -56,7 +57,7 @@ NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: N
 # a job, an array's task, some of its tasks, or a component of a heterogeneous job
 _NAMED = re.compile(r"[0-9]{1,10}(_([0-9]+|\[[0-9,:-]+\])|\+[0-9]+)?\Z")
 SUBMISSIONS_TIMEOUT_S = 5.0  # nothing waits for this answer
-_SUBMITTED = re.compile(rb"^Jobs submitted: *([0-9]{1,18})$", re.MULTILINE)
+_COUNTS = re.compile(rb"^Jobs (submitted|completed|canceled|failed): *([0-9]{1,18})$", re.MULTILINE)
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 _KEY = re.compile(r"[A-Za-z]+\Z")
 
@@ -157,11 +158,11 @@ class CommandLine(Commands):
     def reservations(self) -> str:
         return self.run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
 
-    def submissions(self) -> int:
-        found = _SUBMITTED.search(self.run("sdiag", timeout_s=SUBMISSIONS_TIMEOUT_S))
-        if found is None:
+    def job_counts(self) -> JobCounts:
+        counts = {m[1]: int(m[2]) for m in _COUNTS.finditer(self.run("sdiag", timeout_s=SUBMISSIONS_TIMEOUT_S))}
+        if b"submitted" not in counts:
             raise SlurmError("sdiag", "tells no jobs submitted", transient=False)
-        return int(found[1])
+        return JobCounts(counts.pop(b"submitted"), sum(counts.values()))
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
         """One call or two: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""

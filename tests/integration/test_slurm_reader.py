@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.control.arrivals import JobCounts
 from synergyd.errors import UsageError
 from synergyd.slurm.backends import Fallback, open_reader
 from synergyd.slurm.client import SlurmError
@@ -102,15 +103,18 @@ def test_command_line_ignores_the_users_habits(small: SlurmCluster, monkeypatch:
     assert line.calls == 3  # the first asks for the release
 
 
-def test_slurm_counts_what_is_submitted_and_no_requeue(small: SlurmCluster) -> None:
+def test_slurm_counts_what_is_submitted_and_no_requeue_and_what_ends(small: SlurmCluster) -> None:
     backend = CommandLine(environment=small.env)
-    before = backend.submissions()
+    before = backend.job_counts()
     job = small.sbatch(SLEEP)
-    assert backend.submissions() == before + 1
+    assert backend.job_counts() == JobCounts(before.submitted + 1, before.ended)
     small.wait_for(lambda: small.state(job) == "RUNNING", 60, "the job to run")
     small.run("scontrol", "requeue", str(job))
     small.wait_for(lambda: small.state(job) == "PENDING", 60, "the job to be requeued")
-    assert backend.submissions() == before + 1
+    requeued = backend.job_counts()  # 22.05 counts its incarnation as one that has ended
+    assert requeued.submitted == before.submitted + 1
+    small.run("scancel", str(job))
+    assert backend.job_counts() == JobCounts(requeued.submitted, requeued.ended + 1)
 
 
 def test_a_column_that_slurm_does_not_know_is_an_error(small: SlurmCluster) -> None:

@@ -161,6 +161,13 @@ def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
     return Shape(kind, max(1, row.num_nodes), count)
 
 
+def is_as_submitted(row: JobRow, known: Known) -> bool:
+    """Return whether the pending job asks for the size and the nodes of its sbatch line, so that nothing but that can start."""
+    now = shape_of(row, {})
+    size = (now.nodes, now.gpus_per_node) == (known.asked.nodes, known.asked.gpus_per_node)
+    return size and row.req_nodes == known.nodelist
+
+
 def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
     """Does the job run in one of these partitions (all, where none is named), or wait for several of which one is here?"""
     return not partitions or not set(partitions).isdisjoint(row.partition.split(","))

@@ -97,6 +97,11 @@ def test_resize_no_changes_and_says_nothing(slurm: Controller) -> None:
     assert {k: outcome.job.get(k) for k in fields} == fields
 
 
+def test_the_start_of_a_job_that_keeps_its_size_is_not_put_off(slurm: Controller) -> None:
+    assert slurm.submit("#SYNERGY max_gpus=8\n").job["begin_time"] > time.time()
+    assert slurm.submit("#SYNERGY resize=no\n").job["begin_time"] == 0.0
+
+
 def test_a_wrong_directive_is_refused_with_its_line(slurm: Controller) -> None:
     outcome = slurm.submit("#!/bin/sh\n#SYNERGY min_gpus=4\n#SYNERGY max_gpus=2\n")
     line = "#SYNERGY in script line 3: min_gpus=4 is above max_gpus=2; let min_gpus be at most max_gpus"

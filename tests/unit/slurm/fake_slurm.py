@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from synergyd.control.arrivals import JobCounts
 from synergyd.control.resize.events import Observed
 from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
@@ -59,6 +60,7 @@ class FakeSlurm:
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
     woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
     submitted: int = 0  # as sdiag tells it
+    ended: int = 0  # likewise
     counts: bool = True  # sdiag answers
     silent: set[str] = field(default_factory=set)  # nodes that have not registered since a takeover
     reserved: str = ""  # as scontrol shows reservations
@@ -75,10 +77,10 @@ class FakeSlurm:
         row = self.jobs.get(job_id)
         return row if row is None or ended or state_of(row) is not JobState.DONE else None
 
-    def submissions(self) -> int:
+    def job_counts(self) -> JobCounts:
         if not self.counts:
             raise SlurmError("sdiag", "Access denied", transient=False)
-        return self.submitted
+        return JobCounts(self.submitted, self.ended)
 
     def required_nodes(self, job_id: int) -> tuple[str, ...]:
         self._reach("squeue")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from synergyd.control.arrivals import JobCounts
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.columns import JOB_FIELDS, NODE_FIELDS
 from tests.unit.slurm.shell_world import WIDE, Shell, cut
@@ -216,18 +217,20 @@ def test_json_of_another_kind_is_one_clear_line(shell: Shell, out: bytes) -> Non
         shell.backend.admin_comments(range(5))
 
 
-def test_jobs_submitted(shell: Shell) -> None:
+def test_jobs_submitted_and_ended(shell: Shell) -> None:
     shell.answers(
-        "sdiag", b"Server thread count:  1\n\nJobs submitted: 1207\nJobs started:   1206\nJobs completed: 3\n"
+        "sdiag",
+        b"Server thread count:  1\n\nJobs submitted: 1207\nJobs started:   1206\nJobs completed: 3\nJobs canceled:  2\n"
+        b"Jobs failed:    1\n",
     )
-    assert shell.backend.submissions() == 1207
+    assert shell.backend.job_counts() == JobCounts(submitted=1207, ended=6)
     assert shell.calls == [["sdiag"]]
 
 
 def test_an_sdiag_that_tells_no_jobs_is_an_error(shell: Shell) -> None:
     shell.answers("sdiag", b"Jobs submitted: many\n")
     with pytest.raises(SlurmError, match="tells no jobs submitted"):
-        shell.backend.submissions()
+        shell.backend.job_counts()
 
 
 def test_required_nodes(shell: Shell) -> None:
