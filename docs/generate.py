@@ -80,8 +80,9 @@ def escape(text: str) -> str:
 def directive_page() -> str:
     from synergyd.slurm.directives.grammar import KEYS, MAX_LINE, MAX_STAMP
 
-    texts = described((key.name for key in KEYS), DESCRIPTIONS["directive"], "directive")
-    rows = ((f"`{key.name}=`", texts[key.name], key.takes(), key.default or "-") for key in KEYS)
+    keys = [key for key in KEYS if key.kind != "retired"]
+    texts = described((key.name for key in keys), DESCRIPTIONS["directive"], "directive")
+    rows = ((f"`{key.name}=`", texts[key.name], key.takes(), key.default or "-") for key in keys)
     return page(
         "Directive",
         "Lines `#SYNERGY key=value ...` in the comment block at the top of a batch script. One line or several; each key once. "

@@ -20,7 +20,7 @@ local MAX_NOTE = 200
 local by_name, names = {}, {}
 for _, key in ipairs(G.keys) do
   by_name[key.name] = key
-  names[#names + 1] = key.name
+  if key.kind ~= "retired" then names[#names + 1] = key.name end
 end
 
 local settings = {state_dir = nil, heartbeat = nil, grace_s = nil, heartbeat_max_age_s = 180, refuse_late = false}
@@ -279,6 +279,10 @@ end
 
 function kinds.flag(value)
   return (value == "yes" or value == "no") and value or nil
+end
+
+function kinds.retired(_, key)
+  return key.default
 end
 
 function kinds.time(value, key)
@@ -713,6 +717,11 @@ end
 local function refusal(job_desc, directive, submit_uid)
   local found, text = read(directive)
   if not found then return text end
+  for _, key in ipairs(G.keys) do
+    if key.kind == "retired" and found[key.name] then
+      slurm.log_user("%s", message(directive[1][1], {code = "retired", values = {key = key.name}}))
+    end
+  end
   local why = found.deadline and late(job_desc, tonumber(found.deadline))
   if why then
     local line = message(directive[1][1], {code = "late", values = {deadline = found.deadline, why = why}})

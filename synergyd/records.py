@@ -52,7 +52,6 @@ class Directive:
     tp: int | None = None
     pp: int | None = None
     weight: float = 1.0
-    guaranteed: bool = False  # at least the goodput of the size asked for, at the price that the admin sets
     checkpoint: str | None = None
     resize: bool = True
     reshard: bool | None = None  # None: the launcher's own knowledge decides

@@ -113,26 +113,6 @@ class AllocationSettings:
             "nothing to write, so at 1 it takes no share of others. 0: no bound.",
         ),
     )
-    guaranteed_share: float = field(
-        default=0.0,
-        metadata=about(
-            "GuaranteedShare",
-            number(0, 1, "0 (none) to 1, such as 0.3"),
-            "The most of the GPUs that jobs with guaranteed=yes ask for together. Such a job starts before ordinary ones, never "
-            "has less than the goodput that is predicted at the size it asked for, and is not stopped. One beyond the share counts "
-            "as an ordinary job until others have ended. A job that has what it asked for keeps it; then comes the user whose jobs have "
-            "least of the share. 0: guaranteed= counts for nothing.",
-        ),
-    )
-    guaranteed_price: float = field(
-        default=2.0,
-        metadata=about(
-            "GuaranteedPrice",
-            number(1, 1000, "a number from 1 to 1000, such as 2"),
-            "What guaranteed=yes costs: such a job counts as so many in the mean by which the weights of its user's jobs are "
-            "divided, so that the user's other jobs weigh less.",
-        ),
-    )
     max_weight: float = field(
         default=1.0,
         metadata=about(

@@ -63,7 +63,7 @@ from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
 LOSSES_EVERY_S = 2.0
-AS_SUBMITTED = " It keeps the size that it asks for, and waits in Slurm's queue as it was submitted."
+AS_SUBMITTED = " It waits in Slurm's queue as it was submitted."
 _WITHOUT_KEY = (ResizeState.QUEUED, ResizeState.GONE)
 
 

@@ -34,7 +34,6 @@ from synergyd.scheduler.problem.gpu_limits import (
     usage_limits,
     with_own_limits,
 )
-from synergyd.scheduler.problem.guarantee import guarantee_words, with_guarantees
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import (
     disbelief,
@@ -121,7 +120,7 @@ def decide(
     requests = with_own_limits(tuple(job for job in sorted_jobs if isinstance(job, JobRequest)), slurm_limits)
     pairs = zip(snapshot.jobs, sorted_jobs, strict=True)
     outside = {job.job_id: left for job, left in pairs if isinstance(left, UntouchedJob)}
-    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, ages, policy)
+    problem, fairness = _problem(requests, outside.values(), snapshot, settings, typical_s, slurm_limits, policy)
     solved, due = solve_due(replace(problem, delays=delays), policy, objective_of(settings))
     answer, tried = _explored(weigh_bad_nodes(solved, due.problem, policy), policy)
     answer, shared, delayed = _linked(answer, policy, settings, outside)
@@ -166,8 +165,6 @@ def _decisions(
         found = told.delayed.told(due.told(told.decision(job.job_id), index), index)
         how_far = progress.get(job.job_id, _UNKNOWN)
         note = disbelief(job, how_far, settings) + likely_words(how_far, settings)
-        wants = job.directive is not None and job.directive.guaranteed
-        note += guarantee_words(wants, due.problem.jobs[index], settings.guaranteed_share)
         note += f" It keeps the size asked for: {job.fixed}." if job.own_plan and job.fixed else ""
         note += job.barred_why if found.action in (Action.WAIT, Action.KEEP) else ""
         note += leaked if found.action is Action.WAIT else bad_node_words(found, job, snapshot.penalties)
@@ -223,7 +220,6 @@ def _problem(
     settings: Settings,
     typical_s: float | None,
     slurm_limits: SlurmLimits,
-    ages_s: Mapping[int, float],
     policy: Policy,
 ) -> tuple[Problem, dict[int, float]]:
     """The allocation's problem, and by job id the finish-time fairness as far as it is known."""
@@ -231,8 +227,6 @@ def _problem(
     limits_of_nodes = NodeLimits(nodes)
     requests = tuple(limits_of_nodes.bound(request) for request in requests)
     requests, fairness = with_claims(requests, nodes, terms, settings, snapshot.time_s, typical_s)
-    gpus = sum(node.free for node in nodes)
-    requests = with_guarantees(requests, gpus, settings.guaranteed_share, snapshot.jobs, ages_s)
     requests = stoppable(requests, snapshot) if settings.preemption else requests
     if not policy.rule:  # a peer goes by its paper
         requests = tuple(within_reach(with_horizon(request), terms) for request in requests)

@@ -97,7 +97,7 @@ def with_delays(
 
 def _may_be_delayed(job: JobRequest) -> bool:
     """Not where it is due, was promised a goodput, or must have nodes that it names."""
-    promised = job.guaranteed or job.deadline_s is not None or job.need > 0
+    promised = job.deadline_s is not None or job.need > 0
     return job.overdue_s < 0 and not promised and not job.node_filter.required
 
 

@@ -1,6 +1,6 @@
 """Waiting jobs that are due (problem/waiting_bound.py): each starts before others gain anything, or nodes are kept for it. Pure.
 
-Guaranteed ones come first, then those that were due first. What they could have is what is free, what running jobs give by shrinking,
+Those that were due first come first. What they could have is what is free, what running jobs give by shrinking,
 and what those hold that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one
 that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped. GPUs that
 are kept stand idle in part, so a node is kept only where it is empty soon: within the time that the job itself takes, or a job runs at
@@ -58,7 +58,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     although there seemed to be one; nodes are kept for them."""
     jobs, no_place = list(problem.jobs), frozenset(wait_for)
     due = [i for i, job in enumerate(jobs) if _is_due(job)]
-    due.sort(key=lambda i: (not jobs[i].guaranteed, -jobs[i].overdue_s, jobs[i].job_id))
+    due.sort(key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
     (free, empty_s), now = _drained(problem), _free_now(problem) if no_place else None
@@ -96,7 +96,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         if i in starts:
             need = job.need if job.deadline_s is not None else 0.0
             jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
-        elif job.need and job.deadline_s is None and not job.guaranteed:
+        elif job.need and job.deadline_s is None:
             jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], stoppable=True)
@@ -160,7 +160,7 @@ def _free_now(problem: Problem) -> FreeGpus:
 
 def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
     """The Cells on a part of what it holds that only RestartShare forbids, and that cost it less than a stop would."""
-    if job.discount <= 0 or job.guaranteed or job.own_limits or job.current is None:
+    if job.discount <= 0 or job.own_limits or job.current is None:
         return frozenset()
     held = job.cells[job.current].shape
     smaller = frozenset(

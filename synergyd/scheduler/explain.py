@@ -11,7 +11,6 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.first_start import beyond_reach
 from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own, limit_words
-from synergyd.scheduler.problem.guarantee import below_guarantee
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem, capacity_of
 from synergyd.scheduler.problem.restart_bound import beyond_bound
 from synergyd.scheduler.problem.utility import beyond_growth, change_value, payback_s, smallest, stay_value
@@ -295,8 +294,8 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> st
         return "on the nodes left for it, it would share links with others, which costs all of them more than it gains"
     if beyond := beyond_own(job, i) or beyond_bound(job, i):
         return beyond
-    if below := below_guarantee(job, i) or (not context.rule and beyond_reach(job, i, terms)):
-        return below
+    if not context.rule and (beyond := beyond_reach(job, i, terms)):
+        return beyond
     if i in job.banned:
         return "its GPUs could not be placed on the nodes beside the jobs that stay"
     if context.sizes_fixed:

@@ -280,7 +280,6 @@ def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
         deadline_s=job.deadline_s,
         reshard=job.reshard,
         resize=job.resize,
-        guaranteed=job.guaranteed,
         comm=() if rigid else job.comm,
     )
 

@@ -128,7 +128,6 @@ class TraceJob:
     nodes: int = 0  # that its user asks for, with equal GPUs on each; 0: as few as can be
     resize: bool = True  # its user lets it be resized
     comm: tuple[str, ...] = ()  # what its replicas may exchange less, see exchanging_truth.py
-    guaranteed: bool = False  # its user pays for at least the goodput of the size asked for
     costs: Costs | None = None  # of its own; None: the scenario's
     uid: int = 0  # of its user
 

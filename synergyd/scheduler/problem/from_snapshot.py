@@ -365,7 +365,6 @@ def _request(
         progress=history.progress,
         deadline_s=job.directive.deadline_s if job.directive else None,
         account=job.account,
-        guaranteed=job.directive is not None and job.directive.guaranteed,
         shun=frozenset(job.shun),
         slowed=1.0 if current is None else _slowed(job, cells[current]),
         uid=job.uid,

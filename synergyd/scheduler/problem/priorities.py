@@ -52,15 +52,13 @@ def weights(
     Slurm's fair-share factor of its association (`fair_shares`, by job id) over the median where that is on.
 
     A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
-    that all of a user's jobs together weigh no more than jobs without weights. A guaranteed job counts as GuaranteedPrice jobs in it.
+    that all of a user's jobs together weigh no more than jobs without weights.
     """
     jobs = tuple(jobs)
     told = {job.job_id: _told_weight(job, settings.max_weight) for job in jobs}
-    price = settings.guaranteed_price if settings.guaranteed_share > 0 else 1.0
     of_user: dict[int, list[float]] = {}
     for job in jobs:
-        counts = price if job.directive is not None and job.directive.guaranteed else 1.0
-        of_user.setdefault(job.uid, []).append(told[job.job_id] * counts)
+        of_user.setdefault(job.uid, []).append(told[job.job_id])
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
     shares = (fair_shares or {}) if settings.fair_share_weight else {}

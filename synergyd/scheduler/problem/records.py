@@ -152,8 +152,6 @@ class JobRequest:
     stoppable: bool = False
     #: the same where it is stopped for a job that is due alone, although it has spent its RestartShare
     stops_when_due: bool = False
-    #: its user wants at least the goodput of the size asked for, whenever it runs
-    guaranteed: bool = False
     #: seconds for which it is due if it has no GPUs; below 0: it may wait for so long yet
     overdue_s: float = -math.inf
     #: seconds for which it holds GPUs if it has them: until it ends, or may be stopped for one that is due

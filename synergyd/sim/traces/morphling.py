@@ -14,7 +14,7 @@ What is assumed:
     all plans, which exist for no plan at all;
   - every start and every resize costs 260 s on the new GPUs, which is what the artifact's simulator charges for either: of
     a resize 8 s on the old GPUs for the checkpoint, 2 s of requeue, 250 s on the new ones;
-  - CPUs and bandwidth are not used: the scheduler knows nothing of them; is_sla 1 is guaranteed=yes;
+  - CPUs and bandwidth are not used: the scheduler knows nothing of them, nor of is_sla;
   - no size larger than was measured, and none on which nothing measured fits (it would not hold the model), is used.
 """
 
@@ -77,7 +77,6 @@ def read(
                 max_gpus=times.largest,
                 max_micro_batch=BATCH,
                 can_run=times.can_run,
-                guaranteed=(row.values.get("is_sla") or "").strip() == "1",
             )
         )
     if not jobs:

@@ -43,6 +43,7 @@ _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _OF_CLUSTER = "{cluster}"  # in Database: the cluster's name
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
+_RETIRED = frozenset(("guaranteedshare", "guaranteedprice"))  # of 0.2.0
 
 
 @dataclass
@@ -149,6 +150,10 @@ def _read_line(line: ConfLine, reading: _Reading) -> None:
 
 def _read_pair(where: str, key: str, value: str, reading: _Reading) -> None:
     setting = _BY_KEY.get(key.lower())
+    if setting is None and key.lower() in _RETIRED:
+        what = f"{one_line(key, 60)} has no effect any more"
+        reading.problems.append(Lint(where, what, "drop it: the next release does not know it", "warning"))
+        return
     if setting is None:
         near = nearest(key, KEYS)
         right = f"did you mean {near}?" if near else f"known keys: {', '.join(KEYS)}"

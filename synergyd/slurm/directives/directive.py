@@ -15,6 +15,7 @@ from synergyd.records import Directive
 from synergyd.slurm.directives.grammar import (
     BY_NAME,
     CONTINUES,
+    IN_USE,
     KEYS,
     MAX_HEADER,
     MAX_LINE,
@@ -111,6 +112,9 @@ def notes(script: str) -> tuple[tuple[int, str], ...]:
         if _is_directive(line):
             if at >= first:
                 found.append((number, "stands after the first command, so it is not read; move it to the top"))
+            for name in BY_NAME.keys() - set(IN_USE):
+                if re.search(rf"\s{name}=", line):
+                    found.append((number, "; ".join(message("retired", {"key": name}))))
         elif re.match(r"\s*#+\s*synergy(?=[\s:]|$)", line, re.IGNORECASE):
             found.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
         at += len(line) + 1
@@ -164,10 +168,10 @@ def _is_directive(line: str) -> bool:
 def _key(name: str) -> Key:
     key = BY_NAME.get(name)
     if key is None:
-        near = nearest(name, BY_NAME)
+        near = nearest(name, IN_USE)
         if near:
             raise WordError("nearest", word=show(name), nearest=near)
-        raise WordError("unknown", word=show(name), known=", ".join(BY_NAME))
+        raise WordError("unknown", word=show(name), known=", ".join(IN_USE))
     return key
 
 
@@ -210,6 +214,8 @@ def _check(key: Key, value: str) -> str:
             if value not in ("yes", "no"):
                 raise bad
             return value
+        case "retired":
+            return key.default
         case "walltime":
             word, colon, times = value.partition(":")
             if word == "stop" and not colon:
@@ -328,7 +334,6 @@ def _directive(found: Mapping[str, str]) -> Directive:
         tp=number("tp"),
         pp=number("pp"),
         weight=float(found.get("weight", "1")),
-        guaranteed=found.get("guaranteed", "no") == "yes",
         checkpoint=text("checkpoint"),
         resize=found.get("resize", "yes") == "yes",
         reshard=found["reshard"] == "yes" if "reshard" in found else None,
@@ -354,7 +359,6 @@ def _values(directive: Directive) -> dict[str, str]:
         "tp": directive.tp,
         "pp": directive.pp,
         "weight": f"{directive.weight:.6f}",
-        "guaranteed": "yes" if directive.guaranteed else "no",
         "checkpoint": directive.checkpoint,
         "resize": "yes" if directive.resize else "no",
         "reshard": None if directive.reshard is None else "yes" if directive.reshard else "no",

@@ -39,7 +39,8 @@ FORBIDDEN: tuple[tuple[int, int], ...] = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `kind` is text, path, int, names, words, range, float, flag, time or walltime; `low` and `high` bound numbers (float:
+    """One key. `kind` is text, path, int, names, words, range, float, flag, time, walltime or retired (read for one release more, and
+    told to have no effect); `low` and `high` bound numbers (float:
     millionths; time: seconds since 1970), `max_bytes` bounds texts, `default` is the value that a stamp leaves out, `words` may be
     named."""
 
@@ -91,7 +92,7 @@ KEYS: tuple[Key, ...] = (
     Key("pp", "int", 1, 1024, example="2"),
     Key("weight", "float", 1_000, 1_000_000_000, default="1", example="1.5"),
     Key("checkpoint", "path", max_bytes=512, example="/scratch/run1/checkpoints"),
-    Key("guaranteed", "flag", default="no", example="yes"),
+    Key("guaranteed", "retired"),
     Key("resize", "flag", default="yes", example="no"),
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
@@ -100,6 +101,7 @@ KEYS: tuple[Key, ...] = (
     Key("notify", "words", example="hold,deadline", words=EVENTS),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+IN_USE = tuple(key.name for key in KEYS if key.kind != "retired")
 
 # code -> (what is wrong, what would be right); {names} are filled in by the reader.
 MESSAGES: Mapping[str, tuple[str, str]] = {
@@ -133,6 +135,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
         "drop one of the two, or let global_batch be one number",
     ),
     "reshard": ("reshard=yes contradicts resize=no", "drop one of the two"),
+    "retired": ("{key}= has no effect any more", "drop it: the next release refuses it"),
     "long_stamp": (
         "the directive takes {bytes} characters when stamped",
         "shorten model and checkpoint: {max} at most",

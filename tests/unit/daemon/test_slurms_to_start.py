@@ -30,7 +30,7 @@ def freed(site: Site) -> None:
 def test_one_that_waits_and_one_that_could_start_are_not_written_to(site: Site) -> None:
     full(site)
     site.slurm.submit(2, FIXED, tres_per_node=WHOLE, num_nodes=1)
-    assert "waits in Slurm's queue as it was submitted" in site.epoch()[2].why
+    assert "It waits in Slurm's queue as it was submitted" in site.epoch()[2].why
     freed(site)
     assert site.epoch(60)[2].action is Action.START
     assert 2 not in site.slurm.written_to()

@@ -97,6 +97,12 @@ def test_resize_no_changes_and_says_nothing(slurm: Controller) -> None:
     assert {k: outcome.job.get(k) for k in fields} == fields
 
 
+def test_a_retired_key_is_told_and_not_stamped(slurm: Controller) -> None:
+    outcome = slurm.submit("#SYNERGY tp=2 guaranteed=yes\n")
+    line = "#SYNERGY in script line 1: guaranteed= has no effect any more; drop it: the next release refuses it"
+    assert (outcome.rc, outcome.said, outcome.job["admin_comment"]) == (0, [line], "synergy:1 tp=2")
+
+
 def test_the_start_of_a_job_that_keeps_its_size_is_not_put_off(slurm: Controller) -> None:
     assert slurm.submit("#SYNERGY max_gpus=8\n").job["begin_time"] > time.time()
     assert slurm.submit("#SYNERGY resize=no\n").job["begin_time"] == 0.0

@@ -61,7 +61,6 @@ def test_it_holds_out_no_longer_than_its_timer_its_loss_and_its_due_time() -> No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"guaranteed": True},
         {"deadline_s": NOW + 1e5},
         {"need": 1.0},
         {"node_filter": NodeFilter(required=("n0",))},

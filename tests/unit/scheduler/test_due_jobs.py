@@ -1,4 +1,4 @@
-"""Waiting jobs that are due, and guaranteed ones: who starts, who gives way, and which nodes are kept."""
+"""Waiting jobs that are due: who starts, who gives way, and which nodes are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Action, Cell, Decision, Directive, Job, JobState, Node, Shape
+from synergyd.records import Action, Cell, Decision, Directive, Job, Node, Shape
 from synergyd.restarts import JobRestarts, RestartCost
 from synergyd.scheduler.decide import decide
 from synergyd.scheduler.due_jobs import MOST
@@ -217,51 +217,3 @@ def test_how_long_a_job_may_wait() -> None:
     assert allowed_age_s(likely, 3.5, 2.0, 100.0) == pytest.approx(10)
     liar = replace(one, progress=Progress(attained_gpu_s=4000.0, remaining=1.0, done=0.0, refuted=True))
     assert allowed_age_s(liar, 3.5, 2.0, 100.0) == pytest.approx(2 * 2000 - 1000)
-
-
-def test_a_guaranteed_job_starts_first_and_never_has_less_than_it_asked_for() -> None:
-    sure = Directive(guaranteed=True)
-    offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, 20: cells(1.0, 1.9, 3.6, 3.7)}
-    ages = {20: 5.0, **dict.fromkeys(range(1, 5), 9000.0)}
-    jobs = [*smalls(4), job(20, 4, directive=sure)]
-    for share in (0.5, 0.25, 0.0):
-        found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=share), ages)
-        assert ("does not count" in found[20].why, "counts for nothing" in found[20].why) == (share == 0.25, share == 0)
-        as_asked = found[20].cell is not None and found[20].cell.shape == Shape("a100", 1, 4)
-        assert as_asked == (share == 0.5)
-
-
-def test_a_guaranteed_job_is_not_shrunk_for_others() -> None:
-    runs = job(1, 4, ("n0",), 8, directive=Directive(guaranteed=True))
-    offers = {1: cells(1.0, 1.9, 3.6, 3.7), **{i: (cell(1.0, 1, 1),) for i in range(30, 38)}}
-    jobs = [runs, *(job(i, 1) for i in range(30, 38))]
-    ages = {1: 9000.0, **dict.fromkeys(range(30, 38), 1e6)}
-    found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=1.0), ages)
-    assert found[1].cell is not None and found[1].cell.shape.gpus == 4
-    assert sum(d.action is Action.START for d in found.values()) == 4
-    assert jobs[1].state is JobState.PENDING
-
-
-def test_guaranteed_jobs_that_nobody_touches_count_in_the_share() -> None:
-    """Of 8 GPUs half may be guaranteed, and one that is not touched holds them: a later one does not count."""
-    sure = Directive(guaranteed=True)
-    for fixed in (replace(sure, resize=False), sure):
-        holds = job(
-            10, 4, ("n0",), 4, directive=fixed, fixed="" if not fixed.resize else "its agent has not reported yet"
-        )
-        jobs = [*smalls(2), holds, job(20, 4, directive=sure)]
-        offers = {1: (cell(2.0, 1, 2),), 2: (cell(2.0, 1, 2),), 10: (cell(4.0, 1, 4),), 20: (cell(4.0, 1, 4),)}
-        for age_s in (9000.0, 5.0):  # what runs keeps its guarantee, whoever was submitted first
-            ages = {1: 9000.0, 2: 9000.0, 10: age_s, 20: 50.0}
-            found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=0.5), ages)
-            assert "does not count" in found[20].why, (fixed, age_s)
-        found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=1.0), ages)
-        assert "does not count" not in found[20].why, fixed
-
-
-def test_a_guaranteed_job_comes_before_one_that_is_due_for_long() -> None:
-    jobs = [*smalls(4), job(20, 8), job(21, 8, directive=Directive(guaranteed=True))]
-    offers = {**{i: (cell(2.0, 1, 2),) for i in range(1, 5)}, 20: WIDE, 21: WIDE}
-    ages = {20: 1e5, 21: 5.0, **dict.fromkeys(range(1, 5), 9000.0)}
-    found = decided([node("n0", 8)], jobs, offers, replace(BOUND, guaranteed_share=1.0), ages)
-    assert [found[i].action for i in (20, 21)] == [Action.WAIT, Action.START]

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.records import Decision, Directive, Job
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.equal_shares import job_parts
 from synergyd.scheduler.problem.finish_time_fairness import equal_share
 from synergyd.scheduler.problem.priorities import with_claims
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
 from synergyd.settings import Settings
-from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.builders import ask, cell, cells
 
 ANN, BOB, EVE = 1000, 1001, 1002
 ROOMS = (NodeCapacity("n0", "a100", 8), NodeCapacity("n1", "a100", 8))
@@ -75,43 +73,3 @@ def test_the_length_that_short_jobs_go_first_by_has_no_user() -> None:
     jobs = [wide(1, ANN), *(wide(i, BOB) for i in (2, 3))]
     found = with_claims(jobs, ROOMS, Objective(), replace(BOUND, short_first=1.0), 0.0)[0]
     assert [one.short for one in found] == [1.0, 1.0, 1.0]
-
-
-# -- guaranteed=yes ----------------------------------------------------------------------------------------------------
-
-SURE = Directive(guaranteed=True)
-
-
-def counted(jobs: list[Job], share: float, ages_s: dict[int, float]) -> dict[int, Decision]:
-    settings = replace(BOUND, guaranteed_share=share)
-    offers = {one.job_id: cells(1.0, 1.9, 3.6) for one in jobs}
-    left = {one.job_id: Progress(remaining=1e5, done=1e5) for one in jobs}
-    found = decide(snapshot([node("n0", 8)], jobs), settings, offers, {}, ages_s=ages_s, progress=left)
-    return {one.job_id: one for one in found}
-
-
-def test_no_user_takes_the_whole_guaranteed_share_while_others_ask_for_it() -> None:
-    """Of 8 GPUs all may be guaranteed; Eve asked for them first, with two jobs of 4, and Ann asks for 4."""
-    eves = [job(i, 4, uid=EVE, user="eve", directive=SURE) for i in (1, 2)]
-    anns = job(3, 4, uid=ANN, directive=SURE)
-    found = counted([*eves, anns], 1.0, {1: 9000.0, 2: 8000.0, 3: 100.0})
-    assert ["does not count" in found[i].why for i in (1, 2, 3)] == [False, True, False]
-    # nobody else asks: both are hers
-    assert not any("does not count" in one.why for one in counted(eves, 1.0, {1: 9000.0, 2: 8000.0}).values())
-
-
-def test_a_guarantee_lasts_as_long_as_its_job() -> None:
-    """A user who comes later takes no guarantee from those who run with it, but gets the next that is free."""
-    eves = [job(i, 4, ("n0",), 4, uid=EVE, user="eve", directive=SURE) for i in (1, 2)]
-    anns, next_one = job(3, 4, uid=ANN, directive=SURE), job(4, 4, uid=EVE, user="eve", directive=SURE)
-    ages = {1: 9000.0, 2: 8000.0, 3: 100.0, 4: 7000.0}
-    found = counted([*eves, anns, next_one], 1.0, ages)
-    assert ["does not count" in found[i].why for i in (1, 2, 3, 4)] == [False, False, True, True]
-    found = counted([eves[0], anns, next_one], 1.0, ages)
-    assert ["does not count" in found[i].why for i in (1, 3, 4)] == [False, False, True]
-
-
-def test_a_guarantee_that_can_never_count_takes_nothing_from_the_users_next() -> None:
-    jobs = [job(1, 8, uid=EVE, directive=SURE), job(2, 4, uid=EVE, directive=SURE), job(3, 4, uid=ANN, directive=SURE)]
-    found = counted(jobs, 0.5, {1: 9000.0, 2: 8000.0, 3: 100.0})
-    assert ["does not count" in found[i].why for i in (1, 2, 3)] == [True, False, True]

@@ -87,7 +87,6 @@ def rubick(root: Path, text: str = "a,0,9,net,2,16,0,ga,10,0\nb,5,9,net,8,16,0,1
 def test_a_rubick_workload(tmp_path: Path) -> None:
     one, two = morphling.read(rubick(tmp_path), None, "a800", 8)
     assert (one.name, one.submit_s, one.gpus, one.kind, one.max_gpus, one.batch_fixed) == ("a", 0, 2, "net", 8, True)
-    assert (one.guaranteed, two.guaranteed) == (False, True)
     assert (two.truth.end(0), two.where.endswith("w.csv:3")) == (20.0, True)
     assert one.can_run is not None and one.can_run(Shape("a800", 1, 2)) and not one.can_run(Shape("a800", 1, 1))
     times = morphling.read_times(tmp_path / "traces" / "net" / "placements.csv")

@@ -40,7 +40,6 @@ def test_every_key(folder: Path) -> None:
         "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
         "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
         "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
-        "#SYNERGY GuaranteedShare=.25 GuaranteedPrice=3\n"
         "#SYNERGY KeepUsage=90d NoticeUrl=https://h.example.org:8443/x?y=z NoticeSecretFile=/etc/k\n"
         "#SYNERGY SpareNodes=gpu:1,debug:5% QosSpareNodes=high:2\n"
         "#SYNERGY NoticeEvents=hold,ban MailProg=/usr/bin/mail\n"
@@ -90,8 +89,6 @@ def test_every_key(folder: Path) -> None:
         deadlines=False,
         deadline_share=2,
         max_weight=4,
-        guaranteed_share=0.25,
-        guaranteed_price=3.0,
         priority_weight=True,
         fair_share_weight=True,
         qos_weights={"high": 4.0, "low": 0.5},
@@ -217,6 +214,13 @@ def test_a_wrong_line_is_said_and_has_no_effect(folder: Path, line: str, problem
 def test_links_by_any_spelling(folder: Path, text: str, link: str) -> None:
     loaded = load(folder, f"#SYNERGY NodeLink={text} LeafUplink={text}\n")
     assert (loaded.settings.node_link, loaded.settings.leaf_uplink, loaded.problems) == (link, link, ())
+
+
+@pytest.mark.parametrize("key", ["GuaranteedShare", "guaranteedprice"])
+def test_a_key_of_the_release_before_is_told_and_no_error(folder: Path, key: str) -> None:
+    loaded = load(folder, f"#SYNERGY {key}=1 Epoch=7\n")
+    line = f"warning: slurm.conf:1: {key} has no effect any more; drop it: the next release does not know it"
+    assert (said(loaded), loaded.errors(), loaded.settings.epoch_s) == ([line], (), 7)
 
 
 def test_the_first_of_two_holds(folder: Path) -> None:

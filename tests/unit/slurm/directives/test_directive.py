@@ -125,6 +125,7 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
         "internal",
         "late",
         "no_launch",
+        "retired",  # a remark: the line is read
     }
     for code, (what, _right) in grammar.MESSAGES.items():
         if code in of_plugin | {"stamp"}:
@@ -332,3 +333,9 @@ def test_notes_point_at_lines_that_are_not_read() -> None:
     )
     assert [line for line, _ in notes(script)] == [3, 4, 6, 8]
     assert "first command" in notes(script)[-1][1]
+
+
+def test_a_retired_key_is_a_remark_of_check_and_is_read_in_an_old_stamp() -> None:
+    script = "#!/bin/bash\n#SYNERGY tp=2 guaranteed=yes\nsrun x\n"
+    assert notes(script) == ((2, "guaranteed= has no effect any more; drop it: the next release refuses it"),)
+    assert read_stamp([("tp", "2"), ("guaranteed", "yes")]) == parse_script(script) == Directive(tp=2)
