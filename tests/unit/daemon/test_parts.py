@@ -302,7 +302,9 @@ def test_metrics_are_served(tmp_path: Path) -> None:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """`service.run` works on this cluster."""
-    made = Site(tmp_path / "state")
+    with socket.socket() as free:
+        free.bind(("", 0))
+        made = Site(tmp_path / "state", report_port=free.getsockname()[1])
     reader = made.daemon.tools.reader
     monkeypatch.setattr(service, "CommandLine", lambda **_: made.slurm)
     monkeypatch.setattr(service, "open_reader", lambda _, line: (reader, "in memory"))

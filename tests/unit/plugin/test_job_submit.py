@@ -98,7 +98,7 @@ def test_resize_no_changes_and_says_nothing(slurm: Controller) -> None:
 
 
 def test_a_retired_key_is_told_and_not_stamped(slurm: Controller) -> None:
-    outcome = slurm.submit("#SYNERGY tp=2 guaranteed=yes\n")
+    outcome = slurm.submit("#SYNERGY tp=2 guaranteed=yes\nsrun synergy-launch train.py\n")
     line = "#SYNERGY in script line 1: guaranteed= has no effect any more; drop it: the next release refuses it"
     assert (outcome.rc, outcome.said, outcome.job["admin_comment"]) == (0, [line], "synergy:1 tp=2")
 
