@@ -1,9 +1,11 @@
 """How much a job that does not tell its length has likely left: Gittins' index over what like jobs have taken. Pure.
 
 Work is counted in GPU seconds. Jobs are alike by levels, each within the next: the same program (user, name, batches), the same user,
-model and batches, the same size asked for, all. What the jobs of a level took spreads each around its own logarithm by a normal
-kernel, and the next level's distribution counts as `_PRIOR` jobs more (the predictive mean of a Dirichlet process); beyond all jobs
-lies 1/x, for which each length is as likely as twice that length. So few samples count little.
+model and batches, the same user and size asked for, the same user, other users' jobs of that size, other users' jobs. What the jobs of a
+level took spreads each around its own logarithm by a normal kernel, and the next level's distribution counts as `_PRIOR` jobs more (the
+predictive mean of a Dirichlet process); beyond all jobs lies 1/x, for which each length is as likely as twice that length. So few
+samples count little. Of other users each has one vote, the median of their jobs, from `_LEAST_VOTES` of them on: nobody decides alone
+what a job of somebody else counts for.
 
 Gittins' index of a job that has had a GPU seconds is min over d of E[min(X - a, d)] / P(X <= a + d), given X > a: the least GPU seconds
 that are spent for one end. To run the job of the least index first has the least mean completion time of all orders that know the
@@ -13,6 +15,7 @@ distribution alone (M/G/1; Gittins 1989; Aalto, Ayesta, Righter 2009). For a kno
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,8 +32,9 @@ _PRIOR = 2.0  # jobs that the next level counts for
 _LOW, _HIGH, _BINS = 10.0, 1e9, 160  # GPU seconds: one report of one GPU, and 30 years; a bin is 12 % wide
 _EDGES = np.geomspace(_LOW, _HIGH, _BINS + 1)
 _LOG_EDGES = np.log(_EDGES)
-PREFIX = "length:"  # of the keys of what is stored: `length:PROGRAM:ALIKE:GPUS:BIN`, with the number of jobs
-_KEPT, _KEPT_OF_ALL = 32, 200  # the latest jobs of a level, and of all
+PREFIX = "length:"  # of the keys of what is stored: `length:PROGRAM:ALIKE:GPUS:BIN:UID`, with the number of jobs
+_KEPT, _KEPT_OF_ALL = 32, 200  # the latest jobs, or users, of a level, and of the level that knows no size
+_LEAST_VOTES = 3  # of other users, as for what restarts cost
 _MARKS = 40_000  # levels at most: 10,000 programs
 _ALL = "all"
 _WIDEST = math.log(10.0)  # one sigma of the logarithm before jobs are seen: a factor of ten
@@ -93,21 +97,31 @@ class LearntLengths:
     """What ended jobs that did not tell their length have taken, by level; `ended` returns what to store."""
 
     def __init__(self) -> None:
-        self._took: dict[str, deque[float]] = {}  # by level
+        self._took: dict[str, deque[float]] = {}  # GPU seconds, by level of one user's jobs
+        self._users: dict[
+            str, dict[int, None]
+        ] = {}  # the uids whose jobs have ended, the latest last, by level of all users' jobs
         self._counts: dict[str, int] = {}  # by key of the store
-        self._known: dict[tuple[str, ...], Lengths] = {}
+        self._known: dict[tuple[str, ...], Lengths | None] = {}
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
-        """From the store of a daemon before this one: to 12 %, and not in order."""
+        """Take over what a daemon before this one has stored: to 12 %, and not in order. What 0.2 stored names no user, and counts for
+        its program and for those that are alike."""
         took: dict[str, list[float]] = {}
         for key, profile in sorted(profiles.items()):
-            parts = key.removeprefix(PREFIX).split(":")
-            sound = len(parts) == 4 and parts[2].isdecimal() and parts[3].isdecimal() and profile.samples > 0
+            program_mark, _, rest = key.removeprefix(PREFIX).partition(":")
+            alike, *numbers = rest.split(":")
+            sound = len(numbers) in (2, 3) and all(n.isdecimal() for n in numbers) and profile.samples > 0
             if not key.startswith(PREFIX) or not sound:
                 continue
             self._counts[key] = profile.samples
-            gpu_s = float(np.sqrt(_EDGES[:-1] * _EDGES[1:])[min(int(parts[3]), _BINS - 1)])
-            for mark in (_ALL, f"size:{parts[2]}", f"alike:{parts[1]}", f"program:{parts[0]}"):
+            gpus, bin_, *uids = (int(n) for n in numbers)
+            gpu_s = float(np.sqrt(_EDGES[:-1] * _EDGES[1:])[min(bin_, _BINS - 1)])
+            marks = [f"alike:{alike}", f"program:{program_mark}"]
+            for uid in uids:
+                marks += _of_user(uid, gpus)
+                self._count_user(uid, gpus)
+            for mark in marks:
                 took.setdefault(mark, []).extend([gpu_s] * min(profile.samples, _KEPT))
         for mark, some in took.items():
             # of too many as many of each length as there are
@@ -115,41 +129,61 @@ class LearntLengths:
             self._took[mark] = deque(kept.tolist(), maxlen=_most(mark))
 
     def ended(self, job: Job, gpu_s: float) -> dict[str, Profile]:
-        """The job has left after so many GPU seconds; one that never ran says nothing of its length."""
+        """Take in that the job has left after so many GPU seconds; one that never ran says nothing of its length."""
         if gpu_s <= 0:
             return {}
-        marks = _levels(job)
-        for mark in marks:
-            kept = self._took.pop(mark, None) or deque(maxlen=_most(mark))
+        gpus = job.asked.gpus
+        alike, mark = _programs(job)
+        for level in (*_of_user(job.uid, gpus), f"alike:{alike}", f"program:{mark}"):
+            kept = self._took.pop(level, None) or deque(maxlen=_most(level))
             kept.append(gpu_s)
-            self._took[mark] = kept
+            self._took[level] = kept
+        self._count_user(job.uid, gpus)
         _forget_oldest(self._took)
         self._known.clear()
         bin_ = int(np.clip(np.searchsorted(_EDGES, gpu_s) - 1, 0, _BINS - 1))
-        alike, mark = (mark.partition(":")[2] for mark in marks[2:])
-        key = f"{PREFIX}{mark}:{alike}:{job.asked.gpus}:{bin_}"
+        key = f"{PREFIX}{mark}:{alike}:{gpus}:{bin_}:{job.uid}"
         self._counts[key] = self._counts.pop(key, 0) + 1
         _forget_oldest(self._counts)
         return {key: Profile(samples=self._counts[key])}
 
     def index_gpu_s(self, job: Job, had_gpu_s: float) -> float | None:
-        """Gittins' index of the job, GPU seconds; None before any like it has ended."""
+        """Return Gittins' index of the job, GPU seconds; None before any like it has ended."""
         if not self._took:
             return None
+        uid, gpus = job.uid, job.asked.gpus
+        alike, mark = _programs(job)
+        wide = tuple((level, f"{level}:without:{uid}") for level in _of_all(gpus))
         known: Lengths | None = None
-        marks = _levels(job)
-        for i, mark in enumerate(marks):
-            if mark not in self._took:
-                continue  # as the wider level
-            place = marks[: i + 1]
+        place: tuple[str, ...] = ()
+        for level, name in (*wide, *(("", own) for own in (*_of_user(uid, gpus), f"alike:{alike}", f"program:{mark}"))):
+            place = (*place, name)
             if place not in self._known:
-                self._known[place] = Lengths(tuple(self._took[mark]), known)
+                took = self._votes(level, uid, gpus) if level else tuple(self._took.get(name, ()))
+                self._known[place] = Lengths(took, known) if took else known  # without any: as the wider level
             known = self._known[place]
         return None if known is None else known.index_gpu_s(had_gpu_s)
 
+    def _votes(self, level: str, uid: int, gpus: int) -> tuple[float, ...]:
+        """Return the medians of the jobs of other users than `uid`, GPU seconds; none of too few users."""
+        place = _of_all(gpus).index(level)
+        own = [_of_user(other, gpus)[place] for other in reversed(self._users.get(level, {})) if other != uid]
+        votes = [statistics.median(self._took[mark]) for mark in own[: _most(level)] if mark in self._took]
+        return tuple(votes) if len(votes) >= _LEAST_VOTES else ()
+
+    def _count_user(self, uid: int, gpus: int) -> None:
+        for level in _of_all(gpus):
+            users = self._users.setdefault(level, {})
+            users.pop(uid, None)
+            users[uid] = None
+            while len(users) > _most(level) + 1:  # and the one who asks
+                del users[next(iter(users))]
+        _forget_oldest(self._users)
+
 
 def _most(mark: str) -> int:
-    return _KEPT_OF_ALL if mark == _ALL else _KEPT
+    """Return how many jobs, or users, are kept of a level."""
+    return _KEPT if mark.startswith(("size:", "alike:", "program:")) else _KEPT_OF_ALL
 
 
 def _forget_oldest(known: dict[str, Any]) -> None:
@@ -157,10 +191,19 @@ def _forget_oldest(known: dict[str, Any]) -> None:
         del known[next(iter(known))]
 
 
-def _levels(job: Job) -> tuple[str, ...]:
-    """The marks of a job's levels, the widest first."""
+def _of_all(gpus: int) -> tuple[str, str]:
+    """Return the levels of all users' jobs, the wider first."""
+    return _ALL, f"size:{gpus}"
+
+
+def _of_user(uid: int, gpus: int) -> tuple[str, str]:
+    """Return the levels of a user's jobs, the wider first."""
+    return f"user:{uid}", f"size:{gpus}:of:{uid}"
+
+
+def _programs(job: Job) -> tuple[str, str]:
+    """Return the marks of the jobs that are alike, and of the job's program: both are of its user alone."""
     said = job.directive
     batches = () if said is None else (said.global_batch, said.micro_batch, said.max_micro_batch)
     model = None if said is None else said.model
-    alike, own = program(job.uid, "", model, *batches), program(job.uid, job.name, model, *batches)
-    return _ALL, f"size:{job.asked.gpus}", f"alike:{alike}", f"program:{own}"
+    return program(job.uid, "", model, *batches), program(job.uid, job.name, model, *batches)

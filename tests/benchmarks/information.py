@@ -6,7 +6,7 @@ anything that jobs have in common.
 NAME of a trace: pollux-1 ... pollux-8, half-1 ... half-8 (half the load), morphling, arena; those that DIR holds by default. Without
 lengths no job tells how much it has left to do; without names besides, each job is called differently, so that runs of one program
 are not known as such by their name; what they say of their batches may still show it. Apart besides, each is of a user of its own,
-and nothing that another has measured is used for it but the cluster's level. A policy other than synergy is run once, with lengths and
+and what others' jobs took counts with one vote a user alone. A policy other than synergy is run once, with lengths and
 names, in the same simulator.
 
 Prints a table in Markdown for each trace: mean, median and p99 of the JCT, worst finish-time fairness, restarts a job, the longest

@@ -81,9 +81,19 @@ def test_jobs_are_told_apart_by_program_then_by_user_and_batch_then_by_size() ->
     # each run called differently: the batches tell
     assert index(lengths, named("a", low=16), 100.0) < 1_000
     # nothing else known: the size
-    assert index(lengths, named("b", low=128, gpus=8, uid=2), 1_000.0) > index(
-        lengths, named("b", low=128, gpus=4, uid=2), 1_000.0
-    )
+    assert index(lengths, named("b", low=128, gpus=8), 1_000.0) > index(lengths, named("b", low=128, gpus=4), 1_000.0)
+
+
+def test_other_users_have_one_vote_each_from_three_on() -> None:
+    """A user's jobs say nothing to others alone, nor by their number; three users that agree do."""
+    mine = named("mine", low=128, uid=9)
+    one = [(named("short", low=16), gpu_s) for gpu_s in spread(300.0, 200)]
+    assert after(*one).index_gpu_s(mine, 100.0) is None
+    usual = [(named("long", uid=uid), gpu_s) for uid, gpu_s in enumerate(spread(90_000.0, 4, seed=2), 2)]
+    vote = index(after(*usual, (named("short", low=16), 300.0)), mine, 100.0)
+    assert index(after(*one, *usual), mine, 100.0) == pytest.approx(vote, rel=0.1) and vote > 2_000
+    # what its own user's jobs took counts first
+    assert index(after(*usual, *((replace(job, uid=9), gpu_s) for job, gpu_s in one)), mine, 100.0) < 1_000
 
 
 def test_nothing_is_said_before_a_job_has_ended_and_none_that_never_ran_teaches() -> None:
@@ -105,6 +115,7 @@ def test_what_is_stored_gives_the_next_daemon_the_same_to_a_bin() -> None:
             "length:odd": Profile(),
             "length:a:b:1:2": Profile(),
             "length:a:b:1:9999": Profile(samples=1),
+            "length:a:b:1:2:x": Profile(samples=1),
             "job:1": Profile(),
         }
     )
