@@ -302,8 +302,9 @@ class _Memory:
         for x in change.lifecycles:
             self._lifecycles[x.job_id] = x
         for job_id in change.gone:
-            self._lifecycles.pop(job_id, None)
-            self._steering.pop(job_id, None)
+            for by_job in (self._lifecycles, self._steering, self._reports):
+                by_job.pop(job_id, None)
+            self._profiles.pop(f"job:{job_id}", None)
         for key, profile, _ in change.profiles:
             self._profiles[key] = profile
         for report in change.reports:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, String, cast, func, literal, or_, select
 
 from synergyd.accepts import NOTHING_MORE, Accepts
 from synergyd.errors import UsageError
@@ -55,19 +55,26 @@ from synergyd.wire.codec import decode
 T = TypeVar("T")
 
 
-def remembered(connection: Connection) -> Remembered:
-    """Six statements: flags, lifecycles, profiles, reports, steering, nodes.
+def remembered(connection: Connection, *, of_gone_jobs: bool = False) -> Remembered:
+    """Read flags, lifecycles, profiles, reports, steering and nodes in six statements; profiles and reports of jobs that have left the
+    queue only for `of_gone_jobs`: they are kept for weeks, and an epoch needs none of them.
 
     A row that can't be read is left out and named, so that one job's bad row does not stop the others.
     """
+    profiles_of, reports_of = _PROFILE, _REPORT
+    if not of_gone_jobs:
+        here = select(LifecycleRow.job_id)
+        keys = select(literal("job:") + cast(LifecycleRow.job_id, String))
+        profiles_of = _PROFILE.where(or_(~ProfileRow.key.startswith("job:"), ProfileRow.key.in_(keys)))
+        reports_of = _REPORT.where(ReportRow.job_id.in_(here))
     flags = connection.execute(select(JobFlagRow.job_id, JobFlagRow.flag, JobFlagRow.submit_s)).all()
     unreadable: list[str] = []
     return Remembered(
         lifecycles=lifecycles(connection),
-        profiles=_readable(connection.execute(_PROFILE), "key", _profile, unreadable),
+        profiles=_readable(connection.execute(profiles_of), "key", _profile, unreadable),
         paused=frozenset(job_id for job_id, flag, _ in flags if flag == PAUSED),
         no_directive=frozenset((job_id, submit_s) for job_id, flag, submit_s in flags if flag == NO_DIRECTIVE),
-        reports=_readable(connection.execute(_REPORT), "job_id", _report, unreadable),
+        reports=_readable(connection.execute(reports_of), "job_id", _report, unreadable),
         steering=_readable(connection.execute(_STEERING), "job_id", _steering, unreadable),
         nodes=nodes(connection),
         unreadable=tuple(unreadable),
@@ -301,7 +308,7 @@ def recording(connection: Connection) -> Recording:
     )
     unreadable: list[str] = []
     cells = _readable(connection.execute(first), "job_id", _first_cell, unreadable)
-    known, last = remembered(connection), connection.execute(_LATEST).one_or_none()
+    known, last = remembered(connection, of_gone_jobs=True), connection.execute(_LATEST).one_or_none()
     return Recording(
         remembered=replace(known, unreadable=(*known.unreadable, *unreadable)),
         events=tuple(StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),

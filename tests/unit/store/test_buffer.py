@@ -143,6 +143,7 @@ def test_a_database_file_that_is_taken_away_is_made_anew(opener: Callable[[], St
 
 def test_threads_report_while_the_daemon_writes(opener: Callable[[], Store]) -> None:
     buffer = BufferedStore(opener, Clock())
+    buffer.put_lifecycles([lifecycle(j) for j in range(4)])
     assert buffer.refresh()
 
     def report(job_id: int) -> None:

@@ -225,17 +225,29 @@ class StoreContract(LeadershipContract):
         store.put_profiles({"job:1": PROFILE}, 5.0)
         store.set_paused(5, True, 1.0)
         store.add_no_directive([(7, 100.0)], 3.0)
+        store.put_lifecycles([lifecycle(7)])
         store.put_reports([StoredReport(REPORT, 1.0)])
         store.put_nodes([StoredNode("n1", {"name": "n1"}, 1.0), StoredNode("n2", {}, 2.0)])
         store.put_nodes([StoredNode("n1", {"name": "n1", "drained": True}, 3.0)])
         read = store.remembered()
         assert read.nodes["n1"] == StoredNode("n1", {"name": "n1", "drained": True}, 3.0) == store.nodes()["n1"]
-        assert read.lifecycles == {1: lifecycle(1)}
+        assert read.lifecycles == {1: lifecycle(1), 7: lifecycle(7)}
         assert read.profiles == {"job:1": PROFILE}
         assert (read.paused, read.no_directive) == (frozenset({5}), frozenset({(7, 100.0)}))
         assert read.reports == {7: StoredReport(REPORT, 1.0)}
 
+    def test_of_jobs_that_have_left_nothing_is_remembered_but_what_programs_share(self, store: Store) -> None:
+        """They are kept for 30 days: what an epoch starts from does not grow with them."""
+        store.put_lifecycles([lifecycle(1), lifecycle(7)])
+        store.put_reports([StoredReport(replace(REPORT, job_id=j), 1.0) for j in (1, 7)])
+        store.put_profiles({k: PROFILE for k in ("job:1", "job:7", "job:17", "like:1", "length:a:b:1:2:1")}, 5.0)
+        store.delete_lifecycles([7])
+        read = store.remembered()
+        assert set(read.profiles) == {"job:1", "like:1", "length:a:b:1:2:1"} and set(read.reports) == {1}
+        assert store.report(7) is not None and set(store.recording().remembered.reports) == {1, 7}
+
     def test_a_bad_row_does_not_stop_the_others(self, store: Store) -> None:
+        store.put_lifecycles([lifecycle(1), lifecycle(2)])
         store.put_profiles({"job:1": PROFILE, "job:2": PROFILE}, 5.0)
         with store.engine.begin() as connection:
             connection.execute(text("""UPDATE profiles SET model = '{"name": 3}' WHERE key = 'job:1'"""))
