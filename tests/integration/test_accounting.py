@@ -69,7 +69,7 @@ def submit(cluster: SlurmCluster, account: str, *options: str, held: bool = Fals
     directive = "" if held else "#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 micro_batch=1"
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n{directive}\nsleep 300\n"
     extra = ("--hold",) if held else ()
-    return cluster.sbatch(script, f"--account={account}", "--time=60", *extra, *options, **BY_OTHER)
+    return cluster.sbatch(script, "--job-name=known", f"--account={account}", "--time=60", *extra, *options, **BY_OTHER)
 
 
 def end(cluster: SlurmCluster, *job_ids: int) -> None:

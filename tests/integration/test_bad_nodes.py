@@ -85,7 +85,7 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     cluster.run("scancel", str(own))
     # another user's, who can't read this Python: it only sleeps, and its owner reports
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 -o /dev/null\n#SYNERGY global_batch=8 micro_batch=1 {WIDE}\nsleep 300\n"
-    other = cluster.sbatch(script, "--nodelist=n1", **BY_OTHER)
+    other = cluster.sbatch(script, "--job-name=known", "--nodelist=n1", **BY_OTHER)
     until(cluster, lambda: sizes(cluster, other) == [4], 120, "its start")
     code = (
         "from synergyd.wire.report import send; from synergyd.job_report import Report\n"

@@ -26,7 +26,7 @@ from tests.integration.daemon_site import (
 from tests.throwaway import light_job
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.slurm_output import queue, row_of
-from tests.throwaway.synergy import synergyd
+from tests.throwaway.synergy import remember_programs, synergyd
 
 pytestmark = pytest.mark.slurm
 
@@ -68,6 +68,7 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
 
 
 def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmCluster) -> None:
+    remember_programs(site)
     heartbeat.write(site.state_dir, time.time(), 30)  # as if a daemon ran: the job waits for a decision
     job_id = light_job.submit(site, directive=ELASTIC, gpus=2)
     time.sleep(1)

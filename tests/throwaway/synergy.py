@@ -18,6 +18,7 @@ from synergyd.slurm.directives.directive import parse_script
 from synergyd.store.store import open_store
 from synergyd.task.shared_profiles import program
 from tests.throwaway import light_job
+from tests.throwaway.accounting import OTHER_UID
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 
 PLUGINS = Path(__file__).resolve().parents[2] / "slurm_plugins"
@@ -54,25 +55,39 @@ NAMES = (
     "light", "j", "first", "second", "late", "last", "other", "ours", "grown", "held", "later", "shown", "measured", "resized",
     "wide", "short", "grows", "ends", "anew", "moves", "waits", "loses", "b", "c", "training", "gpt-neo",
 )  # fmt: skip
+#: the lines of other jobs that count so as well, by name: of root's, and of the other user's
+LINES = {
+    "known": f"#SYNERGY global_batch={light_job.BATCH} micro_batch=1\n",
+    "faults": f"#SYNERGY global_batch={light_job.BATCH}\n",
+    "train": f"#SYNERGY global_batch={light_job.BATCH}\n",
+}
 
 
 def remember_programs(cluster: SlurmCluster, scripts: Mapping[str, str] | None = None) -> None:
-    """Stores, before the first daemon starts, that agents of root's jobs with these names and #SYNERGY lines have reported that they can
-    change size; by default those of light jobs. Others start at the size that they ask for."""
+    """Store, before the first daemon starts, that agents of jobs with these names and #SYNERGY lines have reported that they can change
+    size; by default those of light jobs and of `LINES`. Others start at the size that they ask for."""
     config = cluster.folder / "light" / "config.json"
     light = f"#SYNERGY model={config} global_batch={light_job.BATCH} micro_batch=1\n"
-    known = {}
-    for name, script in (scripts or dict.fromkeys(NAMES, light)).items():
-        said = parse_script(script)
-        assert said is not None
-        mark = program(os.getuid(), name, said.model, said.global_batch, said.micro_batch, said.max_micro_batch)
-        known[f"{PREFIX}{mark}"] = Profile(samples=1)
+    lines = scripts or {**dict.fromkeys(NAMES, light), **LINES}
+    known = {
+        PREFIX + _mark(uid, name, line): Profile(samples=1)
+        for uid in (os.getuid(), OTHER_UID)
+        for name, line in lines.items()
+    }
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db", create=True) as store:
         store.put_profiles(known, time.time())
 
 
+def _mark(uid: int, name: str, script: str) -> str:
+    said = parse_script(script)
+    assert said is not None
+    return program(uid, name, said.model, said.global_batch, said.micro_batch, said.max_micro_batch)
+
+
 class Synergyd:
-    """A daemon process of the cluster. `by`: words before its own, such as those that make it another user's."""
+    """A daemon process of the cluster. `by`: words before its own, such as those that make it another user's.
+
+    The first one of a cluster, where it is root's and has SQLite, knows some programs (`remember_programs`)."""
 
     def __init__(
         self,
@@ -83,6 +98,9 @@ class Synergyd:
     ) -> None:
         self.cluster = cluster
         self.log = cluster.folder / "log" / "synergyd.log"
+        apart = bool(by) or any("Database=" in line for line in cluster.slurm_conf)
+        if not apart and not (cluster.state_dir / "synergy.db").exists():
+            remember_programs(cluster)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*by, "synergyd", *options], env={**cluster.env, **(environment or {})}, stdout=log, stderr=log
@@ -110,12 +128,7 @@ class Synergyd:
 def synergyd(
     cluster: SlurmCluster, *options: str, environment: dict[str, str] | None = None, by: Sequence[str] = ()
 ) -> Iterator[Synergyd]:
-    """A running daemon; its port for reports is the cluster's own. What it wrote is printed where the test fails.
-
-    The first one of a cluster knows light jobs (`remember_programs`)."""
-    apart = bool(by) or any("Database=" in line for line in cluster.slurm_conf)
-    if not apart and not (cluster.state_dir / "synergy.db").exists():
-        remember_programs(cluster)
+    """A running daemon; its port for reports is the cluster's own. What it wrote is printed where the test fails."""
     daemon = Synergyd(cluster, *options, environment=environment, by=by)
     try:
         yield daemon
