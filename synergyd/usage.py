@@ -2,6 +2,8 @@
 
 A part's times are Slurm's own, so that GPU hours held are those of `sacct -D`. What was trained in it is counted by relative goodput:
 `useful_gpu_s` are the GPU seconds that the size asked for at sbatch would have taken for the same training.
+
+`gain` is the one definition of what Synergy has brought: the page, `synergyctl usage` and the REST service show its result.
 """
 
 from __future__ import annotations
@@ -35,10 +37,33 @@ class Usage:
     sigma_gpu_s: float = 0.0
     #: without GPUs before `start_s`, in a restart that Synergy chose
     stopped_s: float = 0.0
+    #: names of its nodes with commas, or Slurm's host list; "": not known
+    nodes: str = ""
+    #: Slurm's state at its end; "": it runs, or nobody told
+    state: str = ""
+    #: from its submission or requeue to `start_s`, `stopped_s` included
+    waited_s: float = 0.0
+    #: for which the run before stood still to save, for the change that began this one
+    checkpoint_s: float = 0.0
+    #: of `trained_s`, with a step time that was reported
+    measured_s: float = 0.0
+    #: goodput in these seconds as it was reported, times seconds
+    measured_work: float = 0.0
+    #: goodput over that of the run before, as predicted when Synergy decided the change; 0: not known; None: no change of Synergy's
+    predicted_ratio: float | None = None
+    #: goodput of the run before, as it was reported last; None: not known
+    before_goodput: float | None = None
 
     @property
     def held_s(self) -> float:
         return max(0.0, self.to_s - self.from_s)
+
+    @property
+    def measured_ratio(self) -> float | None:
+        """Goodput over that of the run before, both as they were reported; None where one of them is not known."""
+        if not self.before_goodput or self.measured_s <= 0:
+            return None
+        return self.measured_work / self.measured_s / self.before_goodput
 
 
 @dataclass(frozen=True)
@@ -51,6 +76,9 @@ class PastRun:
     start_s: float
     to_s: float
     gpus: int
+    waited_s: float = 0.0
+    nodes: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +95,45 @@ class Totals:
     useful_gpu_h: float = 0.0
     #: in restarts: checkpoints before them, starts after them
     restart_gpu_h: float = 0.0
-    #: in training whose goodput is known: what `useful_gpu_h` and `saved_h` speak of
+    #: in training whose goodput is known: what `useful_gpu_h`, `saved_h` and `gain` speak of
     known_gpu_h: float = 0.0
     #: job hours less than at the size asked for, started at the same times; below 0: more
     saved_h: float = 0.0
     #: one sigma of `saved_h`, by the model's own
     saved_sigma_h: float = 0.0
+    #: job hours that the same training took: in training, in restarts, and without GPUs in restarts that Synergy chose
+    spent_h: float = 0.0
+    #: saved_h / spent_h: 0.11 is 11 % more training in the same time than at the sizes asked for; null: nothing is known
+    gain: float | None = None
+    #: one sigma of `gain`, by the model's own
+    gain_sigma: float = 0.0
+    #: runs that Synergy began by a restart of its choice: another size, plan or nodes
+    changes: int = 0
+    #: of `changes`, those audited: with a prediction, and reports of training before and after it
+    audited: int = 0
+    #: job hours of training after the audited changes, as reported
+    audited_h: float = 0.0
+    #: job hours less than on the size before, for the same training: as predicted when the change was decided
+    predicted_h: float = 0.0
+    #: the same as reports measured it before and after the change
+    measured_h: float = 0.0
+    #: job hours that the audited changes themselves took: checkpoint, requeue and start
+    change_h: float = 0.0
+    #: |measured goodput / predicted goodput - 1| in the mean over `audited_h`; null: nothing was audited
+    prediction_error: float | None = None
+
+
+def gain(useful_s: float, spent_s: float) -> float | None:
+    """Return the gain: by how much more jobs trained than they would have at the sizes asked for in the same time.
+
+        gain = (sum of useful_s) / (sum of spent_s) - 1, over jobs
+        useful_s = useful_gpu_s / asked_gpus: seconds that the size asked for would have taken for the same training
+        spent_s = trained_s + restart_s + stopped_s: seconds that the job took for it, with its restarts
+
+    The unit is 1: 0.11 is +11 %. The hours saved are the same comparison in job hours, (sum of useful_s - sum of spent_s) / 3600,
+    so gain = saved_h / spent_h. None where no job has spent any time that is known.
+    """
+    return useful_s / spent_s - 1.0 if spent_s > 0 else None
 
 
 def within(part: Usage, from_s: float, to_s: float) -> Usage | None:
@@ -91,18 +152,43 @@ def within(part: Usage, from_s: float, to_s: float) -> Usage | None:
         restart_s=part.restart_s * share,
         useful_gpu_s=part.useful_gpu_s * share,
         sigma_gpu_s=part.sigma_gpu_s * share,
+        measured_s=part.measured_s * share,
+        measured_work=part.measured_work * share,
         # before its start, so with its start
         stopped_s=part.stopped_s if low == part.from_s else 0.0,
+        waited_s=part.waited_s if low == part.from_s else 0.0,
+        checkpoint_s=part.checkpoint_s if low == part.from_s else 0.0,
     )
 
 
 def ending(part: Usage, to_s: float) -> Usage:
     """The part as it is once its end is known better."""
     if to_s <= part.from_s:
-        nothing = replace(part, trained_s=0.0, restart_s=0.0, useful_gpu_s=0.0, sigma_gpu_s=0.0)
+        nothing = without_training(part)
         return replace(nothing, to_s=part.from_s, is_open=False)
     cut = within(part, part.from_s, to_s) if to_s < part.to_s else part
     return replace(cut or part, to_s=to_s, is_open=False)
+
+
+def without_training(part: Usage) -> Usage:
+    """Return the part as if nothing had been trained in it so far."""
+    return replace(
+        part, trained_s=0.0, restart_s=0.0, useful_gpu_s=0.0, sigma_gpu_s=0.0, measured_s=0.0, measured_work=0.0
+    )
+
+
+def with_less_training(part: Usage, lost_s: float) -> Usage:
+    """Return the part with so much of its training counted as a restart's time instead."""
+    left = 1.0 - lost_s / part.trained_s
+    return replace(
+        part,
+        trained_s=part.trained_s - lost_s,
+        restart_s=part.restart_s + lost_s,
+        useful_gpu_s=part.useful_gpu_s * left,
+        sigma_gpu_s=part.sigma_gpu_s * left,
+        measured_s=part.measured_s * left,
+        measured_work=part.measured_work * left,
+    )
 
 
 def without_overlaps(parts: Iterable[Usage]) -> Iterator[Usage]:
@@ -121,45 +207,89 @@ def without_overlaps(parts: Iterable[Usage]) -> Iterator[Usage]:
 
 
 class Sum:
-    """Adds parts up, one after another: a year's parts are too many to be held. Errors of one job's parts are one error; those of
-    different jobs are independent."""
+    """Adds parts up, one after another: a year's parts are too many to be held. They come by job and begin. Errors of one job's parts
+    are one error; those of different jobs are independent."""
 
     def __init__(self) -> None:
-        self._asked_s = self._held_s = self._useful_s = self._restart_s = self._known_s = self._saved_s = 0.0
+        self._asked_s = self._held_s = self._useful_gpu_s = self._restart_s = self._known_s = 0.0
+        self._useful_s = self._spent_s = 0.0
         self._sigma_s: dict[int, float] = {}  # by job
+        self._audit = _Audit()
 
     def add(self, part: Usage) -> None:
         if part.held_s <= 0:
             return
-        asked, sigma_s = max(1, part.asked_gpus), 0.0
-        if part.trained_s:
-            self._saved_s += part.useful_gpu_s / asked - part.trained_s - part.restart_s
-            sigma_s = part.sigma_gpu_s / asked
-        elif part.restart_s:
-            self._saved_s -= part.restart_s
-        self._saved_s -= part.stopped_s
-        self._sigma_s[part.job_id] = self._sigma_s.get(part.job_id, 0.0) + sigma_s
+        asked = max(1, part.asked_gpus)
+        self._useful_s += part.useful_gpu_s / asked
+        self._spent_s += part.trained_s + part.restart_s + part.stopped_s
+        self._sigma_s[part.job_id] = self._sigma_s.get(part.job_id, 0.0) + part.sigma_gpu_s / asked
         self._asked_s += part.asked_gpus * part.held_s
         self._held_s += part.gpus * part.held_s
-        self._useful_s += part.useful_gpu_s
+        self._useful_gpu_s += part.useful_gpu_s
         self._restart_s += part.gpus * part.restart_s
         self._known_s += part.gpus * part.trained_s
+        self._audit.add(part)
 
     def totals(self) -> Totals:
+        sigma_s, audit = math.sqrt(sum(s * s for s in self._sigma_s.values())), self._audit
         return Totals(
             jobs=len(self._sigma_s),
             asked_gpu_h=self._asked_s / 3600,
             held_gpu_h=self._held_s / 3600,
-            useful_gpu_h=self._useful_s / 3600,
+            useful_gpu_h=self._useful_gpu_s / 3600,
             restart_gpu_h=self._restart_s / 3600,
             known_gpu_h=self._known_s / 3600,
-            saved_h=self._saved_s / 3600,
-            saved_sigma_h=math.sqrt(sum(s * s for s in self._sigma_s.values())) / 3600,
+            saved_h=(self._useful_s - self._spent_s) / 3600,
+            saved_sigma_h=sigma_s / 3600,
+            spent_h=self._spent_s / 3600,
+            gain=gain(self._useful_s, self._spent_s),
+            gain_sigma=sigma_s / self._spent_s if self._spent_s > 0 else 0.0,
+            changes=audit.changes,
+            audited=audit.audited,
+            audited_h=audit.trained_s / 3600,
+            predicted_h=audit.predicted_s / 3600,
+            measured_h=audit.measured_s / 3600,
+            change_h=audit.change_s / 3600,
+            prediction_error=audit.error_s / audit.trained_s if audit.trained_s > 0 else None,
         )
 
 
+class _Audit:
+    """What was predicted of Synergy's restarts against what reports measured, added up. A run counts once, whatever its parts."""
+
+    def __init__(self) -> None:
+        self.changes = self.audited = 0
+        self.trained_s = self.predicted_s = self.measured_s = self.change_s = self.error_s = 0.0
+        self._counted: tuple[int, float] | None = (
+            None  # the run that was counted last, and the one that was audited last
+        )
+        self._audited: tuple[int, float] | None = None
+        self._waiting_s = 0.0  # what the present run's restart took, until its training is reported
+
+    def add(self, part: Usage) -> None:
+        predicted, measured = part.predicted_ratio, part.measured_ratio
+        if predicted is None:
+            return
+        run = part.job_id, part.start_s
+        if run != self._counted:
+            self._counted, self._waiting_s = run, 0.0
+            self.changes += 1
+        self._waiting_s += part.checkpoint_s + part.stopped_s + part.restart_s
+        if predicted <= 0 or measured is None:
+            return
+        if run != self._audited:
+            self._audited = run
+            self.audited += 1
+        self.trained_s += part.measured_s
+        self.predicted_s += (predicted - 1.0) * part.measured_s
+        self.measured_s += (measured - 1.0) * part.measured_s
+        self.error_s += abs(measured / predicted - 1.0) * part.measured_s
+        self.change_s += self._waiting_s
+        self._waiting_s = 0.0
+
+
 def totals(parts: Iterable[Usage]) -> Totals:
-    """Their sum."""
+    """Return the sum of parts, which come by job and begin."""
     found = Sum()
     for part in parts:
         found.add(part)
@@ -177,8 +307,9 @@ def reconciled(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRun], f
             # one that was open when it was stored last reaches to the end
             to_s = run.to_s if part is parts[-1] else min(part.to_s, run.to_s)
             gpus = run.gpus or part.gpus
-            if to_s != part.to_s or part.is_open or gpus != part.gpus:
-                found.append(replace(ending(part, to_s), gpus=gpus))
+            told = replace(part, gpus=gpus, nodes=part.nodes or run.nodes, state=run.state or part.state)
+            if to_s != part.to_s or part.is_open or told != part:
+                found.append(ending(told, to_s))
         # what a part of it covers already is no other run: a running job that was made smaller has two records
         apart = all(p.to_s <= run.start_s or p.from_s >= run.to_s for p in of_job)
         if not parts and apart and run.gpus and run.start_s >= from_s and run.to_s > run.start_s:
@@ -196,4 +327,7 @@ def _unseen(run: PastRun, asked_gpus: int) -> Usage:
         to_s=run.to_s,
         gpus=run.gpus,
         asked_gpus=asked_gpus,
+        nodes=run.nodes,
+        state=run.state,
+        waited_s=run.waited_s,
     )

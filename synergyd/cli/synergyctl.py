@@ -16,7 +16,7 @@ from synergyd.errors import UsageError, shown
 VERBS = {
     "status": ("status", "status", "Jobs, what they have, what they will get."),
     "explain": ("explain", "explain", "Why a job got what it got, and its story."),
-    "report": ("report", "report", "GPU hours by account and user, and the time saved."),
+    "usage": ("usage", "usage", "GPU hours and the gain, by account and user, or of one job's runs."),
     "check": ("check", "check", "A batch script's #SYNERGY lines, and whether its deadline can be met."),
     "plan": ("planning.plan", "plan", "Best plans for a model on some GPUs, without any job."),
     "simulate": (
@@ -34,8 +34,10 @@ VERBS = {
     "doctor": ("doctor", "doctor", "What a node lacks to run Synergy's jobs."),
     "db": ("db", "db", "The database's schema."),
 }
+#: names that verbs had in 0.2
+ALIASES = {"report": "usage"}
 #: verbs that need another cluster's database and nothing else of it
-OF_CLUSTERS = frozenset({"status", "explain", "report", "pause", "resume", "set", "db"})
+OF_CLUSTERS = frozenset({"status", "explain", "usage", "pause", "resume", "set", "db"})
 
 
 class Verbs(click.Group):
@@ -45,9 +47,10 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
+        verb = ALIASES.get(name, name)
+        if verb not in VERBS:
             return None
-        module, attribute, _ = VERBS[name]
+        module, attribute, _ = VERBS[verb]
         found: click.Command = getattr(importlib.import_module(f"synergyd.cli.{module}"), attribute)
         return found
 
@@ -76,9 +79,10 @@ def cli(ctx: click.Context, conf: Path | None, database: str, cluster: str) -> N
     """
     if cluster and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", cluster):
         raise UsageError("--cluster", f"{shown(cluster)} is no cluster's name", "write its ClusterName")
-    if cluster and ctx.invoked_subcommand not in OF_CLUSTERS:
+    verb = ALIASES.get(ctx.invoked_subcommand or "", ctx.invoked_subcommand)
+    if cluster and verb not in OF_CLUSTERS:
         known = ", ".join(sorted(OF_CLUSTERS))
-        raise UsageError(f"--cluster {cluster}", f"{ctx.invoked_subcommand} knows this cluster alone", f"use {known}")
+        raise UsageError(f"--cluster {cluster}", f"{verb} knows this cluster alone", f"use {known}")
     not_both(cluster, database or None)
     ctx.obj = Context(conf, database, cluster.lower())
 

@@ -97,16 +97,16 @@ def point(report: Report) -> list[float | int | None]:
 
 
 def decided_gpus(jobs: Iterable[Job], decisions: Iterable[Decision]) -> float:
-    """Predicted goodput of the decided allocation. 1: as much as one GPU does in a job of the size that was asked for.
+    """Return the predicted goodput of the decided allocation. 1: as much as one GPU does in a job of the size that was asked for.
 
-    A job whose goodput can't be predicted counts with the GPUs that it is to have.
+    A job whose goodput can't be predicted counts with the GPUs that it is to have, and with no more than it asked for.
     """
     asked = {job.job_id: job.asked.gpus for job in jobs}
     total = 0.0
     for d in decisions:
         if d.cell is not None and d.job_id in asked:
-            gain = d.relative_goodput
-            total += d.cell.shape.gpus if gain is None else asked[d.job_id] * gain
+            relative = d.relative_goodput
+            total += min(d.cell.shape.gpus, asked[d.job_id]) if relative is None else asked[d.job_id] * relative
     return total
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from synergyd.usage import Usage, ending
+from synergyd.usage import Usage, ending, with_less_training, without_training
 
 WRITE_S = (
     600.0  # a part that goes on is stored so often: a daemon that dies loses so much of what was trained at the most
@@ -44,6 +44,27 @@ class Holding:
     chosen: bool = False
     #: for how long the checkpoint before its present restart held it up
     checkpoint_s: float = 0.0
+    #: names of its nodes
+    nodes: str = ""
+    #: goodput by its last report; None: not known
+    goodput: float | None = None
+    #: (GPUs, relative goodput) that have just been decided for it in place of what it has
+    decided: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a job ran with last, and what was decided for it since."""
+
+    relative: float | None
+    goodput: float | None
+    decided: tuple[int, float] | None = None
+
+    def ratio(self, gpus: int) -> float:
+        """Return the predicted goodput of a run on so many GPUs over that of the run before, 0 where it is not known."""
+        if self.decided is None or self.decided[0] != gpus or not self.relative:
+            return 0.0
+        return self.decided[1] / self.relative
 
 
 @dataclass
@@ -56,6 +77,8 @@ class _Open:
     counted_s: float | None = None
     relative: float | None = None
     sigma: float = 0.0
+    goodput: float | None = None
+    decided: tuple[int, float] | None = None
     seen_s: float = 0.0
     written_s: float = 0.0
 
@@ -67,6 +90,7 @@ class UsageLedger:
     midnight: Callable[[float], float]
     _open: dict[int, _Open] = field(default_factory=dict)
     _ended: dict[int, float] = field(default_factory=dict)  # starts of runs that are over, while they are shown still
+    _restarting: dict[int, _Change] = field(default_factory=dict)  # of jobs that are on their way to their next run
     _changed: dict[tuple[int, float], Usage] = field(default_factory=dict)
 
     def restore(self, parts: Iterable[Usage]) -> None:
@@ -83,6 +107,7 @@ class UsageLedger:
             # somewhere between two looks; Slurm's accounting, where there is any, knows better
             self._end(job_id, _between(self._open[job_id].seen_s, now_s))
         self._ended = {i: s for i, s in self._ended.items() if i in here}
+        self._restarting = {i: change for i, change in self._restarting.items() if i in here}
 
     def pending(self) -> list[Usage]:
         """What is to be stored."""
@@ -99,25 +124,39 @@ class UsageLedger:
         # Slurm says whole seconds, and may begin a run in the second in which it looks
         start_s = None if job.start_s is None or job.start_s > now_s + 1 else job.start_s
         if now is not None and (start_s is None or abs(start_s - now.part.start_s) >= 1.0):
-            self._end(job.job_id, _over_s(now, job, start_s, now_s), job.checkpoint_s)
+            self._restarting[job.job_id] = _Change(now.relative, now.goodput, now.decided)
+            self._end(job.job_id, _over_s(now, job, start_s, now_s), job.checkpoint_s, "REQUEUED")
             now = None
+        if now is None and job.decided is not None and (change := self._restarting.get(job.job_id)) is not None:
+            self._restarting[job.job_id] = replace(change, decided=job.decided)
         if start_s is None or job.gpus < 1 or start_s < now_s - OLDEST_S or self._ended.get(job.job_id) == start_s:
             return
         if now is None:
             now = self._begin(job, start_s, now_s)
         elif now.restarts < 0:
             now.restarts = job.restarts
+        now.decided = job.decided or now.decided
+        if job.nodes and job.nodes != now.part.nodes:
+            now.part = replace(now.part, nodes=job.nodes)
         self._train(now, job, min(now_s, job.ended_s or now_s))
         if job.ended_s is not None:
             self._end(job.job_id, job.ended_s)
             self._ended[job.job_id] = start_s
 
     def _begin(self, job: Holding, start_s: float, now_s: float) -> _Open:
-        stopped_s = max(0.0, start_s - job.submit_s) if job.chosen and job.restarts else 0.0
+        waited_s, change = max(0.0, start_s - job.submit_s), self._restarting.pop(job.job_id, None)
         part = Usage(
             job_id=job.job_id, user=job.user, account=job.account, start_s=start_s, from_s=start_s, to_s=start_s, is_open=True,
-            gpus=job.gpus, asked_gpus=job.asked_gpus, stopped_s=stopped_s,
+            gpus=job.gpus, asked_gpus=job.asked_gpus, nodes=job.nodes, waited_s=waited_s,
         )  # fmt: skip
+        if job.chosen and job.restarts:
+            part = replace(
+                part,
+                stopped_s=waited_s,
+                checkpoint_s=job.checkpoint_s,
+                predicted_ratio=change.ratio(job.gpus) if change is not None else 0.0,
+                before_goodput=change.goodput if change is not None else None,
+            )
         self._open[job.job_id] = made = _Open(part, job.restarts, seen_s=now_s)
         return made
 
@@ -128,12 +167,12 @@ class UsageLedger:
             now.counted_s = max(now.counted_s or 0.0, now.training_s)
         if job.relative is not None:
             now.relative, now.sigma = job.relative, job.sigma
+        now.goodput = job.goodput if job.goodput is not None else now.goodput
         while (midnight_s := self.midnight(now.part.from_s)) < until_s:
             self._count(now, midnight_s, job)
             self._changed[now.part.job_id, now.part.from_s] = replace(now.part, is_open=False)
             now.part = replace(
-                now.part, from_s=midnight_s, to_s=midnight_s, trained_s=0.0, restart_s=0.0, useful_gpu_s=0.0,
-                sigma_gpu_s=0.0, stopped_s=0.0,
+                without_training(now.part), from_s=midnight_s, to_s=midnight_s, stopped_s=0.0, waited_s=0.0, checkpoint_s=0.0
             )  # fmt: skip
             now.written_s = 0.0
         self._count(now, until_s, job)
@@ -155,27 +194,22 @@ class UsageLedger:
                 trained_s=part.trained_s + seconds,
                 useful_gpu_s=part.useful_gpu_s + useful,
                 sigma_gpu_s=part.sigma_gpu_s + useful * now.sigma,
+                measured_s=part.measured_s + seconds * (now.goodput is not None),
+                measured_work=part.measured_work + seconds * (now.goodput or 0.0),
             )
             now.counted_s = max(now.counted_s, until_s)
         now.part = part
 
-    def _end(self, job_id: int, to_s: float, checkpoint_s: float = 0.0) -> None:
+    def _end(self, job_id: int, to_s: float, checkpoint_s: float = 0.0, state: str = "") -> None:
         now = self._open.pop(job_id)
         part = now.part
         if to_s > part.to_s and now.training_s is not None and now.relative is not None:
             self._count(now, to_s, _NOBODY)
             part = now.part
-        part = ending(part, to_s)
+        part = replace(ending(part, to_s), state=state)
         lost_s = min(checkpoint_s, part.trained_s)
         if lost_s > 0:  # it did not train meanwhile
-            left = 1.0 - lost_s / part.trained_s
-            part = replace(
-                part,
-                trained_s=part.trained_s - lost_s,
-                restart_s=part.restart_s + lost_s,
-                useful_gpu_s=part.useful_gpu_s * left,
-                sigma_gpu_s=part.sigma_gpu_s * left,
-            )
+            part = with_less_training(part, lost_s)
         self._changed[job_id, part.from_s] = part
 
 

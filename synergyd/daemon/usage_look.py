@@ -7,9 +7,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import hypot
 
+from synergyd.control.resize.lifecycle import IN_TRANSIT
 from synergyd.control.tracked import Tracked
 from synergyd.control.usage_ledger import Holding
 from synergyd.daemon.forecast import CellsOrWhy
+from synergyd.job_report import Report
 from synergyd.records import Action, Cell, Decision, Job, JobState
 from synergyd.slurm.parsed.rows import JobRow, gpu_items
 from synergyd.slurm.parsed.snapshot import is_in, state_of
@@ -49,6 +51,7 @@ def holdings(
             submit_s=row.submit_s,
             restarts=row.restarts,
             ended_s=ended_s,
+            nodes=",".join(row.node_names),
         )
         if each is not None:
             holding = _training(holding, each, decided.get(row.job_id), forecasts.get(row.job_id))
@@ -88,12 +91,30 @@ def _training(holding: Holding, each: Tracked, decision: Decision | None, foreca
     holding = replace(holding, trained_before=report is not None)
     if report is not None and report.restarts == holding.restarts and not report.silent:
         holding = replace(holding, training_s=each.heard_s - (report.trained_s or 0.0))
-    if decision is not None and decision.action is Action.KEEP and job is not None and decision.cell is not None:
-        sigma = _sigma(decision.cell, job, forecast.cells if forecast is not None else ())
-        holding = replace(holding, relative=decision.relative_goodput, sigma=sigma)
+    cell = decision.cell if decision is not None else None
+    if cell is None or decision is None or job is None:
+        pass
+    elif decision.action is not Action.KEEP:
+        if decision.relative_goodput is not None:
+            holding = replace(holding, decided=(cell.shape.gpus, decision.relative_goodput))
+    elif each.lifecycle.state not in IN_TRANSIT:  # else it is about what the job is on its way to
+        sigma = _sigma(cell, job, forecast.cells if forecast is not None else ())
+        goodput = reported_goodput(report, cell) if holding.training_s is not None else None
+        holding = replace(holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput)
     if under_way is not None:
         holding = replace(holding, chosen=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)
     return holding
+
+
+def reported_goodput(report: Report | None, cell: Cell) -> float | None:
+    """Return sequences a second times statistical efficiency by a job's report, None where it tells no step time.
+
+    `cell`: what the job runs with; its efficiency is that of the batch at the noise scale reported, and no prediction of speed.
+    """
+    if report is None or not report.step_s or report.step_s <= 0:
+        return None
+    batch = report.plan.global_batch if report.plan is not None else cell.plan.global_batch
+    return batch / report.step_s * cell.efficiency
 
 
 def _sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:

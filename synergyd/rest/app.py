@@ -29,8 +29,8 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
-from synergyd.rest.report import report
 from synergyd.rest.slurm_rights import RightsReader
+from synergyd.rest.usage import job_usage, sees_all_usage, usage
 from synergyd.rest.what_if import BusyError, WhatIfs, checked
 from synergyd.settings import Settings
 from synergyd.steering import Steering, merged
@@ -112,12 +112,14 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
         Route("/v1/me", _guarded(door, _me)),
         Route("/v1/status", _guarded(door, _status)),
         Route("/v1/recording", _guarded(door, _recording)),
-        Route("/v1/report", _guarded(door, _report)),
+        Route("/v1/usage", _guarded(door, _usage)),
+        Route("/v1/report", _guarded(door, _usage)),  # its name in 0.2
         Route("/v1/cluster", _guarded(door, _cluster)),
         Route("/v1/history", _guarded(door, _history)),
         Route("/v1/what-if", _guarded(door, _what_if), methods=["GET", "POST", "DELETE"]),
         Route("/v1/jobs/{job_id}/history", _guarded(door, _job_history)),
         Route("/v1/jobs/{job_id}/explain", _guarded(door, _explain)),
+        Route("/v1/jobs/{job_id}/usage", _guarded(door, _job_usage)),
         Route("/v1/jobs/{job_id}/steering", _guarded(door, _steering), methods=["GET", "PUT"]),
         Route("/v1/jobs/{job_id}/pause", _guarded(door, _pause), methods=["POST"]),
         Route("/v1/jobs/{job_id}/resume", _guarded(door, _resume), methods=["POST"]),
@@ -252,17 +254,19 @@ async def _cluster(door: Door, request: Request, user: str, _body: bytes) -> Res
         return problem(403, UsageError("cluster", "Slurm shows you no nodes (PrivateData=nodes)", "ask an operator"))
 
     visible, reasons = _visible(user, rights), sees_all(user, rights)
-    return await _chart(door, request, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
+    made = _chart(door, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
+    return _unless_known(request, await door.read(made))
 
 
 async def _history(door: Door, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
     visible = _visible(user, rights)
-    return await _chart(door, request, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
+    made = _chart(door, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
+    return _unless_known(request, await door.read(made))
 
 
-async def _chart(door: Door, request: Request, kind: str, shared: bool, make: Callable[[], object]) -> Response:
-    """`shared`: the answer is the same for all who see all jobs, and is made once for them."""
+def _chart(door: Door, kind: str, shared: bool, make: Callable[[], object]) -> Callable[[], Answer]:
+    """Return what makes an answer. `shared`: it is the same for all who see all jobs, and is made once an epoch for them."""
 
     def told() -> Answer:
         edition = door.timeline.edition()
@@ -274,7 +278,10 @@ async def _chart(door: Door, request: Request, kind: str, shared: bool, make: Ca
             door.charts[kind] = (edition, made)
         return made
 
-    found = await door.read(told)
+    return told
+
+
+def _unless_known(request: Request, found: Answer) -> Response:
     return _not_modified(found) if request.headers.get("if-none-match") == found.etag else _sent(request, found)
 
 
@@ -335,9 +342,19 @@ async def _recording(door: Door, _: Request, user: str, _body: bytes) -> Respons
     return await door.read_long(user, recording, door.store)
 
 
-async def _report(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _usage(door: Door, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    return JSONResponse(encode(await door.read_long(user, report, door.store, request, user, rights)))
+    shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
+    made = _chart(door, "usage", shared, lambda: usage(door.store, request, user, rights))
+    return _unless_known(request, await door.read_long(user, made))
+
+
+async def _job_usage(door: Door, request: Request, user: str, _body: bytes) -> Response:
+    job_id, rights = _job_id(request), await asyncio.to_thread(door.rights.rights)
+    try:
+        return JSONResponse(encode(await door.read(job_usage, door.store, job_id, user, rights)))
+    except UsageError as error:
+        return problem(404, error)
 
 
 async def _steering(door: Door, request: Request, user: str, body: bytes) -> Response:

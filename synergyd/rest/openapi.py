@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from synergyd import __version__
 from synergyd.steering import Steering
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
-from synergyd.views.json_records import ExplainJson, ReportJson, StatusJson, field_docs
+from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, field_docs
 from synergyd.views.recording import RecordingJson
 from synergyd.views.what_if import KEYS, WhatIfJson
 
@@ -82,6 +82,17 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     asked = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
     long = {"429": {"description": "the caller's last such requests are not answered yet"}}
+    hours = _operation(
+        "GPU hours and the gain by account and user, of those that the caller may know of; 304 as for status",
+        _schema(UsageJson, schemas),
+        [
+            _query("from", "begin of the span, seconds since 1970; without from and to: this month"),
+            _query("to", "its end, seconds since 1970"),
+            _query("user", "this user's alone", "string"),
+            _query("account", "this account's alone", "string"),
+        ],
+        long,
+    )
     return {
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
@@ -93,19 +104,8 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 long,
             )
         },
-        "/v1/report": {
-            "get": _operation(
-                "GPU hours by account and user, of those that the caller may know of",
-                _schema(ReportJson, schemas),
-                [
-                    _query("from", "begin of the span, seconds since 1970"),
-                    _query("to", "its end, seconds since 1970"),
-                    _query("user", "this user's alone", "string"),
-                    _query("account", "this account's alone", "string"),
-                ],
-                long,
-            )
-        },
+        "/v1/usage": {"get": hours},
+        "/v1/report": {"get": {**hours, "deprecated": True}},
         "/v1/cluster": {
             "get": _operation("The nodes and who holds them; 304 as for status", _schema(ClusterJson, schemas), [])
         },
@@ -138,6 +138,9 @@ def _job_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         },
         "/v1/jobs/{job_id}/explain": {
             "get": _operation("Why the job got what it got", _schema(ExplainJson, schemas), [_JOB])
+        },
+        "/v1/jobs/{job_id}/usage": {
+            "get": _operation("All incarnations of the job", _schema(JobUsageJson, schemas), [_JOB])
         },
         "/v1/jobs/{job_id}/steering": {
             "get": _operation("What was set for the job since sbatch", steering, [_JOB]),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from synergyd.slurm.client import SlurmError
 from synergyd.usage import PastRun
 
-_COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES"
+_COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES,Submit,NodeList,State"
 # every state in which an incarnation is over
 _ENDED = "CD,F,CA,TO,NF,PR,RQ,OOM,DL,BF"
 # what lasts: no accounts, no sacct; all else, such as a deadlock in slurmdbd's database, may pass
@@ -29,12 +29,20 @@ def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Ite
         raise SlurmError(error.where, error.what, transient=not _LASTS.search(error.what)) from None
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) != 6 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):
+        if len(words) != 9 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):
             continue  # one that never began
         gpus = _GPUS.search(words[5])
         start_s = float(words[3])
         yield PastRun(
-            int(words[0]), words[1], words[2], start_s, start_s + float(words[4]), int(gpus[1]) if gpus else 0
+            job_id=int(words[0]),
+            user=words[1],
+            account=words[2],
+            start_s=start_s,
+            to_s=start_s + float(words[4]),
+            gpus=int(gpus[1]) if gpus else 0,
+            waited_s=max(0.0, start_s - float(words[6])) if words[6].isdecimal() else 0.0,
+            nodes="" if words[7] == "None assigned" else words[7],
+            state=words[8].partition(" ")[0],  # "CANCELLED by 1000"
         )
 
 

@@ -219,6 +219,14 @@ class UsageRow(Base):
     useful_gpu_s: Mapped[float] = mapped_column(Double)
     sigma_gpu_s: Mapped[float] = mapped_column(Double)
     stopped_s: Mapped[float] = mapped_column(Double)
+    nodes: Mapped[str] = mapped_column(Text, server_default="")
+    state: Mapped[str] = mapped_column(Text, server_default="")
+    waited_s: Mapped[float] = mapped_column(Double, server_default="0")
+    checkpoint_s: Mapped[float] = mapped_column(Double, server_default="0")
+    measured_s: Mapped[float] = mapped_column(Double, server_default="0")
+    measured_work: Mapped[float] = mapped_column(Double, server_default="0")
+    predicted_ratio: Mapped[float | None] = mapped_column(Double)
+    before_goodput: Mapped[float | None] = mapped_column(Double)
 
 
 class NoticeRow(Base):

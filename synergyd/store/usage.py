@@ -60,4 +60,4 @@ def _each(connection: Connection, *wanted: ColumnElement[bool]) -> Iterator[Usag
 
 def _row(part: Usage) -> dict[str, Any]:
     row = {f.name: getattr(part, f.name) for f in fields(part)}
-    return {**row, "user": clean(part.user), "account": clean(part.account)}
+    return row | {name: clean(row[name]) for name in ("user", "account", "nodes", "state")}

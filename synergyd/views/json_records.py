@@ -1,4 +1,4 @@
-"""What `synergyctl status`, `explain` and `report` print with --json and the webhook gets, field by field, and the reference page."""
+"""What `synergyctl status`, `explain` and `usage` print with --json and the webhook gets, field by field, and the reference page."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ExplainJson:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportRow:
+class UsageJsonRow:
     """One user in one account."""
 
     #: Slurm account, "" where Slurm keeps none
@@ -109,8 +109,8 @@ class ReportRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportJson:
-    """`synergyctl report --json`: GPU hours of a span of time, by account and user."""
+class UsageJson:
+    """`synergyctl usage --json`: GPU hours of a span of time, by account and user."""
 
     #: format of this object; it rises when a field goes or changes its meaning
     format: int = FORMAT
@@ -119,14 +119,72 @@ class ReportJson:
     #: its end, which is not part of it
     to_s: float
     #: by account, then user
-    rows: tuple[ReportRow, ...] = ()
+    rows: tuple[UsageJsonRow, ...] = ()
     #: of all rows together
+    total: Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incarnation:
+    """One run of a job: each resize ends one and begins the next, as `sacct -D` lists them."""
+
+    #: when it began, seconds since 1970
+    start_s: float
+    #: when it ended; null while it runs
+    end_s: float | None
+    #: names of its nodes
+    nodes: tuple[str, ...]
+    #: GPUs that it held
+    gpus: int
+    #: RUNNING, or Slurm's state at its end: REQUEUED, COMPLETED, ...; "" where Slurm's accounting has not told yet
+    state: str
+    #: seconds that it ran
+    run_s: float
+    #: GPU hours that it held
+    held_gpu_h: float
+    #: seconds before it: since the job was submitted or requeued
+    waited_s: float
+    #: seconds in which it held its GPUs for a restart: before training began, and for the checkpoint before its end
+    restart_s: float
+    #: seconds in which it trained with a goodput that is known
+    trained_s: float
+    #: goodput over that of the run before, as predicted when Synergy decided the change; null: no change of Synergy's, or not known
+    predicted: float | None
+    #: the same by reports before and after it; null: not known
+    measured: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobUsageJson:
+    """`synergyctl usage JOB --json`: all incarnations of one job."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: Slurm's job id
+    job_id: int
+    #: its owner's login name
+    user: str
+    #: its Slurm account
+    account: str
+    #: GPUs of its sbatch line
+    asked_gpus: int
+    #: oldest first
+    incarnations: tuple[Incarnation, ...]
+    #: seconds that it ran, in all
+    run_s: float
+    #: seconds that it waited before its runs, in all
+    waited_s: float
+    #: incarnations after the first
+    restarts: int
+    #: seconds without training for restarts: those of the runs, and without GPUs in restarts that Synergy chose
+    restart_s: float
+    #: its GPU hours, and the gain
     total: Totals
 
 
 def json_reference() -> str:
     """Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
-    records: list[type] = [StatusJson, ExplainJson, ReportJson, Notice]
+    records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
         records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]

@@ -6,11 +6,15 @@ import csv
 import io
 import json
 import re
+from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synergyd.store.store import open_store
+from synergyd.wire.hostlist import expand
 from tests.integration.daemon_site import sizes, until_beat, until_steps
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
@@ -56,8 +60,8 @@ def begun(cluster: SlurmCluster, job_id: int) -> bool:
 
 
 def reported(cluster: SlurmCluster) -> dict[str, float]:
-    """The same by `synergyctl report`: of this month, and the one before in case that it has just ended."""
-    rows = json.loads(cluster.run("synergyctl", "report", "--json").stdout)["rows"]
+    """The same by `synergyctl usage`: of this month, and the one before in case that it has just ended."""
+    rows = json.loads(cluster.run("synergyctl", "usage", "--json").stdout)["rows"]
     return {row["account"]: row["usage"]["held_gpu_h"] * 3600 for row in rows}
 
 
@@ -109,7 +113,12 @@ def test_hours_held_are_those_of_sacct() -> None:
             cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "the last job's end")
             until_equal(cluster)
             assert sacct(cluster)["runs"] >= 7
-            check_report(cluster)
+            check_table(cluster)
+            runs = check_job(cluster, resized)
+            assert len({run["gpus"] for run in runs}) > 1, "it was resized"
+            assert all(run["state"] == "REQUEUED" for run in runs[:-1]) and runs[-1]["state"] == "CANCELLED"
+            assert any(run["predicted"] for run in runs) and any(run["measured"] for run in runs), runs
+            assert len(check_job(cluster, again)) == 2
 
 
 def test_hours_of_nodes_that_were_powered_up_are_those_of_sacct() -> None:
@@ -154,18 +163,43 @@ def until_equal(cluster: SlurmCluster) -> None:
         raise AssertionError(f"{sacct(cluster)}, {reported(cluster)}\n{COLUMNS}\n{runs}{parts}") from error
 
 
-def check_report(cluster: SlurmCluster) -> None:
+def check_job(cluster: SlurmCluster, job_id: int) -> list[dict[str, Any]]:
+    """`synergyctl usage JOB` against `sacct -D -j JOB`, once the job has left the queue; returns its incarnations."""
+    columns = "Start,ElapsedRaw,AllocTRES,NodeList,State,Submit"
+    lines = cluster.run("sacct", "-D", "-X", "-n", "-P", "-j", str(job_id), f"--format={columns}").stdout.splitlines()
+    kept = [line.split("|") for line in lines]
+    ran = sorted((row for row in kept if int(row[1]) and "gres/gpu=" in row[2]), key=itemgetter(0))
+    told = json.loads(cluster.run("synergyctl", "usage", str(job_id), "--json").stdout)
+    runs: list[dict[str, Any]] = told["incarnations"]
+    assert len(runs) == len(ran), (runs, kept)
+    gpu_s = waited_s = 0.0
+    for run, (start, elapsed, tres, nodes, state, submit) in zip(runs, ran, strict=True):
+        start_s, gpus = datetime.fromisoformat(start).timestamp(), int(tres.partition("gres/gpu=")[2].partition(",")[0])
+        assert (run["start_s"], run["gpus"], run["nodes"]) == (start_s, gpus, list(expand(nodes))), (run, nodes)
+        assert run["end_s"] == pytest.approx(start_s + int(elapsed), abs=1.0) and run["state"] == state.split()[0], (
+            state
+        )
+        gpu_s += int(elapsed) * gpus
+        waited_s += start_s - datetime.fromisoformat(submit).timestamp()
+    assert told["total"]["held_gpu_h"] * 3600 == pytest.approx(gpu_s, rel=0.01)
+    assert told["run_s"] == pytest.approx(sum(int(row[1]) for row in ran), rel=0.01)
+    assert told["waited_s"] == pytest.approx(waited_s, abs=2.0 * len(runs))
+    assert told["restarts"] == len(runs) - 1
+    return runs
+
+
+def check_table(cluster: SlurmCluster) -> None:
     """What the other columns say of them, and the other forms."""
-    found = json.loads(cluster.run("synergyctl", "report", "--json").stdout)
+    found = json.loads(cluster.run("synergyctl", "usage", "--json").stdout)
     total, chem = found["total"], next(r["usage"] for r in found["rows"] if r["account"] == "chem")
     assert chem["jobs"] == 1 and 0 < chem["asked_gpu_h"] < chem["held_gpu_h"]
     assert 0 < chem["restart_gpu_h"] < chem["held_gpu_h"] and chem["known_gpu_h"] > 0
     assert chem["known_gpu_h"] + chem["restart_gpu_h"] <= chem["held_gpu_h"] * 1.001
     assert chem["useful_gpu_h"] > 0
     assert total["held_gpu_h"] == pytest.approx(sum(r["usage"]["held_gpu_h"] for r in found["rows"]))
-    text = cluster.run("synergyctl", "report", "--csv", "--account", "physics").stdout
+    text = cluster.run("synergyctl", "usage", "--csv", "--account", "physics").stdout
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["account"], row["user"]) == ("physics", "root") and float(row["useful_gpu_h"]) == 0
-    shown = cluster.run("synergyctl", "report", "--user", "root").stdout
+    shown = cluster.run("synergyctl", "usage", "--user", "root").stdout
     assert "SAVED" in shown and "chem" in shown
-    assert "no GPU" in cluster.run("synergyctl", "report", "--month", "2001-02").stdout
+    assert "no GPU" in cluster.run("synergyctl", "usage", "--month", "2001-02").stdout

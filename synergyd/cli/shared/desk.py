@@ -19,7 +19,7 @@ from synergyd.wire.codec import decode, encode
 if TYPE_CHECKING:
     from synergyd.store.records import Recording
     from synergyd.store.store import Store
-    from synergyd.views.json_records import ReportJson
+    from synergyd.views.json_records import JobUsageJson, UsageJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -42,8 +42,12 @@ class Desk(Protocol):
 
     def set_paused(self, job_id: int, paused: bool) -> None: ...
 
-    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
-        """GPU hours of a span, of a user and an account where they are named."""
+    def usage(self, from_s: float, to_s: float, user: str, account: str) -> UsageJson:
+        """Return the GPU hours of a span, of a user and an account where they are named."""
+        ...
+
+    def job_usage(self, job_id: int) -> JobUsageJson:
+        """Return all incarnations of a job."""
         ...
 
     def recording(self) -> tuple[str, Recording]:
@@ -79,10 +83,15 @@ class DatabaseDesk:
 
         return collect(self._store, job_id)
 
-    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
-        from synergyd.views.report import collect
+    def usage(self, from_s: float, to_s: float, user: str, account: str) -> UsageJson:
+        from synergyd.views.usage import collect
 
         return collect(self._store, from_s, to_s, user, account)
+
+    def job_usage(self, job_id: int) -> JobUsageJson:
+        from synergyd.views.usage import collect_job
+
+        return collect_job(self._store, job_id)
 
     def recording(self) -> tuple[str, Recording]:
         return self._store.where, self._store.recording()
@@ -132,11 +141,16 @@ class RestDesk:
     def explain(self, job_id: int) -> ExplainJson:
         return decode(ExplainJson, self._client.ask("GET", f"/v1/jobs/{job_id}/explain")[1], "explain")
 
-    def report(self, from_s: float, to_s: float, user: str, account: str) -> ReportJson:
-        from synergyd.views.json_records import ReportJson
+    def usage(self, from_s: float, to_s: float, user: str, account: str) -> UsageJson:
+        from synergyd.views.json_records import UsageJson
 
         query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
-        return decode(ReportJson, self._client.ask("GET", f"/v1/report?{query}")[1], "report")
+        return decode(UsageJson, self._client.ask("GET", f"/v1/usage?{query}")[1], "usage")
+
+    def job_usage(self, job_id: int) -> JobUsageJson:
+        from synergyd.views.json_records import JobUsageJson
+
+        return decode(JobUsageJson, self._client.ask("GET", f"/v1/jobs/{job_id}/usage")[1], "usage")
 
     def recording(self) -> tuple[str, Recording]:
         from synergyd.views.recording import RecordingJson, from_json

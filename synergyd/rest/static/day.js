@@ -2,7 +2,8 @@
 
 import { ask } from "./api.js";
 import { lineChart } from "./chart.js";
-import { behind, clock, fact, h, num, percent, plainTable, span } from "./dom.js";
+import { behind, clock, fact, h, num, plainTable, span } from "./dom.js";
+import { gainReader } from "./gain.js";
 import { gantt } from "./gantt.js";
 
 const AGAIN_MS = 15000;
@@ -16,6 +17,7 @@ export function dayView(context) {
   let etag = "";
   let told = null;
   let asked_ms = -AGAIN_MS;
+  const gain = gainReader(context);
 
   function draw() {
     if (!told) return;
@@ -23,16 +25,14 @@ export function dayView(context) {
     const first = Math.min(totals[0]?.at_s ?? told.to_s, ...jobs.flatMap((job) => job.held.slice(0, 1).map((one) => one.from_s)));
     const from = Math.max(told.from_s, first);
     const width = Math.max(320, element.clientWidth);
-    const mean = (pick) => totals.reduce((sum, one) => sum + pick(one), 0) / (totals.length || 1);
-    const gain = mean((one) => one.goodput_gpus) / mean((one) => one.plain_gpus);
+    const goodputs = totals.reduce((sum, one) => sum + one.goodput_gpus, 0) / (totals.length || 1);
     facts.replaceChildren(
       fact("Recorded", span(told.to_s - from)),
-      fact("Goodput, mean", num(mean((one) => one.goodput_gpus)), "GPUs"),
-      fact("Plain Slurm, predicted", num(mean((one) => one.plain_gpus)), "GPUs"),
-      fact("Gain", Number.isFinite(gain) ? `${gain >= 1 ? "+" : "−"}${percent(Math.abs(gain - 1))}` : "–"));
+      fact("Goodput, mean", num(goodputs), "GPUs, predicted"),
+      ...gain.facts());
     goodput.replaceChildren(lineChart({
       title: "In GPUs of jobs at the size asked for.",
-      note: "Plain Slurm: the same jobs, first come first served with backfill, each at the size asked for. Both are predictions of the epoch's own models.",
+      note: "Plain Slurm: the same jobs, first come first served with backfill, each at the size asked for. Both are predictions of each epoch, without restarts: no measure of the gain.",
       series: [
         { name: "Synergy's allocation", points: totals.map((one) => [one.at_s, one.goodput_gpus]) },
         { name: "plain Slurm's", kind: "second", points: totals.map((one) => [one.at_s, one.plain_gpus]) },
@@ -51,7 +51,7 @@ export function dayView(context) {
     if (performance.now() - asked_ms < AGAIN_MS) return;
     asked_ms = performance.now();
     const busy = element.contains(document.activeElement) && document.activeElement.closest("figure");
-    const answer = await ask("GET", "history", { known: etag, signal: context.signal });
+    const [answer] = await Promise.all([ask("GET", "history", { known: etag, signal: context.signal }), gain.load()]);
     if (answer.status === 304 || context.signal.aborted) return;
     etag = answer.etag;
     told = answer.body;

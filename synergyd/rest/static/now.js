@@ -2,6 +2,7 @@
 
 import { ask } from "./api.js";
 import { behind, fact, fixed, h, isNumber, jobHref, jobName, num, planWords, plainTable, section, setText, stamp, times } from "./dom.js";
+import { gainReader } from "./gain.js";
 import { Rows } from "./table.js";
 
 const BAR_PX = 190; // of a node at the least, and of a digit in it
@@ -47,6 +48,7 @@ export function nowView(context) {
   let etag = "";
   let refused = "";
   let cluster = null;
+  const gain = gainReader(context);
 
   async function load(status) {
     const held = status.jobs.filter((job) => job.gpus > 0);
@@ -67,18 +69,19 @@ export function nowView(context) {
       refused = error.message;
     }
     drawFacts(status, held, rest);
+    await gain.load(); // a month is read for it: what is there is shown first
+    drawFacts(status, held, rest);
   }
 
   function drawFacts(status, held, rest) {
     const up = cluster ? cluster.nodes.filter((node) => node.up).reduce((sum, node) => sum + node.gpus, 0) : null;
     const used = held.reduce((sum, job) => sum + job.gpus, 0);
-    const gain = cluster && cluster.plain_gpus ? cluster.goodput_gpus / cluster.plain_gpus : null;
     facts.replaceChildren(
       fact("GPUs of Synergy's jobs", num(used), up === null ? "" : `of ${num(up)} up`),
       fact("Running", num(held.length)),
       fact("Waiting", num(rest.length)),
-      fact("Goodput", num(cluster?.goodput_gpus), cluster ? `GPUs; plain Slurm ${num(cluster.plain_gpus)}` : ""),
-      fact("Gain", gain === null ? "–" : times(gain)),
+      fact("Goodput", num(cluster?.goodput_gpus), cluster ? "GPUs, predicted" : ""),
+      ...gain.facts(),
       fact("Last epoch", status.epoch_s ? stamp(status.epoch_s).slice(11) : "none yet"));
     const said = [
       status.dry_run ? "Dry run: this is what Synergy would do; it touches no job." : "",

@@ -123,7 +123,8 @@ def test_the_reference_has_a_row_for_every_key(url: str) -> None:
     assert linked == {line[3:].lower() for line in page.splitlines() if line.startswith("## ")} - {
         "statusjson",
         "explainjson",
-        "reportjson",
+        "usagejson",
+        "jobusagejson",
         "notice",
     }
 

@@ -37,11 +37,11 @@ def test_the_decided_allocation_in_gpus_of_the_size_asked_for() -> None:
     jobs = (job(1, shape(1, 4)), job(2, shape(1, 2)), job(3, shape(1, 1)))
     decisions = (
         Decision(1, Action.RESIZE, cell(8), (), "", 1.5),
-        Decision(2, Action.START, cell(3), (), ""),  # can't be predicted: its GPUs
+        Decision(2, Action.START, cell(3), (), ""),  # can't be predicted: the GPUs that it asked for
         Decision(3, Action.WAIT, None, (), ""),
         Decision(9, Action.KEEP, cell(4), (), "", 2.0),  # not in the queue any more
     )
-    assert decided_gpus(jobs, decisions) == 4 * 1.5 + 3
+    assert decided_gpus(jobs, decisions) == 4 * 1.5 + 2
 
 
 def test_plain_slurm_serves_in_order_with_backfill_at_the_size_asked_for() -> None:

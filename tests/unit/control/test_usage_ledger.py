@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from synergyd.control.usage_ledger import WRITE_S, Holding, UsageLedger
-from synergyd.usage import PastRun, Usage, ending, reconciled, totals, within, without_overlaps
+from synergyd.usage import PastRun, Usage, ending, gain, reconciled, totals, within, without_overlaps
 
 DAY = 86400.0
 
@@ -75,6 +77,84 @@ def test_training_counts_by_goodput_and_a_restart_by_what_it_took() -> None:
     assert found.saved_h * 3600 == pytest.approx(200 * 3.0 - 200 - 10 + 70 - 70 - 40 - 10)
     assert found.saved_sigma_h * 3600 == pytest.approx(200 * 3.0 * 0.1)
     assert found.restart_gpu_h * 3600 == pytest.approx(10 * 8 + 40 * 4)
+
+
+def test_a_change_is_audited_by_what_was_reported_before_and_after_it() -> None:
+    ledger = UsageLedger(midnight)
+    first = holding(gpus=4, nodes="n1", training_s=1000.0, relative=1.0, goodput=10.0)
+    ledger.look(1060.0, [first])
+    ledger.look(1160.0, [replace(first, relative=None, decided=(8, 1.8))])
+    stopped = replace(
+        first,
+        start_s=None,
+        submit_s=1180.0,
+        restarts=1,
+        training_s=None,
+        relative=None,
+        goodput=None,
+        trained_before=True,
+    )
+    ledger.look(1190.0, [stopped])
+    again = replace(stopped, gpus=8, nodes="n1,n2", start_s=1200.0, chosen=True, checkpoint_s=5.0)
+    ledger.look(1210.0, [again])
+    ledger.look(1260.0, [replace(again, training_s=1220.0, relative=1.8, goodput=16.0, chosen=False)])
+    ledger.look(1320.0, [replace(again, ended_s=1320.0, chosen=False)])
+    before, after = kept(ledger)
+    assert (before.nodes, before.state, before.to_s, before.waited_s) == ("n1", "REQUEUED", 1180.0, 100.0)
+    assert before.predicted_ratio is None and before.measured_ratio is None
+    assert (after.nodes, after.waited_s, after.stopped_s, after.checkpoint_s) == ("n1,n2", 20.0, 20.0, 5.0)
+    assert (after.predicted_ratio, after.measured_ratio, after.measured_s) == (1.8, pytest.approx(1.6), 100.0)
+    found = totals([before, after])
+    assert (found.changes, found.audited) == (1, 1)
+    assert found.predicted_h * 3600 == pytest.approx(0.8 * 100) and found.measured_h * 3600 == pytest.approx(0.6 * 100)
+    assert found.change_h * 3600 == pytest.approx(20 + 20 + 5)
+    assert found.prediction_error == pytest.approx(1.8 / 1.6 - 1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "missing", [{"goodput": None}, {"decided": None}, {"relative": None}, {"decided": (2, 1.8)}], ids=str
+)
+def test_a_change_without_a_prediction_or_reports_is_left_out_and_counted(missing: dict[str, object]) -> None:
+    """No report before it, none of the decision, no goodput that is known, and another size than was decided."""
+    ledger = UsageLedger(midnight)
+    told: dict[str, object] = {"training_s": 1000.0, "relative": 1.0, "goodput": 10.0, "decided": (8, 1.8)}
+    ledger.look(1060.0, [holding(gpus=4, **(told | missing))])
+    again = holding(gpus=8, start_s=1200.0, submit_s=1180.0, restarts=1, chosen=True, trained_before=True)
+    ledger.look(1210.0, [again])
+    ledger.look(1320.0, [replace(again, training_s=1220.0, relative=1.8, goodput=16.0)])
+    ledger.look(1380.0, [])
+    found = totals(kept(ledger))
+    assert (found.changes, found.audited, found.audited_h, found.prediction_error) == (1, 0, 0.0, None)
+
+
+def test_a_restart_that_synergy_did_not_choose_is_no_change() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(1060.0, [holding(training_s=1000.0, relative=1.0, goodput=10.0, decided=(8, 1.8))])
+    ledger.look(1210.0, [holding(start_s=1200.0, submit_s=1180.0, restarts=1)])
+    ledger.look(1380.0, [])
+    assert totals(kept(ledger)).changes == 0
+
+
+def test_a_daemon_that_comes_back_audits_on() -> None:
+    first, second = UsageLedger(midnight), UsageLedger(midnight)
+    run = holding(restarts=1, chosen=True, training_s=1000.0, relative=1.8, goodput=16.0)
+    first.look(1000.0 + WRITE_S, [run])
+    (open_part,) = kept(first)
+    second.restore([replace(open_part, predicted_ratio=1.8, before_goodput=10.0)])
+    second.look(1800.0, [run])
+    second.look(1860.0, [replace(run, ended_s=1850.0)])
+    (told,) = kept(second)
+    assert (told.measured_s, told.measured_ratio, told.predicted_ratio) == (850.0, pytest.approx(1.6), 1.8)
+
+
+def test_the_gain_is_the_hours_saved_over_the_hours_spent() -> None:
+    found = totals([part(), part(job_id=8, asked_gpus=16)])
+    assert found.gain == gain(640 / 4 + 640 / 16, 2 * 95.0) == pytest.approx(200 / 190 - 1)
+    assert found.gain == pytest.approx(found.saved_h / found.spent_h)
+    assert found.gain_sigma == pytest.approx(found.saved_sigma_h / found.spent_h)
+    assert totals([]).gain is None and gain(0.0, 0.0) is None
+    slower = totals([part(useful_gpu_s=320.0)])
+    assert slower.gain is not None and slower.gain < 0 > slower.saved_h
 
 
 def test_a_run_is_cut_at_each_midnight() -> None:

@@ -205,9 +205,15 @@ def test_only_a_cluster_without_accounts_is_left_alone_for_an_hour(what: str, pa
 
 
 def test_sacct_and_mail_users_are_read_as_they_are_printed() -> None:
-    lines = "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2\n8|joao||Unknown|0|\nx|y\n9|j|p|5|5|cpu=1\n"
+    lines = (
+        "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2|990|n[1-2]|CANCELLED by 1000\n"
+        "8|joao||Unknown|0||5|None assigned|CANCELLED\nx|y\n9|j|p|5|5|cpu=1|7|n1|REQUEUED\n"
+    )
     found = list(read_past_runs(lambda *_: lines.encode(), 0.0, 9.0))
-    assert found == [PastRun(7, "mina", "chem", 1000.0, 1060.0, 8), PastRun(9, "j", "p", 5.0, 10.0, 0)]
+    assert found == [
+        PastRun(7, "mina", "chem", 1000.0, 1060.0, 8, 10.0, "n[1-2]", "CANCELLED"),
+        PastRun(9, "j", "p", 5.0, 10.0, 0, 0.0, "n1", "REQUEUED"),
+    ]
     job = "JobId=7 JobName=a\n   UserId=mina(1)\n   MailUser=m@x.org MailType=BEGIN,REQUEUE\n"
     assert read_mail(lambda *_: job.encode(), 7) == ("m@x.org", "BEGIN,REQUEUE")
     assert read_mail(lambda *_: b"JobId=7 JobName=a\n", 7) == ("", "")

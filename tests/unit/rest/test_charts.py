@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from synergyd.cli.synergyctl import cli
 from synergyd.control.queue_history import QueueHistory
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
@@ -26,6 +28,8 @@ from synergyd.settings import Settings
 from synergyd.sim.simulate import policies
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
+from synergyd.usage import Usage
+from synergyd.views.months import present_month
 from synergyd.views.what_if import KEYS
 from tests.unit.rest.test_service import OPEN, PRIVATE, Service
 from tests.unit.store.store_world import decision
@@ -86,6 +90,39 @@ def test_everybody_sees_who_holds_what_and_the_last_day(shared: Service) -> None
     points = shared.ask("eve", "/v1/jobs/1/history")[2]["points"]
     assert [(p["step"], p["loss"]) for p in points] == [(10, 2.0), (11, 1.0)]
     assert shared.ask("", "/v1/cluster")[0] == shared.ask("", "/v1/history")[0] == 401
+
+
+def test_the_page_and_the_command_show_one_gain(shared: Service, tmp_path: Path) -> None:
+    """Restarts cost more than the sizes gained; each epoch's own prediction, without restarts, says the opposite."""
+    begin_s = present_month()[0]
+    run = Usage(
+        job_id=1, user="ann", account="chem", start_s=begin_s, from_s=begin_s, to_s=begin_s + 7200.0, gpus=4, asked_gpus=2,
+        trained_s=3600.0, restart_s=3000.0, useful_gpu_s=2 * 1.5 * 3600.0, sigma_gpu_s=360.0, stopped_s=600.0,
+        predicted_ratio=1.5, before_goodput=10.0, measured_s=3600.0, measured_work=14.0 * 3600.0,
+    )  # fmt: skip
+    shared.store.put_usage([run])
+    command = CliRunner().invoke(cli, ["--database", f"sqlite:///{tmp_path}/s.db", "usage", "--json"])
+    shown = json.loads(command.output)
+    asked = pages_request("gain.js")
+    assert asked == "usage", "the page's one source, without a span of its own"
+    answer = shared.ask("ann", f"/v1/{asked}")[2]
+    assert answer["total"] == shown["total"] and (answer["from_s"], answer["to_s"]) == (shown["from_s"], shown["to_s"])
+    total = answer["total"]
+    assert total["gain"] == pytest.approx(-0.25) and total["saved_h"] == pytest.approx(-0.5)
+    assert (total["audited"], total["predicted_h"], total["measured_h"]) == (1, pytest.approx(0.5), pytest.approx(0.4))
+    # nobody divides what epochs predicted, which is all that the page's other requests tell
+    for name, file in read_files().items():
+        text = file.plain.decode()
+        assert not re.search(r"goodput_gpus[^\n]*/[^\n]*plain_gpus", text), name
+        assert not re.search(r'fact\("Gain', text) or name == "gain.js", name
+    text = read_files()["gain.js"].plain.decode()
+    assert "total.gain" in text and "total.saved_h" in text
+
+
+def pages_request(name: str) -> str:
+    """What a script of the page asks the service for."""
+    (path,) = re.findall(r'ask\("GET", "([\w/-]+)"', read_files()[name].plain.decode())
+    return str(path)
 
 
 def test_private_jobs_are_in_no_chart_of_others(private: Service) -> None:

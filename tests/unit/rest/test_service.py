@@ -36,7 +36,7 @@ from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.usage import Totals, Usage
-from synergyd.views.json_records import ReportJson
+from synergyd.views.json_records import UsageJson
 from synergyd.views.recording import RecordingJson, from_json
 from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
@@ -189,7 +189,7 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         found.store.put_usage(parts)
 
         def users(caller: str, query: str = "") -> list[str]:
-            _, _, told = found.ask(caller, f"/v1/report?from=3600&to=10800{query}")
+            _, _, told = found.ask(caller, f"/v1/usage?from=3600&to=10800{query}")
             assert told["total"]["held_gpu_h"] == 2.0 * len(told["rows"])
             return [row["user"] for row in told["rows"]]
 
@@ -198,6 +198,13 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         assert users("ann") == (["ann"] if private else everybody) == users("coo")
         assert users("eve") == ([] if private else everybody)
         assert users("ann", "&user=bob") == ([] if private else ["bob"])
+        seen = {caller: found.ask(caller, "/v1/jobs/2/usage")[0] for caller in ("op", "bob", "ann", "coo", "eve")}
+        hidden = 404 if private else 200
+        assert seen == {"op": 200, "bob": 200, "ann": hidden, "coo": hidden, "eve": hidden}
+        (run,) = found.ask("bob", "/v1/jobs/2/usage")[2]["incarnations"]
+        assert (run["gpus"], run["run_s"], run["end_s"]) == (2, 7200.0, 7200.0)
+        missing, secret = (found.ask("ann", f"/v1/jobs/{job_id}/usage")[2] for job_id in (99, 2))
+        assert not private or str(missing).replace("99", "2") == str(secret), "nothing tells one from the other"
 
 
 def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Service) -> None:
@@ -221,14 +228,14 @@ def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Se
 def test_long_answers_leave_the_others_their_threads(shared: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     going_on, may_end = Counter[str](), threading.Event()
 
-    def slow(*_: object) -> ReportJson:
+    def slow(*_: object) -> UsageJson:
         going_on["reports"] += 1
         may_end.wait(120)
-        return ReportJson(from_s=0.0, to_s=1.0, total=Totals())
+        return UsageJson(from_s=0.0, to_s=1.0, total=Totals())
 
-    monkeypatch.setattr(app, "report", slow)
+    monkeypatch.setattr(app, "usage", slow)
     with ThreadPoolExecutor(30) as callers:
-        asked = [callers.submit(shared.ask, user, "/v1/report?from=0&to=1") for user in ("ann", "bob", "eve") * 10]
+        asked = [callers.submit(shared.ask, user, "/v1/usage?from=0&to=1") for user in ("ann", "bob", "eve") * 10]
         try:
             refused_ones, end_s = 30 - 3 * app.LONG_READS_A_USER, time.monotonic() + 100
             while sum(one.done() for one in asked) < refused_ones or going_on["reports"] < app.LONG_READS:
@@ -240,7 +247,7 @@ def test_long_answers_leave_the_others_their_threads(shared: Service, monkeypatc
         finally:
             may_end.set()
         assert sum(one.result()[0] == 200 for one in asked) == 3 * app.LONG_READS_A_USER
-    assert shared.ask("ann", "/v1/report?from=0&to=1")[0] == 200
+    assert shared.ask("ann", "/v1/usage?from=0&to=1")[0] == 200
 
 
 def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> None:
@@ -271,11 +278,11 @@ def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> 
         ("/v1/jobs/0/explain", "GET", None, 400),
         ("/v1/status?job=-1", "GET", None, 400),
         ("/v1/status?wait=1e9", "GET", None, 400),
-        ("/v1/report", "GET", None, 400),
-        ("/v1/report?from=5&to=5", "GET", None, 400),
-        ("/v1/report?from=0&to=999999999999", "GET", None, 400),
-        ("/v1/report?from=0&to=9e9", "GET", None, 400),
-        ("/v1/report?from=0&to=9&user=%0a", "GET", None, 400),
+        ("/v1/report?from=5", "GET", None, 400),
+        ("/v1/usage?from=5&to=5", "GET", None, 400),
+        ("/v1/usage?from=0&to=999999999999", "GET", None, 400),
+        ("/v1/usage?from=0&to=9e9", "GET", None, 400),
+        ("/v1/usage?from=0&to=9&user=%0a", "GET", None, 400),
         ("/v1/nothing", "GET", None, 404),
         ("/v1/status", "DELETE", None, 405),
     ],

@@ -1,0 +1,194 @@
+"""synergyctl usage: GPU hours and the gain, by account and user, or of one job's incarnations."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import fields
+from datetime import datetime
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from synergyd.cli.shared.console import console
+from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.job_names import JOB_NAME
+from synergyd.errors import UsageError, one_line
+from synergyd.usage import Totals
+from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson
+from synergyd.views.months import month_span, present_month
+from synergyd.wire.codec import encode
+from synergyd.words import names_words
+
+_MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")
+_COUNTS = frozenset({"jobs", "changes", "audited"})
+# a spreadsheet would take a cell that begins so for a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_COLUMNS = (
+    ("JOBS", "jobs"), ("ASKED", "asked_gpu_h"), ("HELD", "held_gpu_h"), ("USEFUL", "useful_gpu_h"),
+    ("RESTARTS", "restart_gpu_h"), ("KNOWN", "known_gpu_h"), ("SAVED h", "saved_h"),
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("job", type=JOB_NAME, required=False)
+@click.option("--user", default="", help="This user's jobs alone.")
+@click.option("--account", default="", help="This account's jobs alone.")
+@click.option("--month", default="", metavar="YYYY-MM", help="A month by this machine's clock (TZ); the present one.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, with a line of names.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@pass_context
+def usage(context: Context, job: str | None, user: str, account: str, month: str, as_csv: bool, as_json: bool) -> None:
+    """Show GPU hours asked for, held, useful and lost to restarts, and the gain: of a month, by account and user.
+
+    With JOB: all runs of that job. Each resize ends one and begins the next, as `sacct -D -j JOB` lists them; `sacct -j` and
+    seff show the last one alone.
+    """
+    if as_csv and as_json:
+        raise UsageError("--csv", "--json is given too", "give one of them")
+    if job is not None:
+        others = {"--user": user, "--account": account, "--month": month, "--csv": as_csv}
+        for name in (name for name, value in others.items() if value):
+            raise UsageError(name, f"job {job} is named too", "name one of them")
+        with context.desk() as desk:
+            told = desk.job_usage(desk.job_id(job))
+        if as_json:
+            click.echo(json.dumps(encode(told), indent=1))
+        else:
+            console().print(job_table(told))
+        return
+    span = _span_of_month(month)
+    with context.desk() as desk:
+        found = desk.usage(*span, user, account)
+    if as_json:
+        click.echo(json.dumps(encode(found), indent=1))
+    elif as_csv:
+        click.echo(csv_text(found), nl=False)
+    elif not found.rows:
+        click.echo(f"no GPU hours are known from {_span(found)}")
+    else:
+        console().print(table(found))
+
+
+def _span_of_month(text: str) -> tuple[float, float]:
+    """Return begin and end of `YYYY-MM`, of the present month for "". Raise UsageError."""
+    if not text:
+        return present_month()
+    if not (match := _MONTH.fullmatch(text)):
+        raise UsageError("--month", f"{one_line(text, 40)!r} is no month", "write it as 2026-11")
+    return month_span(int(match[1]), int(match[2]))
+
+
+def csv_text(found: UsageJson) -> str:
+    """Return a line for each account and user; a column's sum is its total, but for ratios and for jobs of several accounts."""
+    names = [f.name for f in fields(Totals)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["account", "user", "from_s", "to_s", *names])
+    for row in found.rows:
+        numbers = [_number(row.usage, name, 4) for name in names]
+        writer.writerow([_cell(row.account), _cell(row.user), f"{found.from_s:.0f}", f"{found.to_s:.0f}", *numbers])
+    return out.getvalue()
+
+
+def table(found: UsageJson) -> Table:
+    """Return a row for each account and user, with the sums below."""
+    made = Table(title=f"GPU hours from {_span(found)}", title_justify="left", pad_edge=False, show_footer=True)
+    made.add_column("ACCOUNT", footer="all")
+    made.add_column("USER")
+    for head, name in _COLUMNS:
+        made.add_column(head, justify="right", footer=_number(found.total, name, 2))
+    made.add_column("GAIN", justify="right", footer=gain_words(found.total))
+    for row in found.rows:
+        texts = [one_line(row.account, 24), one_line(row.user, 24)]
+        texts += [_number(row.usage, name, 2) for _, name in _COLUMNS]
+        made.add_row(*(Text(t) for t in (*texts, gain_words(row.usage))))
+    made.caption = (
+        "ASKED: the sizes at sbatch, while the jobs ran. USEFUL: what they would have taken for the same training.\n"
+        "KNOWN: held hours in which a job told of its training. SAVED: job hours against the sizes asked for, started at\n"
+        "the same times, restarts counted. GAIN: SAVED over the hours spent, with one sigma of the model.\n"
+        f"{audit_words(found.total)}"
+    )
+    made.caption_justify = "left"
+    return made
+
+
+def job_table(told: JobUsageJson) -> Table:
+    """Return a row for each incarnation, with the sums below."""
+    total = told.total
+    account = f" in {one_line(told.account, 24)}" if told.account else ""
+    asked = f"asked for {told.asked_gpus} GPU{'s' * (told.asked_gpus != 1)}"
+    title = Text(f"job {told.job_id} of {one_line(told.user, 24)}{account}, {asked}")
+    made = Table(title=title, title_justify="left", pad_edge=False, show_footer=True)
+    made.add_column("BEGIN", footer="all")
+    for name in ("END", "NODES"):
+        made.add_column(name)
+    made.add_column("GPUS", justify="right")
+    made.add_column("STATE")
+    for name, text in (
+        ("WAITED s", f"{told.waited_s:.0f}"), ("RAN s", f"{told.run_s:.0f}"), ("HELD", _number(total, "held_gpu_h", 2)),
+        ("RESTART s", f"{sum(run.restart_s for run in told.incarnations):.0f}"), ("PREDICTED", ""), ("MEASURED", ""),
+    ):  # fmt: skip
+        made.add_column(name, justify="right", footer=text)
+    for run in told.incarnations:
+        made.add_row(*(Text(text) for text in _cells(run)))
+    gained = (
+        f"gain {gain_words(total)}, {total.saved_h:+.2f} h saved" if total.gain is not None else "the gain is not known"
+    )
+    made.caption = (
+        f"{told.restarts} restart{'s' * (told.restarts != 1)}: {told.restart_s:.0f} s without training, "
+        f"{total.restart_gpu_h:.2f} GPU hours; {gained}.\n"
+        "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its GPUs, without training.\n"
+        "PREDICTED, MEASURED: goodput over that of the run before, as Synergy decided and as the job reported."
+    )
+    made.caption_justify = "left"
+    return made
+
+
+def _cells(run: Incarnation) -> tuple[str, ...]:
+    begin, end = _second(run.start_s), "-" if run.end_s is None else _second(run.end_s)
+    where = one_line(names_words(run.nodes), 60) or "-"
+    numbers = (f"{run.waited_s:.0f}", f"{run.run_s:.0f}", f"{run.held_gpu_h:.2f}", f"{run.restart_s:.0f}")
+    ratios = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in (run.predicted, run.measured))
+    return (begin, end, where, str(run.gpus), one_line(run.state, 20) or "ended", *numbers, *ratios)
+
+
+def gain_words(usage: Totals) -> str:
+    """Return `+11.2 % ± 0.8`, `-` where nothing is known of the training."""
+    return "-" if usage.gain is None else f"{100 * usage.gain:+.1f} % ± {100 * usage.gain_sigma:.1f}"
+
+
+def audit_words(usage: Totals) -> str:
+    """Return what was predicted of the changes that were made, against what came of them."""
+    if not usage.changes:
+        return "AUDIT: Synergy has restarted no job."
+    words = (
+        f"AUDIT: {usage.changes} restarts by Synergy, {usage.changes - usage.audited} of them left out: no prediction, or no "
+        "reports before or after."
+    )
+    if usage.prediction_error is None:
+        return words
+    return (
+        f"{words}\nThe others: {usage.predicted_h:+.2f} h saved as predicted, {usage.measured_h:+.2f} h as measured, "
+        f"{usage.change_h:.2f} h spent on the restarts; goodput off by {100 * usage.prediction_error:.0f} %."
+    )
+
+
+def _span(found: UsageJson) -> str:
+    return " to ".join(datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M") for t in (found.from_s, found.to_s))
+
+
+def _second(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _number(usage: Totals, name: str, digits: int) -> str:
+    value = getattr(usage, name)
+    return "" if value is None else f"{value:.{0 if name in _COUNTS else digits}f}"
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text

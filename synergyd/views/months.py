@@ -1,0 +1,17 @@
+"""Months by this machine's clock: the spans of which GPU hours are shown."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def month_span(year: int, month: int) -> tuple[float, float]:
+    """Return begin and end of a month, seconds since 1970."""
+    following = (year + 1, 1) if month == 12 else (year, month + 1)
+    return datetime(year, month, 1).timestamp(), datetime(*following, 1).timestamp()
+
+
+def present_month() -> tuple[float, float]:
+    """Return begin and end of the present month: what the command and the page show where no other span is named."""
+    now = datetime.now()
+    return month_span(now.year, now.month)
