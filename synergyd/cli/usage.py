@@ -31,6 +31,11 @@ _COLUMNS = (
     ("JOBS", "jobs"), ("ASKED", "asked_gpu_h"), ("HELD", "held_gpu_h"), ("USEFUL", "useful_gpu_h"),
     ("RESTARTS", "restart_gpu_h"), ("KNOWN", "known_gpu_h"), ("SAVED h", "saved_h"),
 )  # fmt: skip
+_COLUMN_NOTES = (
+    "ASKED: the sizes at sbatch, while the jobs ran. USEFUL: what they would have taken for the same training.\n"
+    "KNOWN: held hours in which a job told of its training. SAVED: job hours against the sizes asked for, started at the\n"
+    "same times, restarts counted. GAIN: SAVED over the hours spent, with one sigma of the model."
+)
 
 
 @click.command()
@@ -59,6 +64,7 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
             click.echo(json.dumps(encode(told), indent=1))
         else:
             console().print(job_table(told))
+            click.echo(job_notes(told))
         return
     span = _span_of_month(month)
     with context.desk() as desk:
@@ -71,6 +77,8 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
         click.echo(f"no GPU hours are known from {_span(found)}")
     else:
         console().print(table(found))
+        click.echo(_COLUMN_NOTES)
+        click.echo(audit_words(found.total))
 
 
 def _span_of_month(text: str) -> tuple[float, float]:
@@ -106,13 +114,6 @@ def table(found: UsageJson) -> Table:
         texts = [one_line(row.account, 24), one_line(row.user, 24)]
         texts += [_number(row.usage, name, 2) for _, name in _COLUMNS]
         made.add_row(*(Text(t) for t in (*texts, gain_words(row.usage))))
-    made.caption = (
-        "ASKED: the sizes at sbatch, while the jobs ran. USEFUL: what they would have taken for the same training.\n"
-        "KNOWN: held hours in which a job told of its training. SAVED: job hours against the sizes asked for, started at\n"
-        "the same times, restarts counted. GAIN: SAVED over the hours spent, with one sigma of the model.\n"
-        f"{audit_words(found.total)}"
-    )
-    made.caption_justify = "left"
     return made
 
 
@@ -135,17 +136,20 @@ def job_table(told: JobUsageJson) -> Table:
         made.add_column(name, justify="right", footer=text)
     for run in told.incarnations:
         made.add_row(*(Text(text) for text in _cells(run)))
+    return made
+
+
+def job_notes(told: JobUsageJson) -> str:
+    """Return the lines below the table of a job: what its restarts cost, the gain, and what the columns mean."""
+    total, count = told.total, f"{told.restarts} restart{'s' * (told.restarts != 1)}"
     gained = (
         f"gain {gain_words(total)}, {total.saved_h:+.2f} h saved" if total.gain is not None else "the gain is not known"
     )
-    made.caption = (
-        f"{told.restarts} restart{'s' * (told.restarts != 1)}: {told.restart_s:.0f} s without training, "
-        f"{total.restart_gpu_h:.2f} GPU hours; {gained}.\n"
+    return (
+        f"{count}: {told.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours; {gained}.\n"
         "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its GPUs, without training.\n"
         "PREDICTED, MEASURED: goodput over that of the run before, as Synergy decided and as the job reported."
     )
-    made.caption_justify = "left"
-    return made
 
 
 def _cells(run: Incarnation) -> tuple[str, ...]:
@@ -165,14 +169,13 @@ def audit_words(usage: Totals) -> str:
     """Return what was predicted of the changes that were made, against what came of them."""
     if not usage.changes:
         return "AUDIT: Synergy has restarted no job."
-    words = (
-        f"AUDIT: {usage.changes} restarts by Synergy, {usage.changes - usage.audited} of them left out: no prediction, or no "
-        "reports before or after."
-    )
+    restarts = f"{usage.changes} restart{'s' * (usage.changes != 1)} by Synergy"
+    left_out = f"{usage.changes - usage.audited} left out (no prediction, or no reports before or after)"
+    words = f"AUDIT: of {restarts} {left_out}."
     if usage.prediction_error is None:
         return words
     return (
-        f"{words}\nThe others: {usage.predicted_h:+.2f} h saved as predicted, {usage.measured_h:+.2f} h as measured, "
+        f"{words}\nThe rest: {usage.predicted_h:+.2f} h saved as predicted, {usage.measured_h:+.2f} h as measured, "
         f"{usage.change_h:.2f} h spent on the restarts; goodput off by {100 * usage.prediction_error:.0f} %."
     )
 

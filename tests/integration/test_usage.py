@@ -7,6 +7,7 @@ import io
 import json
 import re
 from datetime import datetime
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,6 @@ def test_hours_held_are_those_of_sacct() -> None:
             runs = check_job(cluster, resized)
             assert len({run["gpus"] for run in runs}) > 1, "it was resized"
             assert all(run["state"] == "REQUEUED" for run in runs[:-1]) and runs[-1]["state"] == "CANCELLED"
-            assert any(run["predicted"] for run in runs) and any(run["measured"] for run in runs), runs
             assert len(check_job(cluster, again)) == 2
 
 
@@ -132,6 +132,38 @@ def test_hours_of_nodes_that_were_powered_up_are_those_of_sacct() -> None:
         sky = cluster.sbatch(plain, "--account=chem")
         cluster.wait_for(lambda: ended(cluster, sky) == "COMPLETED", 240, "its end")
         until_equal(cluster)
+
+
+def test_a_change_is_told_with_what_was_predicted_of_it_and_what_reports_measured() -> None:
+    """A second job makes the first one share the GPUs. light_job is as fast as it has GPUs."""
+    cluster = make_cluster(epoch_s=1)
+    with cluster, synergyd(cluster):
+        until_beat(cluster)
+        first = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8")
+        until_steps(cluster, first, steps=20, timeout_s=150)
+        cluster.wait_for(lambda: sizes(cluster, first) == [8], 150, "all GPUs to be its")
+        until_steps(cluster, first, steps=80, timeout_s=150)
+        second = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8")
+        until_steps(cluster, second, steps=20, timeout_s=150)
+        cluster.wait_for(lambda: restarted_at(cluster, first) is not None, 150, "its restart")
+        until_steps(cluster, first, steps=(restarted_at(cluster, first) or 0) + 60, timeout_s=150)
+        cluster.run("scancel", str(first), str(second))
+        cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "their ends")
+
+        def told() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(cluster.run("synergyctl", "usage", str(first), "--json").stdout)
+            return found
+
+        cluster.wait_for(lambda: told()["incarnations"][-1]["end_s"] is not None, 60, "the epoch that misses it")
+        total, runs = told()["total"], told()["incarnations"]
+        assert total["changes"] >= total["audited"] >= 1 and total["audited_h"] > 0, (total, runs)
+        changed = [run for run in runs if run["predicted"] is not None and run["measured"] is not None]
+        before = {run["start_s"]: earlier for earlier, run in pairwise(runs)}
+        for run in changed:
+            ratio = run["gpus"] / before[run["start_s"]]["gpus"]
+            assert 0.4 < run["measured"] / ratio < 2.5 and (run["predicted"] > 1) == (ratio > 1), runs
+        assert total["change_h"] > 0 and total["prediction_error"] is not None
+        assert "as measured" in cluster.run("synergyctl", "usage").stdout
 
 
 def restarted_at(cluster: SlurmCluster, job_id: int) -> int | None:

@@ -80,6 +80,7 @@ def test_all_runs_of_a_job_are_shown(url: str) -> None:
     assert (
         "mina in chem, asked for 2 GPUs" in shown
         and "n1, n2" in shown
+        and "MEASURED" in shown
         and "1.80x" in shown
         and "2 restarts: 140 s" in shown
     )
@@ -95,7 +96,7 @@ def test_a_months_table_has_the_gain_and_the_audit(url: str) -> None:
     assert total["gain"] == pytest.approx((900 + 1530) / (1800 + 140) - 1)
     shown = ctl(url, "usage").output
     assert "GAIN" in shown and f"{100 * total['gain']:+.1f} %" in shown and "SAVED" in shown
-    assert "2 restarts by Synergy, 1 of them left out" in shown
+    assert "AUDIT: of 2 restarts by Synergy 1 left out" in shown and "h as measured" in shown
     row = next(r for r in csv.DictReader(io.StringIO(ctl(url, "usage", "--csv").output)) if r["user"] == "mina")
     assert (row["changes"], row["gain"]) == ("2", f"{total['gain']:.4f}")
 
