@@ -111,7 +111,7 @@ class ServiceSettings:
         metadata=about(
             "KeepUsage",
             duration(86400, 36500 * 86400, "1 day or more, such as 400d"),
-            "For how long the GPU hours of jobs are kept for `synergyctl report`: a row a job, restart and day.",
+            "For how long the GPU hours of jobs are kept for `synergyctl usage`: a row a job, restart and day.",
         ),
     )
     notice_url: str = field(

@@ -33,6 +33,11 @@ pytestmark = [
 REST_PORT = 91  # behind the ports of the cluster's own in its block
 EVIL = "<img src=x onerror=alert(1)>"
 VIEWS = ("#/", "#/day", "#/what-if")
+# what stands behind the fact's name, without the small print
+GAIN_TEXT = (
+    "[...document.querySelectorAll('.facts div')].find(e => e.querySelector('dt').textContent === 'Gain this month')"
+    "?.querySelector('dd').firstChild.data"
+)
 # text below 4.5:1 against what is behind it (WCAG 2.1 AA, 1.4.3), with its ratio
 CONTRAST = """
 const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -246,10 +251,24 @@ def test_the_last_day_shows_resizes(here: Site, page: Browser) -> None:
         return any(len(found) > 1 for found in sizes.values()) and day["totals"][-1]["goodput_gpus"] > 0
 
     here.cluster.wait_for(resized_and_train, 120, "a job's second size, and goodput")
+    here.cluster.wait_for(lambda: gain_shown(here, page), 120, "the command's gain on the page")
     visit(page, "#/")
     visit(page, "#/day")
     page.until("return document.querySelectorAll('svg .bar').length >= 4")
     picture(page, "day", 780)
+
+
+def gain_shown(here: Site, page: Browser) -> bool:
+    """Whether both views show the gain that `synergyctl usage` tells; a run that ends meanwhile changes it."""
+    told = json.loads(here.cluster.run("synergyctl", "usage", "--json").stdout)["total"]["gain"]
+    if told is None:
+        return False
+    texts = []
+    for place in ("#/", "#/day"):
+        visit(page, place)
+        page.until(f"return /\\d/.test({GAIN_TEXT} ?? '')", timeout_s=60)
+        texts.append(page.run(f"return {GAIN_TEXT}"))
+    return texts == [f"{100 * told:+.1f} %".replace("-", "−")] * 2
 
 
 def test_a_jobs_page_tells_why_and_steers_it(here: Site, page: Browser) -> None:

@@ -30,7 +30,7 @@ export function gainReader(context) {
     const audited = total && total.prediction_error !== null;
     return [
       fact("Gain this month", known ? `${signed(100 * total.gain, 1)} %` : "–", known ? `± ${(100 * total.gain_sigma).toFixed(1)}, ${signed(total.saved_h, 2)} h saved` : ""),
-      fact("Its restarts, audited", total ? `${num(total.audited)} of ${num(total.changes)}` : "–",
+      fact("Restarts audited", total ? `${num(total.audited)} of ${num(total.changes)}` : "–",
         audited ? `${signed(total.predicted_h, 2)} h predicted, ${signed(total.measured_h, 2)} h measured, ${total.change_h.toFixed(2)} h spent` : ""),
     ];
   }

@@ -55,8 +55,8 @@ def _unknown_to(command: click.Command, words: list[str]) -> list[str]:
     context, rest = click.Context(command), words[1:]
     options = _options(command)
     while isinstance(command, click.Group):
-        verbs = command.list_commands(context)
-        at = next((i for i, word in enumerate(rest) if word in verbs), None)
+        # also by a name that it had in an earlier release, which is not listed
+        at = next((i for i, word in enumerate(rest) if command.get_command(context, word) is not None), None)
         if at is None:
             bare = [word for word in rest if re.match(r"[a-z]+\Z", word)]
             return bare or [word for word in rest if word.startswith("--") and word not in options]
