@@ -142,11 +142,11 @@ def test_a_change_is_told_with_what_was_predicted_of_it_and_what_reports_measure
         first = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8")
         until_steps(cluster, first, steps=20, timeout_s=150)
         cluster.wait_for(lambda: sizes(cluster, first) == [8], 150, "all GPUs to be its")
-        until_steps(cluster, first, steps=80, timeout_s=150)
+        until_steps(cluster, first, steps=40, timeout_s=150)
         second = light_job.submit(cluster, gpus=2, directive="min_gpus=1 max_gpus=8")
         until_steps(cluster, second, steps=20, timeout_s=150)
         cluster.wait_for(lambda: restarted_at(cluster, first) is not None, 150, "its restart")
-        until_steps(cluster, first, steps=(restarted_at(cluster, first) or 0) + 60, timeout_s=150)
+        until_steps(cluster, first, steps=(restarted_at(cluster, first) or 0) + 30, timeout_s=150)
         cluster.run("scancel", str(first), str(second))
         cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "their ends")
 
@@ -161,7 +161,7 @@ def test_a_change_is_told_with_what_was_predicted_of_it_and_what_reports_measure
         before = {run["start_s"]: earlier for earlier, run in pairwise(runs)}
         for run in changed:
             ratio = run["gpus"] / before[run["start_s"]]["gpus"]
-            assert 0.4 < run["measured"] / ratio < 2.5 and (run["predicted"] > 1) == (ratio > 1), runs
+            assert 0.4 < run["measured"] / ratio < 2.5 and (ratio == 1 or (run["predicted"] > 1) == (ratio > 1)), runs
         assert total["change_h"] > 0 and total["prediction_error"] is not None
         assert "as measured" in cluster.run("synergyctl", "usage").stdout
 
