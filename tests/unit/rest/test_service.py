@@ -36,7 +36,7 @@ from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.usage import Totals, Usage
-from synergyd.views.json_records import UsageJson
+from synergyd.views.json_records import JobUsageJson, UsageJson
 from synergyd.views.recording import RecordingJson, from_json
 from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
@@ -201,8 +201,8 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         seen = {caller: found.ask(caller, "/v1/jobs/2/usage")[0] for caller in ("op", "bob", "ann", "coo", "eve")}
         hidden = 404 if private else 200
         assert seen == {"op": 200, "bob": 200, "ann": hidden, "coo": hidden, "eve": hidden}
-        (run,) = found.ask("bob", "/v1/jobs/2/usage")[2]["incarnations"]
-        assert (run["gpus"], run["run_s"], run["end_s"]) == (2, 7200.0, 7200.0)
+        (run,) = decode(JobUsageJson, found.ask("bob", "/v1/jobs/2/usage")[2]).incarnations
+        assert (run.gpus, run.run_s, run.end_s) == (2, 7200.0, 7200.0)
         missing, secret = (found.ask("ann", f"/v1/jobs/{job_id}/usage")[2] for job_id in (99, 2))
         assert not private or str(missing).replace("99", "2") == str(secret), "nothing tells one from the other"
 
