@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.daemon_site import explain, until_beat
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 pytestmark = pytest.mark.slurm
 #: two nodes of A100s behind 1 Gbit/s Ethernet, of which each GPU has a share; NVLink in a node
@@ -19,9 +19,11 @@ SLOW = "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2039 i
 @pytest.fixture(scope="module")
 def site() -> Iterator[SlurmCluster]:
     cluster = make_cluster((NodeGroup("a100", 2, 4),), epoch_s=1, settings=(SLOW,))
-    with cluster, synergyd(cluster):
-        until_beat(cluster)
-        yield cluster
+    with cluster:
+        remember_programs(cluster, {"says": "#SYNERGY global_batch=64\n"})
+        with synergyd(cluster):
+            until_beat(cluster)
+            yield cluster
 
 
 def told(site: SlurmCluster, nodes: int, comm: str) -> str:
@@ -35,6 +37,7 @@ def told(site: SlurmCluster, nodes: int, comm: str) -> str:
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --gres=gpu:4\n"
         f"#SYNERGY min_gpus={gpus} max_gpus={gpus} global_batch=64 comm={comm}\n"
         f"srun synergy-launch --runner python {script}\n",
+        "--job-name=says",
         f"--output={output}",
     )
     site.wait_for(lambda: "comm " in _text(output), 120, f"job {job_id} to say what it was told: {_text(output)}")

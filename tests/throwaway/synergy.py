@@ -54,6 +54,7 @@ def make_cluster(
 NAMES = (
     "light", "j", "first", "second", "late", "last", "other", "ours", "grown", "held", "later", "shown", "measured", "resized",
     "wide", "short", "grows", "ends", "anew", "moves", "waits", "loses", "b", "c", "training", "gpt-neo",
+    "slow",
 )  # fmt: skip
 #: the lines of other jobs that count so as well, by name: of root's, and of the other user's
 LINES = {
@@ -65,10 +66,10 @@ LINES = {
 
 def remember_programs(cluster: SlurmCluster, scripts: Mapping[str, str] | None = None) -> None:
     """Store, before the first daemon starts, that agents of jobs with these names and #SYNERGY lines have reported that they can change
-    size; by default those of light jobs and of `LINES`. Others start at the size that they ask for."""
+    size, and those of light jobs and of `LINES`. Others start at the size that they ask for."""
     config = cluster.folder / "light" / "config.json"
     light = f"#SYNERGY model={config} global_batch={light_job.BATCH} micro_batch=1\n"
-    lines = scripts or {**dict.fromkeys(NAMES, light), **LINES}
+    lines = {**dict.fromkeys(NAMES, light), **LINES, **(scripts or {})}
     known = {
         PREFIX + _mark(uid, name, line): Profile(samples=1)
         for uid in (os.getuid(), OTHER_UID)
