@@ -36,7 +36,7 @@ def as_decided_about(
     at the size of its last resize."""
     if tracked is None:
         return job
-    lifecycle, tracked.form = tracked.lifecycle, job.fixed
+    lifecycle, tracked.form, tracked.at_asked_size = tracked.lifecycle, job.fixed, False
     if job.directive is not None and size is not CanChangeSize.YES and not tracked.keeps_size:
         job = _at_asked_size(job, tracked, size)
     if now_s < lifecycle.failures.until_s:
@@ -83,6 +83,7 @@ def _at_asked_size(job: Job, tracked: Tracked, size: CanChangeSize) -> Job:
     job = replace(job, own_plan=True, shape=job.asked if job.state is JobState.PENDING else job.shape)
     if job.directive is not None and job.directive.resize and not job.fixed:
         job = replace(job, fixed=REASONS[size])
+        tracked.at_asked_size = True
     tracked.form = job.fixed
     return job
 

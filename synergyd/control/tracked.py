@@ -138,6 +138,8 @@ class Tracked:
     smallest: Target | None = None
     #: why it keeps its size whatever happens, "" if it may change it
     form: str = ""
+    #: it keeps its size for want of an agent's word alone
+    at_asked_size: bool = False
     #: (restarts, what its story says of it last: it hung, or does nothing)
     told: tuple[int, str] = (0, "")
     #: as it was seen running last, with all its nodes

@@ -54,7 +54,7 @@ def make_cluster(
 NAMES = (
     "light", "j", "first", "second", "late", "last", "other", "ours", "grown", "held", "later", "shown", "measured", "resized",
     "wide", "short", "grows", "ends", "anew", "moves", "waits", "loses", "b", "c", "training", "gpt-neo",
-    "slow",
+    "slow", "hangs", "idle",
 )  # fmt: skip
 #: the lines of other jobs that count so as well, by name: of root's, and of the other user's
 LINES = {

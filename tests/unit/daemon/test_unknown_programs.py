@@ -107,9 +107,10 @@ def test_a_script_of_the_same_name_without_an_agent_is_found_out(site: Site) -> 
     assert started(site, 3, PLAIN) == 2
 
 
-def test_an_unknown_job_that_waits_is_left_in_slurm_s_queue(site: Site) -> None:
+def test_an_unknown_job_that_waits_is_synergy_s_to_start(site: Site) -> None:
+    """Its launcher is told at its start where to report, and it keeps off bad nodes as others do."""
     site.slurm.submit(1, PLAIN)
     site.slurm.gpus = {"n1": 1}
     decision = site.epoch(60)[1]
     assert decision.action is Action.WAIT
-    assert not [call for call in site.slurm.calls if "StartTime" in str(call)]
+    assert site.slurm.jobs[1].eligible_s == site.slurm.now_s + 900 and 1 not in site.daemon.observer.slurms
