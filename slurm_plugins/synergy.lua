@@ -678,8 +678,9 @@ end
 local function stamp_job(job_desc, found, stamp, grace)
   local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
   local later = type(begin) == "number" and begin > now and begin < NO_TIME
-  -- one that keeps its size is Slurm's to start: nobody decides about it first
-  local put_off = grace and found.resize ~= "no" and not (later and begin >= now + grace)
+  -- one that keeps its size is Slurm's to start: nobody decides about it first. On several nodes it is told where the links' arbiter is.
+  local several = (given(job_desc.min_nodes) or 1) > 1
+  local put_off = grace and (found.resize ~= "no" or several) and not (later and begin >= now + grace)
   -- The begin time that the user gave, which Slurm shows as it shows the grace, or not at all; an operator's own AdminComment.
   if later then own = own .. " begin=" .. integer(begin) end
   if type(note) == "string" and note ~= "" then own = own .. " note=" .. encode(note:sub(1, MAX_NOTE)) end

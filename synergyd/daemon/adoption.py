@@ -1,10 +1,10 @@
-"""Running jobs that know no address to report to (started as plain jobs), or another daemon's, are told ours."""
+"""Jobs that Synergy does not start are told where to report: while they run, or before, where they need it from their start on."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
@@ -24,13 +24,14 @@ class Adoption:
         self._actuator, self._state_dir, self._addresses = actuator, state_dir, (reports, links)
         self._told: set[tuple[int, int]] = set()
 
-    def adopt(self, lives: Iterable[JobLifecycle]) -> None:
-        """Tells those of the jobs that run and were not told yet, a number an epoch. Raises DeniedError where this daemon may
-        not update jobs."""
+    def adopt(self, lives: Iterable[JobLifecycle], waiting: Container[int] = ()) -> None:
+        """Tell those of the jobs that run, or that Slurm is to start next (`waiting`), and were not told yet, a number an epoch. Raise
+        DeniedError where this daemon may not update jobs."""
         reports, links = self._addresses
         room = ADOPTED_AN_EPOCH
         for life in lives:
-            if (life.job_id, life.restarts) in self._told or life.state is not ResizeState.RUNNING:
+            is_due = life.state is ResizeState.RUNNING or life.job_id in waiting
+            if (life.job_id, life.restarts) in self._told or not is_due:
                 continue
             given = handed_over(self._state_dir, life.job_id)
             told = None if given is None else (given.report, given.by, given.links)

@@ -232,7 +232,8 @@ class Daemon:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
             jobs = [j for j in snapshot.jobs if self.registry.known[j.job_id].directive is not None]
-            self.adoption.adopt(self.controller.jobs[j.job_id].lifecycle for j in jobs)
+            lives = self.controller.lifecycles
+            self.adoption.adopt((lives[j.job_id] for j in jobs), self.observer.start_informed())
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))
         self._tell()

@@ -232,6 +232,12 @@ class Observer:
         penalties = controller.watch.nodes.penalties(now_s)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
 
+    def start_informed(self) -> frozenset[int]:
+        """Return the jobs that the plugin's grace alone keeps from Slurm's start, on several nodes: where the links' arbiter is they are
+        told at their start alone."""
+        known = self.registry.known
+        return frozenset(i for i in self.slurms if known[i].put_off_s is not None and self.rows[i].num_nodes > 1)
+
     def _is_slurms(self, job: Job, tracked: Tracked | None) -> bool:
         as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.known[job.job_id])
         return tracked is not None and as_submitted and is_slurms_to_start(tracked, job)

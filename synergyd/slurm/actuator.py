@@ -112,7 +112,7 @@ class Actuator:
         return Refused(instruction, *error) if error else CarriedOut(instruction)
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
-        """Tells a running job that Synergy did not start where to report. Raises SlurmError, OSError."""
+        """Tell a job that Synergy does not start where to report. Raise SlurmError, OSError."""
         known = self.known[job_id]
         if known.directive is None:
             return

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,14 @@ LINES = {
 }
 
 
-def remember_programs(cluster: SlurmCluster, scripts: Mapping[str, str] | None = None) -> None:
+def remember_programs(
+    cluster: SlurmCluster, scripts: Mapping[str, str] | None = None, *, light_jobs: Iterable[str] = ()
+) -> None:
     """Store, before the first daemon starts, that agents of jobs with these names and #SYNERGY lines have reported that they can change
-    size, and those of light jobs and of `LINES`. Others start at the size that they ask for."""
+    size, and those of `LINES` and of light jobs, with these names besides. Others start at the size that they ask for."""
     config = cluster.folder / "light" / "config.json"
     light = f"#SYNERGY model={config} global_batch={light_job.BATCH} micro_batch=1\n"
-    lines = {**dict.fromkeys(NAMES, light), **LINES, **(scripts or {})}
+    lines = {**dict.fromkeys((*NAMES, *light_jobs), light), **LINES, **(scripts or {})}
     known = {
         PREFIX + _mark(uid, name, line): Profile(samples=1)
         for uid in (os.getuid(), OTHER_UID)

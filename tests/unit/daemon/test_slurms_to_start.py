@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from synergyd.records import Action
+from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 FIXED = SCRIPT.replace("gpt2", "gpt2 resize=no")
@@ -97,3 +98,15 @@ def test_the_end_of_a_job_brings_the_next_epoch_where_another_waits_for_synergy(
     for _ in range(20):
         site.tick()
     assert site.daemon.hurries
+
+
+def test_one_on_several_nodes_knows_its_daemon_before_it_is_let_go(site: Site) -> None:
+    """Its launcher takes the address of the links' arbiter at its start alone."""
+    for job_id, nodes in ((1, 2), (2, 1)):
+        site.slurm.submit(job_id, FIXED, tres_per_node="gres:gpu:2", num_nodes=nodes)
+        site.slurm.comments[job_id] = "synergy:1 model=gpt2 resize=no"
+        site.slurm.set(job_id, eligible_s=site.slurm.now_s + 180)
+    site.epoch()
+    assert plan_file.read(plan_file.plan_path(site.folder, 1), 1).report == "ctl:7321"
+    assert not plan_file.plan_path(site.folder, 2).exists()
+    assert all((site.slurm.jobs[i].eligible_s or 0) <= site.slurm.now_s for i in (1, 2))

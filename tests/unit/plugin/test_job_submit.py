@@ -105,6 +105,8 @@ def test_a_retired_key_is_told_and_not_stamped(slurm: Controller) -> None:
 
 def test_the_start_of_a_job_that_keeps_its_size_is_not_put_off(slurm: Controller) -> None:
     assert slurm.submit("#SYNERGY max_gpus=8\n").job["begin_time"] > time.time()
+    # on several nodes it is told first where the arbiter of the links is
+    assert slurm.submit("#SYNERGY resize=no\n", min_nodes=2.0).job["begin_time"] > time.time()
     assert slurm.submit("#SYNERGY resize=no\n").job["begin_time"] == 0.0
 
 
