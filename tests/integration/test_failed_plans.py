@@ -13,7 +13,7 @@ from synergyd.store.store import open_store
 from tests.integration.daemon_site import sizes, status, story, until_beat, until_steps
 from tests.throwaway import failing_job, light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 pytestmark = pytest.mark.slurm
 WAYS = ("exit", "memory", "killed", "nccl", "hang")
@@ -30,9 +30,12 @@ OWN_SIZE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with make_cluster([NodeGroup("cpu", len(WAYS), 4)], epoch_s=1) as cluster, synergyd(cluster):
-        until_beat(cluster)
-        yield cluster
+    names = [f"place-{how}" for how in WAYS] + [f"point-{how}-{at}" for how, at in POINTS]
+    with make_cluster([NodeGroup("cpu", len(WAYS), 4)], epoch_s=1) as cluster:
+        remember_programs(cluster, light_jobs=(*names, "requeue", "always", "nodes"))
+        with synergyd(cluster):
+            until_beat(cluster)
+            yield cluster
 
 
 def submit(
