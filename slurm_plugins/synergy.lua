@@ -1,7 +1,7 @@
 -- Synergy's part of job_submit.lua: checks `#SYNERGY key=value` lines at sbatch and stamps them into AdminComment.
 --
 -- Loaded by the hook in job_submit.hook.lua. Runs in Lua 5.1 to 5.4 (Debian's Slurm has 5.1) under slurmctld's locks, so it
--- does no I/O but one small read of the daemon's heartbeat file. The grammar and every text come from synergy_grammar.lua, which
+-- does no I/O but one small read of the daemon's heartbeat file and one of /dev/urandom. The grammar and every text come from synergy_grammar.lua, which
 -- is made from synergyd/slurm/directives/grammar.py; synergyd/slurm/directives/directive.py reads the same language.
 --
 -- Jobs without a #SYNERGY line are never touched or refused. A job with one is refused when the line is wrong, and also
@@ -674,6 +674,16 @@ local function heartbeat()
   return math.min(settings.grace_s or tonumber(grace), 3600)
 end
 
+-- The launchers of a job's nodes find one another by it, and nobody else can; never the one of the job that submitted this one.
+local function set_secret(job_desc)
+  pcall(function()
+    local file = io.open("/dev/urandom", "rb")
+    local bytes = file:read(16)
+    file:close()
+    job_desc.environment["SYNERGY_JOB_SECRET"] = bytes:gsub(".", function(c) return string.format("%02x", c:byte()) end)
+  end)
+end
+
 -- `grace`: seconds by which the start is put off; false: it keeps its size, and nothing of it is changed.
 local function stamp_job(job_desc, found, stamp, grace)
   local own, note, begin, now = "", job_desc.admin_comment, job_desc.begin_time, os.time()
@@ -689,6 +699,7 @@ local function stamp_job(job_desc, found, stamp, grace)
     local ok = pcall(function() job_desc.environment["SYNERGY_STATE_DIR"] = settings.state_dir end)
     if not ok then slurm.log_info("%s", "synergy: SYNERGY_STATE_DIR could not be set in the job's environment") end
   end
+  set_secret(job_desc)
   if not grace then return end
   if found.resize ~= "no" then
     job_desc.requeue = 1

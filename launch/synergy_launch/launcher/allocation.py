@@ -23,6 +23,7 @@ STALE = (
     "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
     "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_VERBOSE",
 )  # fmt: skip
+FIRST_PORT, PORTS = 15000, 17000  # below the ephemeral range
 MAX_HET_SIZE = 128  # components of one job: Slurm's own bound (MAX_HET_JOB_COMPS)
 
 
@@ -182,8 +183,8 @@ def requeued_name(job_id: int, environment: Mapping[str, str]) -> str:
 
 
 def rendezvous_port(job_id: int, restarts: int, run: int = 0) -> int:
-    """A port below the ephemeral range that all nodes of this incarnation work out alike; another for each of its runs."""
-    return 15000 + (job_id * 8 + restarts % 8 + 1699 * run) % 17000
+    """Return a port that all nodes of this incarnation, and anybody else, work out alike; another for each of its runs."""
+    return FIRST_PORT + (job_id * 8 + restarts % 8 + 1699 * run) % PORTS
 
 
 def _gpus(environment: Mapping[str, str]) -> int:

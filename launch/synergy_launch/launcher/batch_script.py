@@ -101,7 +101,7 @@ def render(request: ScriptRequest) -> str:
     out += [f"export {name}={_quoted(value)}" for name, value in sorted(environment.items())]
     if shape.nodes > 1:
         out.append('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
-        out.append("export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))")
+        out.append("export MASTER_PORT=$(shuf -i 15000-31999 -n 1)")
         where = '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
     else:
         where = "--standalone"

@@ -24,7 +24,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import number_of
 from synergy_launch.batch.tuner import batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import no_adapter
+from synergy_launch.launcher import job_secret, no_adapter
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
@@ -100,7 +100,8 @@ def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanF
     crew, able = None, in_place != "0"
     # on several nodes only where the user asks for it: one node's end is then another's too
     if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
-        crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid())
+        secret = job_secret.secret_in(os.environ)
+        crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid(), secret)
     restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
@@ -246,7 +247,8 @@ def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
     command = slurm.step_command(allocation, os.environ, [sys.executable, *entry, *arguments])
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the step's own launchers get it too
     try:
-        child = subprocess.Popen(command, env=slurm.without_stale(os.environ))
+        environment = {job_secret.VARIABLE: job_secret.new_secret(), **slurm.without_stale(os.environ)}
+        child = subprocess.Popen(command, env=environment)
     except OSError as error:  # in a container there is no srun
         n = len(allocation.nodes)
         what = f"srun, which would start the launcher once on each node, can't be run ({error.strerror})"

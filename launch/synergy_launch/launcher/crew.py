@@ -1,7 +1,7 @@
 """What the launchers of a job's nodes say to one another: the first one decides what runs next, the others follow.
 
-Each other node connects to the first one. Both sides show a munge credential of the job's own user, for this job and
-incarnation; after that the lines are plain:
+Each other node connects to the first one. Both sides show, by the job's secret or else by a munge credential of the job's own user,
+that they are of this job and incarnation; after that the lines are plain:
 
     ended RUN CODE KIND          a node's run is over
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
@@ -19,16 +19,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
+from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.job_secret import key_of_incarnation, places
+from synergy_launch.launcher.lobby import BACKLOG, CREDENTIALS, Lobby
 from synergyd.errors import SynergyError, UsageError
 from synergyd.records import Plan
-from synergyd.wire import munge
+from synergyd.wire import job_key, munge
 from synergyd.wire.hostlist import expand
+from synergyd.wire.job_key import SignedReport
 from synergyd.wire.plan import plan_from_text, plan_text
 
 CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # of a line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
+_ANSWER_S = 10.0  # from the first node, which polls in between
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a node without power is lost after 20 s
 
 
@@ -68,11 +72,13 @@ def next_run(line: str) -> NextRun | None:
 
 @dataclass
 class _Peer:
-    """A connection. `rank` -1: it has not shown who it is."""
+    """A connection to another node of the job, or what claims to be one. `rank` -1: it has not shown who it is. `asked`: what its answer
+    is signed with, where the job has a secret."""
 
     connection: socket.socket
     rank: int = -1
     heard: bytes = b""
+    asked: SignedReport | None = None
     closed: bool = False
 
     def lines(self) -> list[str]:
@@ -108,13 +114,17 @@ class Crew:
     allocation: JobAllocation
     address: str
     uid: int
+    secret: bytes = b""
     monotonic: Callable[[], float] = time.monotonic
     ended: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     word: NextRun | None = None
-    _listener: socket.socket | None = None
+    _lobby: Lobby | None = None
     _peers: list[_Peer] = field(default_factory=list)
     _try_at: float = 0.0
+    _answer_by: float = 0.0
+    _strangers: int = 0  # who listened, and did not answer as the first node does
+    _heard: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
 
     @property
     def first(self) -> bool:
@@ -130,8 +140,7 @@ class Crew:
         """Takes in what has come."""
         self._accept() if self.first else self._connect()
         for peer in self._peers:
-            for line in peer.lines():
-                self._take(peer, line)
+            self._hear(peer)
         for peer in [p for p in self._peers if p.closed]:
             self._peers.remove(peer)
             peer.connection.close()
@@ -154,37 +163,71 @@ class Crew:
     def close(self) -> None:
         for peer in self._peers:
             peer.connection.close()
-        if self._listener is not None:
-            self._listener.close()
-        self._peers, self._listener = [], None
+        if self._lobby is not None:
+            self._lobby.close()
+        self._peers, self._lobby = [], None
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     @property
-    def _port(self) -> int:
-        return rendezvous_port(self.allocation.job_id or 0, self.allocation.restarts, CHANNEL)
+    def _places(self) -> tuple[int, ...]:
+        return places(self.secret, self.allocation.job_id or 0, self.allocation.restarts, CHANNEL)
 
     def _accept(self) -> None:
-        if self._listener is None and self.monotonic() >= self._try_at:
+        if self._lobby is None and self.monotonic() >= self._try_at:
             self._try_at = self.monotonic() + _AGAIN_S
-            with contextlib.suppress(OSError):  # taken: there is no crew then
-                self._listener = socket.create_server(("", self._port), backlog=len(self.allocation.nodes))
-                self._listener.setblocking(False)
-        with contextlib.suppress(OSError):
-            while self._listener is not None and len(self._peers) < 2 * len(self.allocation.nodes):
-                connection, _ = self._listener.accept()
-                self._peers.append(_Peer(_kept(connection)))
+            self._listen()
+        for visitor in self._lobby.poll() if self._lobby is not None else ():
+            peer = _Peer(_kept(visitor.connection), heard=visitor.rest)
+            self._greet(peer, visitor.line or "")
+            self._hear(peer)
+            if peer.closed:  # also one that had no answer in time, and has connected anew
+                peer.connection.close()
+            else:
+                self._peers.append(peer)
+
+    def _listen(self) -> None:
+        """On the first free port; where all are taken there is no crew."""
+        for port in self._places:
+            with contextlib.suppress(OSError):
+                listener = socket.create_server(("", port), backlog=BACKLOG)
+                self._lobby = Lobby(listener, None if self.secret else CREDENTIALS, self.monotonic)
+                return
 
     def _connect(self) -> None:
-        if self._peers or self.monotonic() < self._try_at:
+        for peer in self._peers:
+            self._hear(peer)
+            if peer.rank < 0 and self.monotonic() >= self._answer_by:
+                peer.closed = True  # a stranger, who listens there in the first node's place
+                self._strangers += 1
+        if any(not p.closed for p in self._peers) or self.monotonic() < self._try_at:
             return
         self._try_at = self.monotonic() + _AGAIN_S
+        self._answer_by = self.monotonic() + _ANSWER_S
         with contextlib.suppress(OSError, SynergyError):
-            credential = munge.encode(self._words("node", self.allocation.node_rank).encode())
-            connection = socket.create_connection((self.address, self._port), timeout=_CONNECT_S)
-            peer = _Peer(_kept(connection))
-            peer.say(credential)
+            line, asked = self._hello(self._words("node", self.allocation.node_rank).encode())
+            peer = _Peer(_kept(self._reached()), asked=asked)
+            peer.say(line)
             self._peers.append(peer)
+
+    def _reached(self) -> socket.socket:
+        """Return a connection to the first port that somebody listens on. Raises OSError where nobody does."""
+        ports, skipped = self._places, self._strangers % len(self._places)
+        for port in (*ports[skipped:], *ports[:skipped]):
+            with contextlib.suppress(ConnectionRefusedError):
+                return socket.create_connection((self.address, port), timeout=_CONNECT_S)
+        raise ConnectionRefusedError
+
+    def _hello(self, words: bytes) -> tuple[str, SignedReport | None]:
+        """Return the first line to the first node, and what its answer is signed with. Raises SynergyError."""
+        if not self.secret:
+            return munge.encode(words), None
+        key = key_of_incarnation(self.secret, self.allocation.job_id or 0, self.allocation.restarts)
+        return job_key.signed_report(key, words, time.time())
+
+    def _hear(self, peer: _Peer) -> None:
+        for line in peer.lines():
+            self._take(peer, line)
 
     def _take(self, peer: _Peer, line: str) -> None:
         if peer.rank < 0:
@@ -197,25 +240,41 @@ class Crew:
             self.ended[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
 
     def _greet(self, peer: _Peer, line: str) -> None:
-        """Its first line shows who it is; one of another user or job is closed."""
+        """Take the first line of `peer`, which shows who it is. One of another user or job is closed."""
         try:
-            credential = munge.decode(line)
-            words = credential.payload.decode("ascii")
+            words, signed = self._opened(peer, line)
+            ranks = range(1, len(self.allocation.nodes)) if self.first else (self.allocation.node_rank,)
+            rank = next((r for r in ranks if words == self._words("node" if self.first else "first", r)), -1)
+            for old in [p for p in self._peers if p.rank == rank]:
+                self._hear(old)
+                if old.closed:
+                    self._peers.remove(old)
+                    old.connection.close()
+            if rank < 0 or any(p.rank == rank for p in self._peers):
+                peer.closed = True
+            elif self.first:
+                answer = self._words("first", rank).encode()
+                peer.say(signed.answer(answer, time.time()) if signed else munge.encode(answer))
         except (SynergyError, UnicodeDecodeError):
             peer.closed = True
-            return
-        ranks = range(1, len(self.allocation.nodes)) if self.first else (self.allocation.node_rank,)
-        side = "node" if self.first else "first"
-        rank = next((r for r in ranks if words == self._words(side, r)), -1)
-        if credential.uid != self.uid or rank < 0 or any(p.rank == rank for p in self._peers):
-            peer.closed = True
-            return
-        if self.first:
-            try:
-                peer.say(munge.encode(self._words("first", rank).encode()))
-            except SynergyError:
-                peer.closed = True
-        peer.rank = rank if self.first else 0
+        if not peer.closed:
+            peer.rank = rank if self.first else 0
+
+    def _opened(self, peer: _Peer, line: str) -> tuple[str, SignedReport | None]:
+        """Return what a first line says, and what its answer is to be signed with. Raises SynergyError where no node of this job's user
+        has signed it, or some node sent it before."""
+        if not self.secret:
+            credential = munge.decode(line)
+            if credential.uid != self.uid:
+                raise UsageError("crew", "the sender is another user")
+            return credential.payload.decode("ascii"), None
+        if peer.asked is not None:
+            return peer.asked.answered(line).decode("ascii"), None
+        signed, payload = job_key.opened(line, self.secret, time.time())
+        if signed.signature in self._heard:
+            raise UsageError("crew", "the line was sent before")
+        self._heard[signed.signature] = None
+        return payload.decode("ascii"), signed
 
     def _words(self, side: str, rank: int) -> str:
         return f"synergy-{side} {self.allocation.job_id} {self.allocation.restarts} {rank}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.meeting import NO_MEETING
 from synergy_launch.launcher.own_fault import own_fault, refuses_options
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.start import fit_plan
@@ -37,7 +38,7 @@ HOLD_S = 90.0
 _ASK_AGAIN_S = 2.0
 _TAIL_BYTES = 1 << 18  # of the error output: a traceback of each of eight ranks
 _SIGKILL = 137
-_ENDED_BY_OTHERS = (130, 143)  # SIGINT, SIGTERM
+_NOT_THE_PLANS = (130, 143, NO_MEETING)  # SIGINT, SIGTERM; the nodes could not meet
 _WORDS = (
     ("memory", re.compile(rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)),
     ("nccl", re.compile(rb"NCCL error|nccl(System|Internal|UnhandledCuda|Remote|InvalidUsage)Error|DistBackendError")),
@@ -166,7 +167,7 @@ class PlanGuard:
 
         `kind`: where another node knows it. `together`: all nodes of the job are told what follows.
         """
-        ended = self.ending or code in (0, *_ENDED_BY_OTHERS)
+        ended = self.ending or code in (0, *_NOT_THE_PLANS)
         if ended or self._allocation.job_id is None or self.past or self._got_past():
             self.failure = None
             return None

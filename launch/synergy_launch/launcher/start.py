@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.agent.settings import COMM, DAEMON_CHOOSES, OWN_BATCH
+from synergy_launch.launcher import meeting
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
@@ -162,6 +163,9 @@ def node_command(
         target = ["-m", HOOKED_SCRIPT, *target]
         environment["SYNERGY_MEGATRON_RUN"] = json.dumps(batch_arguments.run_length(script[1:]))
     before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
+    if len(allocation.nodes) > 1 and runner != "python":
+        step = allocation.step or 0
+        environment[meeting.VARIABLE] = f"{allocation.job_id or 0} {allocation.restarts} {step} {run}"
     return NodeCommand((*before, *target, *arguments), environment, tuple(filter(None, remarks)), plan)
 
 

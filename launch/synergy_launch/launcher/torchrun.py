@@ -1,18 +1,28 @@
-"""torchrun, whose end is an end and no traceback of its own: `python -m synergy_launch.launcher.torchrun` takes torchrun's arguments."""
+"""torchrun, whose end is an end and no traceback of its own: `python -m synergy_launch.launcher.torchrun` takes torchrun's arguments.
+
+On several nodes its --master-port is what the nodes agree upon (meeting.py), once torch is loaded.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+
+from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, meeting_of
 
 
 def main() -> None:
-    """Runs torchrun. Exit code: 128 + the signal that ended it, or that of the first process that failed."""
+    """Run torchrun. Exit code: 128 + the signal that ended it, or that of the first process that failed; NO_MEETING where the
+    nodes can't meet."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
-        torchrun(sys.argv[1:])
+        torchrun(_arguments(sys.argv[1:]))
+    except NoMeetingError as error:
+        print(f"synergy-launch: {error}", file=sys.stderr, flush=True)
+        sys.exit(NO_MEETING)
     except SignalException as end:
         sys.exit(128 + int(end.sigval))
     except ChildFailedError as error:
@@ -20,6 +30,17 @@ def main() -> None:
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         print(f"synergy-launch: rank {rank} was the first to fail, with exit code {code}", file=sys.stderr, flush=True)
         sys.exit(code)
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """Return torchrun's arguments with the port that the job's nodes agree upon. Raises NoMeetingError."""
+    meeting = meeting_of(given, os.environ)
+    os.environ.pop(VARIABLE, None)  # it is this run's, and not of what the script starts
+    if meeting is None:
+        return given
+    port = meeting.find_port()
+    at = given.index("--master-port") + 1
+    return [*given[:at], str(port), *given[at + 1 :]]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ set -euo pipefail
 
 export SYNERGY_CHECKPOINT_DIR=-rf
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))
+export MASTER_PORT=$(shuf -i 15000-31999 -n 1)
 # words with $ or ` are quoted: put in by hand what the shell of your own script makes of them
 
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'exec torchrun --nnodes 2 --nproc-per-node 1 --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' torchrun \

@@ -12,7 +12,7 @@ set -euo pipefail
 export SYNERGY_CHECKPOINT_DIR=/ckpt
 export SYNERGY_PLAN_JSON='{"tp": 1, "pp": 1, "dp": 8, "micro_batch": 1, "global_batch": 8, "recompute": "none", "sequence_parallel": false, "zero_stage": 1, "vpp": 1, "cp": 1, "ep": 1, "precision": "bf16"}'
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT=$((15000 + SLURM_JOB_ID % 17000))
+export MASTER_PORT=$(shuf -i 15000-31999 -n 1)
 
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c 'exec torchrun --nnodes 2 --nproc-per-node 4 --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' torchrun \
   train.py \

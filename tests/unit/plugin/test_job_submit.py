@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,18 @@ def test_a_good_job_is_stamped_and_put_off(slurm: Controller, tmp_path: Path) ->
     assert outcome.job["comment"] == "theirs"
     assert outcome.job["requeue"] == 1
     assert int(before) + 20 <= outcome.job["begin_time"] <= time.time() + 20
-    assert outcome.environment == {"SYNERGY_STATE_DIR": str(tmp_path)}
+    assert outcome.environment.pop("SYNERGY_STATE_DIR") == str(tmp_path)
+    assert outcome.environment.keys() == {"SYNERGY_JOB_SECRET"}
+
+
+def test_each_job_gets_a_secret_of_its_own(slurm: Controller) -> None:
+    """Also one that a job with a secret has submitted."""
+    secrets = {
+        slurm.submit(SCRIPT, {"SYNERGY_JOB_SECRET": "0" * 32}).environment["SYNERGY_JOB_SECRET"] for _ in range(9)
+    }
+    assert len(secrets) == 9 and all(re.fullmatch("[0-9a-f]{32}", secret) for secret in secrets)
+    assert "0" * 32 not in secrets
+    assert slurm.submit(SCRIPT, environment=False).rc == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from synergyd.wire.report import Told
 
 PLAN = Plan(dp=4, global_batch=8)
 NODES = ("n1", "n2", "n3")
+SECRET = b"0123456789abcdef"
 
 
 class Seals:
@@ -50,14 +52,14 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
-    monkeypatch.setattr(crews, "rendezvous_port", lambda job, restarts, run: number)
+    monkeypatch.setattr(crews, "places", lambda secret, job, restarts, run: (number,))
     return number
 
 
-@pytest.fixture
-def nodes(seals: Seals, port: int) -> Iterator[list[Crew]]:
+@pytest.fixture(params=[b"", SECRET], ids=["munge", "secret"])
+def nodes(seals: Seals, port: int, request: pytest.FixtureRequest) -> Iterator[list[Crew]]:
     """Of a job on three nodes, all connected."""
-    made = [Crew(at(rank), "127.0.0.1", 1000) for rank in range(3)]
+    made = [Crew(at(rank), "127.0.0.1", 1000, request.param) for rank in range(3)]
     until(made, lambda: all(c.connected for c in made))
     yield made
     for one in made:
@@ -115,6 +117,62 @@ def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> 
         stranger.sendall(b"x" * 200_000)
         until(nodes, lambda: len(nodes[0]._peers) == 2)
     assert not nodes[0].ended and not nodes[0].lost and nodes[0].connected
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET], ids=["munge", "secret"])
+def test_silent_strangers_keep_no_node_out(seals: Seals, port: int, secret: bytes) -> None:
+    first = Crew(at(0), "127.0.0.1", 1000, secret)
+    others = [Crew(at(rank), "127.0.0.1", 1000, secret) for rank in (1, 2)]
+    first.poll()
+    with contextlib.ExitStack() as held:
+        for said in (b"", b"MUNGE:10", b"MUNGE:1001:synergy-node 9 0 1\n") * 100:
+            held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)).sendall(said)
+        until([first, *others], lambda: all(one.connected for one in (first, *others)))
+        for _ in range(300):
+            held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        others[0].close()
+        others[0] = Crew(at(1), "127.0.0.1", 1000, secret)
+        until([first], lambda: first.lost == {1})
+        assert first.connected and others[1].connected
+    for one in (first, *others):
+        one.close()
+
+
+def test_a_node_passes_over_strangers_on_the_first_nodes_ports(seals: Seals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "_ANSWER_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as taken:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            free = probe.getsockname()[1]
+        ports = (silent.getsockname()[1], taken.getsockname()[1], free)
+        monkeypatch.setattr(crews, "places", lambda secret, job, restarts, run: ports)
+        made = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
+        until(made, lambda: all(one.connected for one in made))
+        assert not made[0].lost
+        for one in made:
+            one.close()
+
+
+def test_a_line_that_was_sent_before_is_not_heard(seals: Seals, port: int) -> None:
+    first, other = (Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
+    line, _ = other._hello(other._words("node", 1).encode())
+    first.poll()
+    answers = []
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+            wire.sendall(line.encode() + b"\n")
+            wire.setblocking(False)
+            answer: bytes | None = None
+            end = time.monotonic() + 30
+            while answer is None and time.monotonic() < end:
+                first.poll()
+                with contextlib.suppress(BlockingIOError):
+                    answer = wire.recv(4096)
+                time.sleep(0.01)
+            answers.append(bool(answer))
+        until([first], lambda: not first._peers)
+    assert answers == [True, False]
+    first.close()
 
 
 def test_another_users_first_node_is_not_followed(seals: Seals, port: int) -> None:
@@ -240,3 +298,20 @@ def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) 
         assert time.monotonic() < end
         job[1].restarts.poll()
     assert job[1].restarts.hurries and not job[1].restarts.goes_on(137, job[1].guard) and job[1].restarts.code == 9
+
+
+def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> None:
+    """More than are kept come between two polls, from the nodes' own address, before a node's line and after it."""
+    first, other = (Crew(replace(at(rank), nodes=NODES[:2]), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
+    first.poll()
+    with contextlib.ExitStack() as held:
+        for turn in range(2):
+            for _ in range(300):
+                stranger = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                stranger.sendall(b"KEY:9:0:1000:1:0:0:\n")
+            if not turn:
+                other.poll()
+        first.poll()
+        assert first.connected
+    first.close()
+    other.close()

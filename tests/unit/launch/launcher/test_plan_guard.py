@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from synergy_launch.launcher import plan_guard, run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.meeting import NO_MEETING
 from synergy_launch.launcher.plan_guard import PlanGuard, hold, kind_of
 from synergy_launch.launcher.run_history import RunHistory
 
@@ -128,6 +129,12 @@ def test_a_job_that_is_cancelled_has_not_failed(job: Job) -> None:
 
 
 @pytest.mark.slow
+def test_no_plan_is_blamed_where_the_nodes_could_not_meet() -> None:
+    guard = PlanGuard(HERE, PlanFile(9, PLAN, "daemon:1", asked=ASKED), None)
+    assert guard.ended(NO_MEETING) is None and not guard.again and not guard.waits
+    assert guard.ended(1) is not None and guard.again
+
+
 def test_no_more_than_two_returns_a_job(job: Job) -> None:
     run_history.write(job.checkpoints, RunHistory(9, returns=2))
     assert job.run("sys.exit(7)")[:2] == (7, ["planned"])

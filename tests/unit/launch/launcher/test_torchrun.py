@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
 import pytest
-from synergy_launch.launcher import torchrun
+from synergy_launch.launcher import job_secret, torchrun
+from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, Meeting, NoMeetingError
 
 
 class SignalException(Exception):
@@ -22,17 +24,8 @@ class ChildFailedError(Exception):
         return 3, self
 
 
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        (None, None),
-        (SignalException(15), 143),
-        (SystemExit(4), 4),
-        (ChildFailedError(2), 2),
-        (ChildFailedError(-9), 137),
-    ],
-)
-def test_torchruns_end(ends: BaseException | None, code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_with(monkeypatch: pytest.MonkeyPatch, arguments: list[str], ends: BaseException | None) -> list[list[str]]:
+    """Let the wrapper run a torchrun that `ends` so. Return what torchrun is given, once it is."""
     given: list[list[str]] = []
 
     def run(arguments: list[str]) -> None:
@@ -54,7 +47,22 @@ def test_torchruns_end(ends: BaseException | None, code: int | None, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing.api", api)
     monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing.errors", errors)
     monkeypatch.setitem(sys.modules, "torch.distributed.run", runner)
-    monkeypatch.setattr(sys, "argv", ["torchrun", "--nnodes", "1", "t.py"])
+    monkeypatch.setattr(sys, "argv", ["torchrun", *arguments])
+    return given
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (None, None),
+        (SignalException(15), 143),
+        (SystemExit(4), 4),
+        (ChildFailedError(2), 2),
+        (ChildFailedError(-9), 137),
+    ],
+)
+def test_torchruns_end(ends: BaseException | None, code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run_with(monkeypatch, ["--nnodes", "1", "t.py"], ends)
     if code is None:
         torchrun.main()
     else:
@@ -62,3 +70,28 @@ def test_torchruns_end(ends: BaseException | None, code: int | None, monkeypatch
             torchrun.main()
         assert end.value.code == code
     assert given == [["--nnodes", "1", "t.py"]]
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_on_several_nodes_torchrun_goes_where_the_nodes_meet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], meets: bool
+) -> None:
+    def find_port(meeting: Meeting) -> int:
+        if not meets:
+            raise NoMeetingError("rendezvous", "no port can be had")
+        return 20_000 + meeting.rank
+
+    monkeypatch.setattr(Meeting, "find_port", find_port)
+    monkeypatch.setenv(VARIABLE, "7 0 0 1")
+    monkeypatch.setenv(job_secret.VARIABLE, job_secret.new_secret())
+    where = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n1", "--master-port"]
+    given = run_with(monkeypatch, [*where, "1", "t.py", "--master-port", "5"], None)
+    if meets:
+        torchrun.main()
+    else:
+        with pytest.raises(SystemExit) as end:
+            torchrun.main()
+        assert end.value.code == NO_MEETING
+        assert capsys.readouterr().err == "synergy-launch: rendezvous: no port can be had\n"
+    assert given == ([[*where, "20001", "t.py", "--master-port", "5"]] if meets else [])
+    assert VARIABLE not in os.environ  # the script may start a torchrun of its own

@@ -1,0 +1,173 @@
+"""Where torchrun's agents on a job's nodes meet: on a port that the first node takes at random, and tells the others.
+
+It tells them on one of a few ports that only the job's secret gives away, and both sides sign what they say with it. Nobody waits for
+ever: a run whose nodes can't meet ends with NO_MEETING and one line. A job without a secret has no meeting: its nodes go to the port
+that they work out from the job's id, as anybody can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from synergy_launch.launcher.allocation import FIRST_PORT, PORTS
+from synergy_launch.launcher.job_secret import key_of_incarnation, places, secret_in
+from synergy_launch.launcher.lobby import BACKLOG, Lobby, Visitor
+from synergyd.errors import SynergyError, UsageError
+from synergyd.wire import job_key
+
+VARIABLE = "SYNERGY_MEETING"  # for torchrun's wrapper: which meeting it goes to
+NO_MEETING = 75  # exit code: no plan and no script is to blame
+MEETING_S = 600.0  # in which all nodes come: torchrun's own wait
+_TRIES = 64  # ports, at random
+_CONNECT_S, _ANSWER_S, _AGAIN_S, _LINGER_S = 1.0, 3.0, 0.5, 5.0
+
+
+class NoMeetingError(SynergyError):
+    """The job's nodes can't meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The meeting of one run of a step on `nodes` nodes, seen from the node of `rank`. `address`: the first node's."""
+
+    job_id: int
+    restarts: int
+    step: int
+    run: int
+    nodes: int
+    rank: int
+    address: str
+    secret: bytes
+
+    def find_port(self) -> int:
+        """Return the port to meet on; on the first node torchrun is to listen there next. Raises NoMeetingError."""
+        if self.rank:
+            return self._ask()
+        with _bound(_random_ports(), listens=False) as free:
+            port: int = free.getsockname()[1]
+            listener = _bound(self._places, listens=True)
+        threading.Thread(target=self._answer, args=(listener, port), name="meeting", daemon=True).start()
+        return port
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return places(self.secret, self.job_id, self.restarts, self.run)
+
+    # -- the first node ------------------------------------------------------------------------------------------------
+
+    def _answer(self, listener: socket.socket, port: int) -> None:
+        """Tell each other node the port, until all know it or MEETING_S is over."""
+        lobby, ranks, until = Lobby(listener), set(range(1, self.nodes)), time.monotonic() + MEETING_S
+        while time.monotonic() < until:
+            select.select([listener], [], [], _AGAIN_S)
+            for visitor in lobby.poll():
+                ranks -= self._tell(visitor, port)
+                visitor.connection.close()
+                if not ranks:  # one whose answer was lost asks again
+                    until = min(until, time.monotonic() + _LINGER_S)
+        lobby.close()
+
+    def _tell(self, visitor: Visitor, port: int) -> set[int]:
+        """Return the rank of a node that has been told the port; none for a stranger."""
+        with contextlib.suppress(OSError, UsageError):
+            signed, payload = job_key.opened(visitor.line or "", self.secret, time.time())
+            for rank in range(1, self.nodes):
+                if signed.life == (self.job_id, self.restarts) and payload == self._words(rank):
+                    visitor.connection.settimeout(_CONNECT_S)
+                    visitor.connection.sendall(signed.answer(str(port).encode(), time.time()).encode() + b"\n")
+                    return {rank}
+        return set()
+
+    # -- the others ----------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> int:
+        until = time.monotonic() + MEETING_S
+        while time.monotonic() < until:
+            for place in self._places:
+                with contextlib.suppress(OSError, UsageError, ValueError):
+                    return self._port_from(place)
+            time.sleep(_AGAIN_S)
+        what = f"the first node ({self.address}) did not say within {MEETING_S:.0f} s where to meet"
+        raise NoMeetingError(
+            "rendezvous", what, "look for what the first node wrote, and for firewalls between the nodes"
+        )
+
+    def _port_from(self, place: int) -> int:
+        """Return what the first node says on port `place`. Raises OSError, UsageError or ValueError where it says nothing."""
+        key = key_of_incarnation(self.secret, self.job_id, self.restarts)
+        line, asked = job_key.signed_report(key, self._words(self.rank), time.time())
+        with socket.create_connection((self.address, place), timeout=_CONNECT_S) as wire:
+            wire.sendall(line.encode() + b"\n")
+            said, until = b"", time.monotonic() + _ANSWER_S
+            while not said.endswith(b"\n") and len(said) < 4096:
+                wire.settimeout(max(0.001, until - time.monotonic()))
+                piece = wire.recv(4096)
+                if not piece:
+                    break
+                said += piece
+        port = int(asked.answered(said.decode("ascii", "replace").strip()))
+        if not 0 < port < 65536:
+            raise ValueError
+        return port
+
+    def _words(self, rank: int) -> bytes:
+        return f"meet {self.step} {self.run} {rank}".encode()
+
+
+def meeting_of(arguments: list[str], environment: Mapping[str, str]) -> Meeting | None:
+    """Return the meeting that the launcher's environment and torchrun's arguments name, or None where there is none."""
+    words, secret = environment.get(VARIABLE, "").split(), secret_in(environment)
+    if not secret or len(words) != 4 or not all(w.isdecimal() for w in words):
+        return None
+
+    def value(option: str) -> str:
+        return arguments[arguments.index(option) + 1]  # torchrun's own come before the script's
+
+    job_id, restarts, step, run = map(int, words)
+    return Meeting(
+        job_id=job_id,
+        restarts=restarts,
+        step=step,
+        run=run,
+        nodes=int(value("--nnodes")),
+        rank=int(value("--node-rank")),
+        address=value("--master-addr"),
+        secret=secret,
+    )
+
+
+def _random_ports() -> list[int]:
+    return random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + PORTS), _TRIES)
+
+
+def _bound(ports: Iterable[int], *, listens: bool) -> socket.socket:
+    """Return a socket on the first free one of `ports`. One that does not listen yet is seen by no other user, and has a port that no
+    connection had lately. Raises NoMeetingError."""
+    for port in ports:
+        dual = socket.has_dualstack_ipv6()
+        made = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+        try:
+            if dual:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if listens:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(("", port))
+            if listens:
+                made.listen(BACKLOG)
+            return made
+        except OSError as error:
+            made.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise NoMeetingError(
+                    "rendezvous", f"no port can be had ({error.strerror})", "tell your admin"
+                ) from None
+    right = f"see who listens there: ss -ltnp 'sport >= {FIRST_PORT} and sport < {FIRST_PORT + PORTS}'"
+    raise NoMeetingError("rendezvous", "all ports that were tried are taken on the first node by other programs", right)
