@@ -10,7 +10,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from synergyd.daemon.job_metrics import JobMetrics
-from synergyd.daemon.links.arbiter import ArbiterCounts
+from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.ports.refusals import Refusals

@@ -16,9 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from synergyd.daemon.links.chooser import LinkChooser, SeenJobs
+from synergyd.daemon.links.sessions import ArbiterCounts, Job, LineBound, Session, prepare
 from synergyd.errors import SynergyError, UsageError, one_line
 from synergyd.links.arbiter import (
     ArbiterState,
@@ -52,6 +53,9 @@ MAX_OPEN = 4096  # connections at a time
 MAX_UNKNOWN = 256  # of them, those that have not said who they are
 MAX_UNKNOWN_SOURCE = 64  # of those, from one address: one node's jobs connect at the same time
 MAX_CHECKS = 8  # credentials being checked at a time
+LINES_A_TURN = 16  # of one connection
+MAX_READ_BYTES = 2048  # of a connection that is known, at a time
+PUT_OFF_S = 0.005
 HELLO_S = 10.0  # for a credential to arrive and to be checked
 _SWEEP_S = 1.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -66,37 +70,6 @@ class Member:
     nodes: tuple[str, ...]
     gpus: int
     left_s: float
-
-
-@dataclass(frozen=True)
-class ArbiterCounts:
-    """Since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
-
-    asked: int = 0
-    waited: int = 0
-    bound: int = 0
-    refused: int = 0
-
-
-@dataclass(eq=False)
-class _Session:
-    """One connection. `hello` None: nobody yet. `asked`: the question that waits for its grant, 0: none."""
-
-    wire: socket.socket
-    since_s: float
-    source: str = ""
-    received: bytes = b""
-    checking: bool = False
-    hello: Hello | None = None
-    asked: int = 0
-
-
-@dataclass
-class _Job:
-    """The connections of one job, and those of them that have a grant."""
-
-    sessions: set[_Session] = field(default_factory=set)
-    sending: set[_Session] = field(default_factory=set)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -128,12 +101,15 @@ class LinkArbiter:
         self._members: Mapping[int, Member] = {}
         self._state = ArbiterState()
         self._seen = SeenJobs()
-        self._jobs: dict[int, _Job] = {}
-        self._sessions: set[_Session] = set()
+        self._jobs: dict[int, Job] = {}
+        self._sessions: set[Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
         self._checks = 0
-        self._to_check: deque[tuple[_Session, bytes]] = deque()
-        self._unknown: set[_Session] = set()
+        self._to_check: deque[tuple[Session, bytes]] = deque()
+        self._unknown: set[Session] = set()
+        self._line_bounds: dict[int, LineBound] = {}  # by job
+        # not read from: more lines have come than its turn takes, or (True) its job's bound
+        self._put_off: dict[Session, bool] = {}
         self._deaf = False  # the listener is not looked at until the next sweep: there is no room
         self._closing = False
         self._listener = listener
@@ -188,6 +164,8 @@ class LinkArbiter:
         while not self._closing:
             due = wake_s(self._state, self.terms)
             wait_s = _SWEEP_S if due is None else min(_SWEEP_S, max(0.0, due - self._clock()))
+            if self._put_off:
+                wait_s = min(wait_s, PUT_OFF_S) if all(self._put_off.values()) else 0.0
             for key, _ in self._selector.select(wait_s):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -196,6 +174,8 @@ class LinkArbiter:
                         self._awake.recv(4096)
                 elif key.data in self._sessions:
                     self._read(key.data)
+            for session in list(self._put_off):
+                self._read_lines(session)
             while self._calls:
                 self._calls.popleft()()
             now_s = self._clock()
@@ -237,20 +217,15 @@ class LinkArbiter:
             self.counts = replace(self.counts, refused=self.counts.refused + 1)
             wire.close()
             return
-        wire.setblocking(False)
-        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # a host that died without a word is noticed within a minute
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-            wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        session = _Session(wire, self._clock(), source)
+        prepare(wire)
+        session = Session(wire, self._clock(), source)
         self._sessions.add(session)
         self._unknown.add(session)
         self._selector.register(wire, selectors.EVENT_READ, session)
 
-    def _read(self, session: _Session) -> None:
+    def _read(self, session: Session) -> None:
         try:
-            more = session.wire.recv(65536)
+            more = session.wire.recv(65536 if session.hello is None else MAX_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -262,16 +237,37 @@ class LinkArbiter:
         if session.hello is None:
             self._read_credential(session)
             return
-        while b"\n" in session.received and session in self._sessions:
+        self._read_lines(session)
+
+    def _read_lines(self, session: Session) -> None:
+        """Take in the lines that have come, a few at a time: the others' turn comes in between. One of a job that has sent too many is
+        neither read nor answered until it may send again."""
+        assert session.hello is not None
+        bound, now_s, turn = (
+            self._line_bounds.setdefault(session.hello.job_id, LineBound()),
+            self._clock(),
+            LINES_A_TURN,
+        )
+        while session in self._sessions and b"\n" in session.received and turn and bound.take(now_s):
             line, _, session.received = session.received.partition(b"\n")
+            turn -= 1
             try:
                 self._take(session, line)
             except UsageError as error:
                 self._end(session, str(error))
-        if len(session.received) > MAX_LINE_BYTES:
+        if session not in self._sessions:
+            return
+        if b"\n" in session.received:
+            if session not in self._put_off:
+                self._selector.unregister(session.wire)
+            self._put_off[session] = turn > 0
+        elif len(session.received) > MAX_LINE_BYTES:
             self._end(session, "a line without an end")
+        elif session in self._put_off:
+            del self._put_off[session]
+            self._selector.register(session.wire, selectors.EVENT_READ, session)
 
-    def _read_credential(self, session: _Session) -> None:
+    def _read_credential(self, session: Session) -> None:
         line, newline, rest = session.received.partition(b"\n")
         if session.checking or rest or len(session.received) > MAX_HELLO_BYTES:
             self._end(session, "more than a credential")  # before the welcome there is nothing to say
@@ -290,7 +286,7 @@ class LinkArbiter:
             if session in self._sessions:
                 self._begin_check(session, line)
 
-    def _begin_check(self, session: _Session, line: bytes) -> None:
+    def _begin_check(self, session: Session, line: bytes) -> None:
         check = threading.Thread(target=self._check, args=(session, line), name="link-arbiter-check", daemon=True)
         try:
             check.start()
@@ -299,7 +295,7 @@ class LinkArbiter:
             return
         self._checks += 1
 
-    def _check(self, session: _Session, line: bytes) -> None:
+    def _check(self, session: Session, line: bytes) -> None:
         """In a thread of its own."""
         found: tuple[Hello, int, bytes] | None = None
         problem = "the credential can't be checked"
@@ -313,7 +309,7 @@ class LinkArbiter:
         finally:  # whatever it was: else there would be one check less for ever
             self._call(lambda: self._checked(session, found, problem))
 
-    def _checked(self, session: _Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
+    def _checked(self, session: Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
         self._checks -= 1
         session.checking = False
         self._begin_checks()
@@ -340,12 +336,12 @@ class LinkArbiter:
             session.hello = hello
             self._unknown.discard(session)
             if job is None:  # also where that other one was all there was of the job
-                job = self._jobs[hello.job_id] = _Job()
+                job = self._jobs[hello.job_id] = Job()
                 self._event(JobJoined(hello.job_id, member.nodes, member.gpus, member.left_s))
             job.sessions.add(session)
             self._say(session, welcome)
 
-    def _take(self, session: _Session, line: bytes) -> None:
+    def _take(self, session: Session, line: bytes) -> None:
         """One line of a job that is known. Raises UsageError."""
         assert session.hello is not None
         job_id = session.hello.job_id
@@ -368,7 +364,7 @@ class LinkArbiter:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
             self._say(session, answer_line("wait", said.number))
 
-    def _ended(self, session: _Session, job: _Job) -> None:
+    def _ended(self, session: Session, job: Job) -> None:
         """The session's message is over, or it does not wait for one any more."""
         assert session.hello is not None
         session.asked = 0
@@ -396,7 +392,7 @@ class LinkArbiter:
             job.sending.add(session)
             self._say(session, answer_line("free" if free else "go", number))
 
-    def _say(self, session: _Session, line: bytes) -> None:
+    def _say(self, session: Session, line: bytes) -> None:
         try:
             if session.wire.send(line) == len(line):
                 return
@@ -405,13 +401,16 @@ class LinkArbiter:
         # it does not read: ended from the loop, for this may be the middle of another job's event
         self._call(lambda: self._end(session))
 
-    def _end(self, session: _Session, why: str = "") -> None:
+    def _end(self, session: Session, why: str = "") -> None:
         """Closes a connection; what it held is free."""
         if session not in self._sessions:
             return
         self._sessions.discard(session)
         self._unknown.discard(session)
-        self._selector.unregister(session.wire)
+        if session in self._put_off:
+            del self._put_off[session]
+        else:
+            self._selector.unregister(session.wire)
         if why:
             self.counts = replace(self.counts, refused=self.counts.refused + 1)
             log.info("link arbiter: %s", one_line(why, 200))
@@ -436,6 +435,7 @@ class LinkArbiter:
 
     def _follow(self, members: Mapping[int, Member]) -> None:
         before, self._members = self._members, members
+        self._line_bounds = {job_id: bound for job_id, bound in self._line_bounds.items() if job_id in members}
         for job_id, job in list(self._jobs.items()):
             old, new = before.get(job_id), members.get(job_id)
             if new is None or old is None or (new.uid, new.restarts, new.nodes) != (old.uid, old.restarts, old.nodes):

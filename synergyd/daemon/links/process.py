@@ -22,7 +22,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from synergyd.daemon.links.arbiter import ArbiterCounts, LinkArbiter, Member, listen
+from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
+from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.links.arbiter import terms_named
 from synergyd.links.model import Topology, link_named
 

@@ -18,6 +18,7 @@ from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.links import arbiter as link_arbiter
+from synergyd.daemon.links import sessions
 from synergyd.daemon.links.arbiter import LinkArbiter, listen
 from synergyd.errors import UsageError
 from synergyd.links.arbiter import ArbiterTerms
@@ -393,3 +394,33 @@ def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: L
 def test_a_port_in_use_is_one_line(arbiter: LinkArbiter) -> None:
     with pytest.raises(UsageError, match=f"LinkArbiterPort: can't listen on port {arbiter.port}"):
         listen("127.0.0.1", arbiter.port)
+
+
+def test_one_jobs_flood_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still: what one job may send at once is all that is read of its flood. Others ask as ever."""
+    monkeypatch.setattr(sessions, "LINES_AT_ONCE", 500.0)
+    terms = ArbiterTerms(bound_s=BOUND_S)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), terms, decode=decode, encode=encode, clock=lambda: 100.0)
+    arbiter.follow(MEMBERS)
+    with raw(arbiter, 3) as quiet:
+        for channel in (0, 1):  # also on a second connection, and on one after the first is over
+            with raw(arbiter, 1, channel=channel) as flood, contextlib.suppress(OSError):
+                flood.setblocking(False)
+                for _ in range(500):
+                    flood.send(b"ask 1 1 0\ndone 1\n" * 500)
+            for number in range(1, 20):
+                quiet.sendall(b"ask %d 1 0\n" % number)
+                assert line_of(quiet).split()[1] == b"%d" % number
+                quiet.sendall(b"done %d\n" % number)
+        assert arbiter.counts.asked <= 250 + 2 * 19
+        with raw(arbiter, 2) as other:
+            other.sendall(b"ask 1 1 0\n")
+            assert line_of(other).endswith(b" 1\n")
+    arbiter.close()
+
+
+def test_a_job_sends_so_many_lines_a_second() -> None:
+    bound = sessions.LineBound()
+    assert sum(bound.take(0.0) for _ in range(10_000)) == sessions.LINES_AT_ONCE
+    assert sum(bound.take(0.1) for _ in range(10_000)) == 0.1 * sessions.LINES_S
+    assert sum(bound.take(3600.0) for _ in range(10_000)) == sessions.LINES_AT_ONCE

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from synergyd.daemon.links.arbiter import ArbiterCounts, Member, listen
+from synergyd.daemon.links.arbiter import Member, listen
 from synergyd.daemon.links.members import left_s, members_of
 from synergyd.daemon.links.process import LinkProcess, members_from, members_line
+from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.errors import UsageError
 from synergyd.job_report import Report
