@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import stat
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -35,7 +37,7 @@ class Adoption:
                 continue
             given = handed_over(self._state_dir, life.job_id)
             told = None if given is None else (given.report, given.by, given.links)
-            if told != (reports, os.getuid(), links):
+            if self._is_open(life.job_id) or told != (reports, os.getuid(), links):
                 if not room:
                     continue
                 room -= 1
@@ -47,6 +49,13 @@ class Adoption:
                     log.warning("job %d could not be told where to report: %s", life.job_id, error)
                     continue
             self._told.add((life.job_id, life.restarts))
+
+    def _is_open(self, job_id: int) -> bool:
+        """Return whether any user can read the plan of this job, as an earlier version wrote it, although Slurm hides jobs."""
+        with contextlib.suppress(OSError):
+            mode = plan_file.plan_path(self._state_dir, job_id).stat().st_mode
+            return bool(mode & stat.S_IROTH) and self._actuator.slurm.hides_jobs
+        return False
 
     def forget(self, job_id: int) -> None:
         self._told = {t for t in self._told if t[0] != job_id}

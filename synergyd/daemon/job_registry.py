@@ -233,6 +233,7 @@ class JobRegistry:
             leader=row.het_job_id,
             mail=stamp.mail if stamp is not None else "",
             second_run=second_run,
+            uid=row.uid,
         )
 
 

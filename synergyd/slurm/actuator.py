@@ -33,7 +33,7 @@ from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import directive_words
 from synergyd.slurm.mail_types import with_restarts, without_restarts
-from synergyd.slurm.owner_file import write_for
+from synergyd.slurm.owner_file import show_to, write_for
 from synergyd.slurm.parsed.job_forms import is_rest, name_of, whole_of
 from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
 from synergyd.slurm.parsed.snapshot import Known, launch_failed, not_resizable, state_of
@@ -198,11 +198,14 @@ class Actuator:
         write_for(path, shown, row.uid)
 
     def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
-        plan_file.write(self._told(job_id, known, plan), self.state_dir)
+        plan_file.write(self._told(job_id, known, plan), self.state_dir, self._show_to(known.uid))
 
     def _reserve(self, job_id: int, known: Known) -> None:
         """Before a job is stopped or changed: a full disk shows now, not when the hand-over is to be written."""
-        plan_file.reserve(self._told(job_id, known, Plan()), self.state_dir)
+        plan_file.reserve(self._told(job_id, known, Plan()), self.state_dir, self._show_to(known.uid))
+
+    def _show_to(self, uid: int) -> Callable[[int], None]:
+        return lambda file: show_to(file, uid, is_secret=self.slurm.hides_jobs)
 
     def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
         folder = (known.directive.checkpoint if known.directive else None) or ""

@@ -122,6 +122,11 @@ class SlurmWriter(Protocol):
         """Ends the running job and puts it back into the queue. `failed`: one that has ended, instead."""
         ...
 
+    @property
+    def hides_jobs(self) -> bool:
+        """Whether Slurm shows a job to its owner alone (PrivateData=jobs), or might: it was not asked yet."""
+        ...
+
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         """Which of `nodes` (none: all) have not registered yet with a slurmctld that may have just taken over. Raises SlurmError."""
         ...

@@ -86,6 +86,7 @@ class CommandLine(Commands):
         self._slurm_release = self._told_release = slurm_release
         self._config = ""  # as `partitions` read it last
         self._may_take_over = False  # there are several slurmctlds, as `partitions` read last
+        self.hides_jobs = True  # as `partitions` read last
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -132,7 +133,9 @@ class CommandLine(Commands):
         text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
         if again or not self._config:
             self._config = self.run("scontrol", "show", "config").decode(errors="replace")
-            self._may_take_over = "SlurmctldHost[1]" in config_values(self._config)
+            values = config_values(self._config)
+            self._may_take_over = "SlurmctldHost[1]" in values
+            self.hides_jobs = "jobs" in values.get("PrivateData", "").split(",")
         return partition_rows(text, self._config)
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:

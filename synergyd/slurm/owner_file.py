@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
 
 # acl(5) as linux/posix_acl_xattr.h lays it out: the version, then (tag, permissions, id) of each entry
-_VERSION, _NO_ID, _READ = 2, 0xFFFFFFFF, 4
+_VERSION, _NO_ID, _READ, _WRITE = 2, 0xFFFFFFFF, 4, 2
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+
+
+# from a file system without ACLs, or one of another host, whose root this host's is not
+_CANNOT_SHOW = (errno.ENOTSUP, errno.EPERM, errno.EINVAL)
+
+
+def show_to(file: int, uid: int, *, is_secret: bool) -> None:
+    """Let user `uid` read the open file `file`, and nobody else but its owner: by an ACL, or, where root writes on a file system without
+    ACLs, as the file's owner. Where neither can be had all users may read it, or, if it `is_secret`, none. Raises OSError."""
+    os.fchmod(file, 0o600)
+    if uid == os.fstat(file).st_uid:
+        return
+    try:
+        os.setxattr(file, "system.posix_acl_access", _acl(uid, owner=_READ | _WRITE))
+    except OSError as error:
+        if error.errno not in _CANNOT_SHOW:
+            raise
+        if not _give(file, uid) and not is_secret:
+            os.fchmod(file, 0o644)
+
+
+def _give(file: int, uid: int) -> bool:
+    """Return whether the open file is now user `uid`'s, which takes a daemon that is root here and on the file's host."""
+    try:
+        os.fchown(file, uid, -1)
+        os.fchmod(file, 0o400)
+    except OSError as error:
+        if error.errno not in _CANNOT_SHOW:
+            raise
+        return False
+    return True
 
 
 def write_for(path: Path, text: str, uid: int) -> None:
@@ -28,9 +60,9 @@ def write_for(path: Path, text: str, uid: int) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _acl(uid: int) -> bytes:
+def _acl(uid: int, owner: int = _READ) -> bytes:
     entries = (
-        (_OWNER, _READ, _NO_ID),
+        (_OWNER, owner, _NO_ID),
         (_USER, _READ, uid),
         (_GROUP, 0, _NO_ID),
         (_MASK, _READ, _NO_ID),

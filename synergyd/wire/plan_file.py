@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,25 +57,29 @@ def fresh_path(state_dir: Path, job_id: int) -> Path:
     return path.with_name(f".{path.name}.fresh")
 
 
-def reserve(given: PlanFile, state_dir: Path) -> None:
-    """Takes the room that the next `write` for this job needs, whatever its plan: it succeeds on a full disk then. Raises OSError."""
+def reserve(given: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> None:
+    """Take the room that the next `write` for this job needs, whatever its plan: it succeeds on a full disk then. `show` as there: an
+    ACL takes room too. Raises OSError."""
     fresh = _fresh(given, state_dir)
-    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, len(_text(given)) + _SPARE_BYTES)
+            show(file.fileno())
         except OSError as error:
             fresh.unlink()
             raise OSError(error.errno, error.strerror, str(fresh)) from None
 
 
-def write(given: PlanFile, state_dir: Path) -> Path:
-    """Writes the file atomically, readable by all (it holds no secret). Raises OSError."""
+def write(given: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> Path:
+    """Write the file atomically, for this process's user alone, and for whom `show` lets read it, given the open file's number. Raises
+    OSError."""
     path, fresh = plan_path(state_dir, given.job_id), _fresh(given, state_dir)
     # in place, not truncated first: the room that was reserved is not given back
-    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+    with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(_text(given))
         file.truncate()
-        os.fchmod(file.fileno(), 0o644)
+        show(file.fileno())
     fresh.replace(path)
     return path
 

@@ -82,7 +82,7 @@ def test_an_admin_resizes_a_job_of_two_partitions_that_its_owner_can_read(site: 
         job_id = submit(site)
         site.wait_for(lambda: gpus_of(site, job_id) == 4, 60, "the job to have all GPUs\n" + daemon.tail())
         plan, script = (site.state_dir / "plans" / f"{job_id}.{end}" for end in ("json", "sh"))
-        assert b'"plan"' in read(plan, OWNER)
+        assert b'"plan"' in read(plan, OWNER) and not read(plan, STRANGER)
         assert b"--nproc-per-node 4" in read(script, OWNER) and not read(script, STRANGER)
         # running, it has one partition, and two again as soon as it is requeued
         running = partition(site, job_id)

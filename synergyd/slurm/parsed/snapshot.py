@@ -47,6 +47,7 @@ class Known:
     second_run: str = (
         ""  # why its script would not get to its training again, so that it keeps its size; "" where nothing is seen
     )
+    uid: int = 0  # its owner's
     leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
     batches: tuple[int, int] | None = None  # Job.batches as it was last found, of a job with adapt=yes
 

@@ -80,7 +80,7 @@ def test_room_that_was_reserved_is_enough_on_a_disk_that_is_full_by_then(disk: P
     slurm.pass_time(10)
     assert isinstance(actuator.carry_out(UPDATE), CarriedOut)
     told = plan_file.read(plan_file.plan_path(disk, 1), 1)
-    assert told.plan == PLAN and plan_file.plan_path(disk, 1).stat().st_mode & 0o777 == 0o644
+    assert told.plan == PLAN and plan_file.plan_path(disk, 1).stat().st_mode & 0o007 == 0
     remove_plan(disk, 1)
     assert list((disk / "plans").iterdir()) == []
 

@@ -50,6 +50,19 @@ def test_a_daemon_at_another_address_tells_running_jobs(site: Site) -> None:
     assert plan_file.read(plan_file.plan_path(site.folder, 1), 1) == before
 
 
+@pytest.mark.parametrize(("hides_jobs", "mode"), [(True, 0o640), (False, 0o644)])
+def test_a_plan_that_an_earlier_version_left_open_is_closed_where_slurm_hides_jobs(
+    site: Site, hides_jobs: bool, mode: int
+) -> None:
+    site.running(1, "n1")
+    path = plan_file.plan_path(site.folder, 1)
+    site.start()
+    path.chmod(0o644)
+    site.slurm.hides_jobs = hides_jobs
+    site.epoch(60)
+    assert path.stat().st_mode & 0o777 == mode and plan_file.read(path, 1).report == "ctl:7321"
+
+
 def test_a_job_that_has_to_wait_is_parked_and_parked_again(site: Site) -> None:
     site.slurm.gpus = {"n1": 4}
     site.slurm.submit(1, SCRIPT.replace("gpt2", "gpt2 resize=no"), tres_per_node="gres:gpu:4")

@@ -86,6 +86,8 @@ class FakeSlurm:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
 
+    hides_jobs = False
+
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         return frozenset(self.silent) & frozenset(nodes or self.silent)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -381,6 +382,28 @@ def test_a_task_count_left_by_a_refused_update_is_mended(tmp_path: Path) -> None
     assert isinstance(actuator.carry_out(UPDATE), Refused) and slurm.jobs[1].num_tasks == 2
     back = Update(1, Target(Shape("a100", 1, 2)), 900)
     assert actuator.carry_out(back) == CarriedOut(back) and slurm.jobs[1].num_tasks == 1
+
+
+@pytest.mark.parametrize(("hides_jobs", "mode"), [(False, 0o644), (True, 0o600)])
+def test_a_plan_that_cannot_be_shown_to_its_owner_alone_is_secret_where_slurm_hides_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hides_jobs: bool, mode: int
+) -> None:
+    """A file system without ACLs, and a daemon that is not root. The owner's launcher then takes the plan from AdminComment."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    def forbidden(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    slurm, actuator = make(tmp_path)
+    actuator.known[1] = replace(actuator.known[1], uid=5)
+    monkeypatch.setattr(os, "setxattr", unsupported)
+    monkeypatch.setattr(os, "fchown", forbidden)
+    slurm.hides_jobs = hides_jobs
+    assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
+    path = plan_file.plan_path(tmp_path, 1)
+    assert path.stat().st_mode & 0o777 == mode and plan_file.read(path, 1).plan is not None
 
 
 @pytest.mark.parametrize("transient", [False, True])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.slurm.owner_file import write_for
+from synergyd.slurm.owner_file import show_to, write_for
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
 
@@ -45,6 +45,33 @@ def test_its_owner_alone_reads_it(open_folder: Path, writer: int) -> None:
             os._exit(not path.exists())
     assert os.waitpid(child, 0)[1] == 0
     assert reads(5, path) and not reads(6, path)
+
+
+@pytest.mark.parametrize(("writer", "acls"), [(0, True), (0, False), (65534, True)])
+def test_an_open_file_is_shown_to_one_user(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, writer: int, acls: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if not acls:
+        monkeypatch.setattr(os, "setxattr", refused)
+    os.chown(open_folder, writer, writer)
+    path = open_folder / "7.json"
+    child = os.fork()
+    if child == 0:
+        os.setgid(writer)
+        os.setuid(writer)
+        try:
+            for _ in range(2):  # its writer can write it anew
+                with path.open("w") as file:
+                    file.write("a plan\n")
+                    show_to(file.fileno(), 5, is_secret=False)
+        finally:
+            os._exit(not path.exists())
+    assert os.waitpid(child, 0)[1] == 0
+    assert reads(5, path) and not reads(6, path)
+    assert path.stat().st_uid == (writer if acls else 5), "an owner could change it"
 
 
 def test_nothing_is_left_where_it_can_not_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

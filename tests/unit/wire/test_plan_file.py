@@ -27,13 +27,15 @@ def test_what_is_written_is_read(tmp_path: Path, handover: PlanFile) -> None:
     assert read(path, 7) == handover
 
 
-def test_it_is_readable_by_all_whatever_the_umask(tmp_path: Path) -> None:
-    old = os.umask(0o077)
+def test_it_is_its_writers_alone_but_for_whom_it_is_shown_to(tmp_path: Path) -> None:
+    old = os.umask(0o007)
     try:
         path = write(PlanFile(7, PLAN), tmp_path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        write(PlanFile(7, PLAN), tmp_path, lambda file: os.fchmod(file, 0o640))
     finally:
         os.umask(old)
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == 0o640
     assert path.parent.stat().st_mode & 0o777 == 0o711
 
 
