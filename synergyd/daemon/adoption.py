@@ -54,7 +54,7 @@ class Adoption:
         """Return whether any user can read the plan of this job, as an earlier version wrote it, although Slurm hides jobs."""
         with contextlib.suppress(OSError):
             mode = plan_file.plan_path(self._state_dir, job_id).stat().st_mode
-            return bool(mode & stat.S_IROTH) and self._actuator.slurm.hides_jobs
+            return bool(mode & stat.S_IROTH) and "jobs" in self._actuator.slurm.private
         return False
 
     def forget(self, job_id: int) -> None:

@@ -11,6 +11,7 @@ from synergyd.control.resize.lifecycle import IN_TRANSIT, ResizeState
 from synergyd.control.tracked import Entry, Tracked
 from synergyd.daemon.loop import Daemon
 from synergyd.records import Action, Decision, Job, JobState
+from synergyd.slurm.parsed.associations import ALL_PRIVATE
 
 _QUEUE_BUCKETS = (10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400)
 _ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -19,7 +20,8 @@ _CAUSES = {"Wanted": "decision", "Preempted": "preemption", "PlanFailed": "faile
 
 
 class JobMetrics:
-    """`epoch` after each epoch. Counters begin at the daemon's start, as Prometheus expects."""
+    """`epoch` after each epoch. Counters begin at the daemon's start, as Prometheus expects. The page has no password, so it names what
+    PrivateData lets every user see: accounts that are hidden count together under no name, and hidden jobs have no series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.gpus = Gauge(
@@ -70,9 +72,11 @@ class JobMetrics:
         self._at_s: float | None = None
         self._started: set[int] = set()  # jobs that have been seen to run
         self._last: Entry | None = None
+        self._private = ALL_PRIVATE
 
     def epoch(self, daemon: Daemon, now_s: float) -> None:
         """`now_s`: the start of the epoch that has ended."""
+        self._private = daemon.tools.writer.private
         tracked = daemon.controller.jobs
         jobs = [t.job for t in tracked.values() if t.job is not None]
         self._counts(jobs, {d.job_id: d for d in daemon.decisions})
@@ -95,22 +99,28 @@ class JobMetrics:
         for job in jobs:
             decision = decided.get(job.job_id)
             running = job.state is JobState.RUNNING
-            gpus[job.account, "asked"] += job.asked.gpus
-            gpus[job.account, "held"] += job.shape.gpus if running else 0
-            gpus[job.account, "wanted"] += decision.cell.shape.gpus if decision and decision.cell else 0
+            account = self._account(job)
+            gpus[account, "asked"] += job.asked.gpus
+            gpus[account, "held"] += job.shape.gpus if running else 0
+            gpus[account, "wanted"] += decision.cell.shape.gpus if decision and decision.cell else 0
             if running and decision is not None and decision.relative_goodput is not None:
-                self.goodput.labels(str(job.job_id), job.account).set(decision.relative_goodput)
-                goodput[job.account] += decision.relative_goodput * job.asked.gpus  # type: ignore[assignment]
+                if "jobs" not in self._private:
+                    self.goodput.labels(str(job.job_id), account).set(decision.relative_goodput)
+                goodput[account] += decision.relative_goodput * job.asked.gpus  # type: ignore[assignment]
         for (account, kind), number in gpus.items():
             self.gpus.labels(account, kind).set(number)
         for account, value in goodput.items():
             self.goodput_gpus.labels(account).set(value)
 
+    def _account(self, job: Job) -> str:
+        """Return the job's account, or "" where users may not see it."""
+        return "" if self._private & {"accounts", "jobs", "usage"} else job.account
+
     def _times(self, tracked: Mapping[int, Tracked], seconds: float) -> None:
         for each in tracked.values():
             job = each.job
             if job is not None and job.state is JobState.RUNNING:
-                self.gpu_seconds.labels(job.account, use_of(each, job)).inc(seconds * job.shape.gpus)
+                self.gpu_seconds.labels(self._account(job), use_of(each, job)).inc(seconds * job.shape.gpus)
 
     def _queue(self, jobs: Iterable[Job]) -> None:
         here = {job.job_id: job for job in jobs}

@@ -73,7 +73,10 @@ class PrometheusMetrics:
         self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
         self._nodes = Gauge(
-            "synergy_node_penalty", "Of nodes where jobs have fared badly lately, 0 to 1", ["node"], registry=registry
+            "synergy_node_penalty",
+            "Of nodes where jobs have fared badly lately, 0 to 1; of the worst one alone where PrivateData hides nodes",
+            ["node"],
+            registry=registry,
         )
         self._refused = Counter("synergy_reports_refused", "Reports turned away", ["cause"], registry=registry)
         self._refused_told: dict[str, int] = {}
@@ -103,7 +106,10 @@ class PrometheusMetrics:
             self._decisions.labels(action).inc(count)
         self._job_metrics.epoch(daemon, record.started_s)
         self._nodes.clear()
+        worst, named = dict[str, float](), "nodes" not in daemon.tools.writer.private
         for name, penalty in daemon.controller.watch.nodes.penalties(record.started_s + record.duration_s).items():
+            worst[name if named else ""] = max(penalty, worst.get(name if named else "", 0.0))
+        for name, penalty in worst.items():
             self._nodes.labels(name).set(penalty)
         self._lag.set(daemon.tools.store.lag)
         self._lag_s.set(daemon.tools.store.lag_s)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from synergyd.errors import UnavailableError, UsageError, one_line
 from synergyd.rest.caller import SlurmRights
+from synergyd.slurm.parsed.associations import private_data
 from synergyd.slurm.parsed.config_values import config_values
 
 log = logging.getLogger("synergyrestd")
@@ -42,11 +43,11 @@ def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
             operators.add(name)
         if accounts:
             coordinated[name] = frozenset(accounts.split(","))
-    private = {word.strip().lower() for word in config.get("PrivateData", "").split(",")}
+    private = private_data(config)
     return SlurmRights(
-        private_jobs=bool(private & {"jobs", "all"}),
-        private_usage=bool(private & {"usage", "all"}),
-        private_nodes=bool(private & {"nodes", "all"}),
+        private_jobs="jobs" in private,
+        private_usage="usage" in private,
+        private_nodes="nodes" in private,
         slurm_user=re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")),
         operators=frozenset(operators),
         coordinated=coordinated,

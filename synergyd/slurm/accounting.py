@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pwd
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.associations import (
@@ -14,9 +15,11 @@ from synergyd.slurm.parsed.associations import (
     enforced,
     has_slurmdbd,
     partition_qos,
+    private_data,
     qos_rules,
     takes_tokens,
 )
+from synergyd.slurm.parsed.config_values import config_values
 
 log = logging.getLogger("synergyd")
 TOKEN_S = 60  # that a token holds: for one command
@@ -28,10 +31,11 @@ def read_rules(run: Callable[..., bytes]) -> AccountingRules:
     config = run("scontrol", "show", "config").decode(errors="replace")
     words, tokens = enforced(config), takes_tokens(config)
     qos = _qos(run) if "limits" in words or has_slurmdbd(config) else {}
+    rules = AccountingRules(enforced=words, tokens=tokens, private=private_data(config_values(config)), qos=qos)
     if "limits" not in words:
-        return AccountingRules(enforced=words, tokens=tokens, qos=qos)
+        return rules
     partitions = run("scontrol", "show", "partition", "-o").decode(errors="replace")
-    return AccountingRules(enforced=words, tokens=tokens, qos=qos, partition_qos=partition_qos(partitions))
+    return replace(rules, partition_qos=partition_qos(partitions))
 
 
 def _qos(run: Callable[..., bytes]) -> Mapping[str, QosRules]:

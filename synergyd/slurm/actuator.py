@@ -205,7 +205,7 @@ class Actuator:
         plan_file.reserve(self._told(job_id, known, Plan()), self.state_dir, self._show_to(known.uid))
 
     def _show_to(self, uid: int) -> Callable[[int], None]:
-        return lambda file: show_to(file, uid, is_secret=self.slurm.hides_jobs)
+        return lambda file: show_to(file, uid, is_secret="jobs" in self.slurm.private)
 
     def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
         folder = (known.directive.checkpoint if known.directive else None) or ""

@@ -123,8 +123,8 @@ class SlurmWriter(Protocol):
         ...
 
     @property
-    def hides_jobs(self) -> bool:
-        """Whether Slurm shows a job to its owner alone (PrivateData=jobs), or might: it was not asked yet."""
+    def private(self) -> frozenset[str]:
+        """What PrivateData hides from users; ALL_PRIVATE where Slurm was not asked yet."""
         ...
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:

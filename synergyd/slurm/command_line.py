@@ -29,7 +29,7 @@ from synergyd.slurm.columns import (
 from synergyd.slurm.commands import Commands
 from synergyd.slurm.pace import pace_of
 from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
-from synergyd.slurm.parsed.associations import AccountingRules
+from synergyd.slurm.parsed.associations import ALL_PRIVATE, AccountingRules
 from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
@@ -86,7 +86,7 @@ class CommandLine(Commands):
         self._slurm_release = self._told_release = slurm_release
         self._config = ""  # as `partitions` read it last
         self._may_take_over = False  # there are several slurmctlds, as `partitions` read last
-        self.hides_jobs = True  # as `partitions` read last
+        self.private = ALL_PRIVATE  # as `accounting_rules` read last
         self._limits = False  # Slurm holds jobs to limits, as `accounting_rules` read last
         self._tokens = self._no_tokens = False  # it may write in an owner's name by a token; such a token was refused
 
@@ -133,9 +133,7 @@ class CommandLine(Commands):
         text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
         if again or not self._config:
             self._config = self.run("scontrol", "show", "config").decode(errors="replace")
-            values = config_values(self._config)
-            self._may_take_over = "SlurmctldHost[1]" in values
-            self.hides_jobs = "jobs" in values.get("PrivateData", "").split(",")
+            self._may_take_over = "SlurmctldHost[1]" in config_values(self._config)
         return partition_rows(text, self._config)
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
@@ -193,6 +191,7 @@ class CommandLine(Commands):
     def accounting_rules(self) -> AccountingRules:
         rules = read_rules(self.run)
         self._limits, self._tokens = rules.limits, rules.tokens and not self._no_tokens
+        self.private = rules.private
         return rules
 
     def associations(self) -> str:

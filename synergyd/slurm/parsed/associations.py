@@ -19,6 +19,7 @@ _WHOLE = re.compile(r"[0-9]{1,10}\Z")
 _MEM = re.compile(r"\bmem=(\d{1,12}(?:\.\d{1,6})?)([MGTP])")
 _PARTITION = re.compile(r"PartitionName=(\S+) .*? QoS=(\S+)")
 QOS_FIELDS = ("Name", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "Flags")
+ALL_PRIVATE = frozenset(("accounts", "jobs", "nodes", "usage", "users"))  # what PrivateData may hide
 _VALUE = re.compile(r"(N|\d{1,20})(?:\((\d{1,20}(?:\.\d{1,20})?)\))?\Z")
 
 
@@ -106,6 +107,8 @@ class AccountingRules:
     enforced: frozenset[str] = frozenset()
     #: Slurm takes tokens (AuthAltTypes=auth/jwt): SlurmUser may have one made for any user
     tokens: bool = False
+    #: what PrivateData hides from users
+    private: frozenset[str] = frozenset()
     qos: Mapping[str, QosRules] = field(default_factory=dict)
     partition_qos: Mapping[str, str] = field(default_factory=dict)
 
@@ -285,6 +288,12 @@ def enforced(config: str) -> frozenset[str]:
     """The words of AccountingStorageEnforce in `scontrol show config`."""
     match = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.MULTILINE)
     return frozenset(match[1].lower().split(",")) - {"none"} if match else frozenset()
+
+
+def private_data(config: Mapping[str, str]) -> frozenset[str]:
+    """Return what PrivateData in the values of `scontrol show config` hides from users."""
+    words = frozenset(word.strip() for word in config.get("PrivateData", "").lower().split(","))
+    return ALL_PRIVATE if "all" in words else words & ALL_PRIVATE
 
 
 def has_slurmdbd(config: str) -> bool:

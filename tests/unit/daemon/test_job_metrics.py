@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.metrics import PrometheusMetrics
@@ -53,6 +53,37 @@ def test_gpus_time_and_goodput_are_counted_by_account(tmp_path: Path) -> None:
     ratio = told.value("synergy_job_relative_goodput_ratio", job_id="1", account="chem")
     assert ratio and told.value("synergy_account_goodput_gpus", account="chem") == pytest.approx(ratio * 2)
     assert (told.value("synergy_resizes_total", cause="decision") or 0) == 1  # it grows
+
+
+@pytest.mark.parametrize("private", ["jobs", "accounts", "usage", "nodes"])
+def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: str) -> None:
+    """The sums are the same."""
+    site = Site(tmp_path)
+    site.slurm.private = frozenset((private,))
+    told = Told(site)
+    site.slurm.submit(1, account="chem")
+    site.slurm.runs(1, "n1")
+    told.epoch(0)
+    site.report(1)
+    told.epoch(60)
+    account = "chem" if private == "nodes" else ""
+    assert told.value("synergy_account_gpus", account=account, kind="held") == 2
+    assert told.value("synergy_account_goodput_gpus", account=account)
+    assert told.value("synergy_gpu_seconds_total", account=account, use="training") == 120
+    page = generate_latest(told.registry).decode()
+    assert ("chem" in page) == (private == "nodes") and ('job_id="1"' in page) == (private != "jobs")
+
+
+def test_the_worst_node_has_no_name_where_slurm_hides_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, metrics = Site(tmp_path), PrometheusMetrics(0)
+    record = site.daemon.epoch()
+    penalties = {"n1": 0.25, "n2": 0.75}
+    monkeypatch.setattr(site.daemon.controller.watch.nodes, "penalties", lambda _now_s: penalties)
+    for private, shown in (("jobs", penalties), ("nodes", {"": 0.75})):
+        site.slurm.private = frozenset((private,))
+        metrics.epoch(record, site.daemon)
+        samples = [s for m in metrics._registry.collect() if m.name == "synergy_node_penalty" for s in m.samples]
+        assert {s.labels["node"]: s.value for s in samples} == shown
 
 
 def test_the_wait_of_a_job_counts_once_at_its_first_start(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_plan_that_an_earlier_version_left_open_is_closed_where_slurm_hides_jo
     path = plan_file.plan_path(site.folder, 1)
     site.start()
     path.chmod(0o644)
-    site.slurm.hides_jobs = hides_jobs
+    site.slurm.private = frozenset(("jobs",) if hides_jobs else ())
     site.epoch(60)
     assert path.stat().st_mode & 0o777 == mode and plan_file.read(path, 1).report == "ctl:7321"
 

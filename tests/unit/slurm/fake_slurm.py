@@ -86,7 +86,7 @@ class FakeSlurm:
         self._reach("squeue")
         return expand(self.required.get(job_id, ""))
 
-    hides_jobs = False
+    private = frozenset[str]()
 
     def unheard(self, nodes: Sequence[str]) -> frozenset[str]:
         return frozenset(self.silent) & frozenset(nodes or self.silent)

@@ -400,7 +400,7 @@ def test_a_plan_that_cannot_be_shown_to_its_owner_alone_is_secret_where_slurm_hi
     actuator.known[1] = replace(actuator.known[1], uid=5)
     monkeypatch.setattr(os, "setxattr", unsupported)
     monkeypatch.setattr(os, "fchown", forbidden)
-    slurm.hides_jobs = hides_jobs
+    slurm.private = frozenset(("jobs",) if hides_jobs else ())
     assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
     path = plan_file.plan_path(tmp_path, 1)
     assert path.stat().st_mode & 0o777 == mode and plan_file.read(path, 1).plan is not None
