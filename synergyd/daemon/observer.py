@@ -347,10 +347,7 @@ class Observer:
         """A report of a job in the queue by its owner; nothing of any other, whose next one comes soon where it was too early."""
         report, row = received.report, self.rows.get(received.report.job_id)
         tracked = controller.jobs.get(report.job_id)
-        if row is None or tracked is None:
-            return
-        if row.uid != received.uid:
-            log.warning("report for job %d by uid %d refused: not its owner's", report.job_id, received.uid)
+        if row is None or tracked is None or row.uid != received.uid:
             return
         if report.restarts != max(tracked.lifecycle.restarts, row.restarts):
             return

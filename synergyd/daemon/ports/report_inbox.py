@@ -115,6 +115,9 @@ class ReportInbox:
         except SynergyError as error:
             self._refusals.add("report", source, f"of uid {uid}: {error}")
             return b""
+        if self.owners.get(life, uid) != uid:
+            # the loop drops it: an answer of another kind would tell a stranger which jobs there are
+            self._refusals.add("owner", source, f"job {life[0]} is not uid {uid}'s")
         if not self._keep(received):
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""

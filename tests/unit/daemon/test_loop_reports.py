@@ -39,6 +39,16 @@ def test_reports_of_others_or_of_another_incarnation_are_dropped(site: Site, wro
     assert 1 in site.daemon.controller.reports
 
 
+def test_reports_for_others_jobs_fill_no_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever of them the report port lets through: it knows of running jobs alone."""
+    site.running(1, "n1")
+    caplog.clear()
+    for number in range(612):
+        site.post.waiting.append(ReceivedReport(Report(1, 0, number), 1001))
+    site.tick()
+    assert not caplog.records
+
+
 def test_an_old_acknowledgement_requeues_nothing(site: Site) -> None:
     site.running(1, "n1")
     site.report(1, checkpoint_requests=3)  # checkpoints that its user asked for

@@ -185,6 +185,25 @@ def test_one_job_can_not_fill_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None
     inbox.close()
 
 
+def test_reports_for_another_users_job_write_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("synergyd.daemon.ports.report_inbox.munge.decode", decode)
+    inbox = ReportInbox("127.0.0.1", 0)
+    inbox.tell({}, {(7, 0): 5})
+    line = to_json(Report(7, 0, 1)).hex().encode() + b"\n"
+    unknown = to_json(Report(8, 0, 1)).hex().encode() + b"\n"
+    # a stranger is not told which jobs there are
+    for sent in (line, unknown):
+        answers = [send(inbox.port, b"6:" + sent) for _ in range(MAX_WAITING_JOB + 3)]
+        assert answers == [b"ok\n"] * MAX_WAITING_JOB + [b""] * 3
+    assert send(inbox.port, b"5:" + line) == b"ok\n" and inbox.take()[-1].uid == 5
+    assert inbox.refused == {"owner": MAX_WAITING_JOB + 3, "flood": 6}
+    told = [r.message for r in caplog.records if "is not uid" in r.message]
+    assert told == ["report from 127.0.0.1 refused: job 7 is not uid 6's"]
+    inbox.close()
+
+
 def test_a_cause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     refusals = Refusals(logging.getLogger("test"), "report", clock)
