@@ -22,6 +22,8 @@ from synergyd.wire.codec import decode
 
 log = logging.getLogger("synergyrestd")
 AT_ONCE = 2  # of all users; the machine is the daemon's
+WAITING = 32  # for their turn, one of a user
+LIVE = ("waiting", "running")
 MOST_S = 600.0
 KEPT = 64  # users whose last run is remembered
 MAX_VALUE = 40  # characters of a setting's value
@@ -52,41 +54,44 @@ def checked(body: object) -> WhatIfJson:
         given.append(f"{key}={value}")
     if not policy and not given:
         raise UsageError("body", "says nothing to try", "name a policy or a setting")
-    return WhatIfJson(state="running", policy=policy, settings=tuple(given), started_s=time.time())
+    return WhatIfJson(state="waiting", policy=policy, settings=tuple(given), started_s=time.time())
 
 
 class WhatIfs:
-    """In the event loop's thread."""
+    """The what-if runs of all users, AT_ONCE at a time, one of a user, in the order in which they were asked for: whoever asks again
+    comes behind all others that wait. In the event loop's thread."""
 
     def __init__(self, settings: Settings, conf: Path | None = None) -> None:
         self._settings, self._conf = settings, conf
         self._runs: dict[str, WhatIfJson] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)  # first come, first served
 
     def of(self, user: str) -> WhatIfJson:
         """The user's last run."""
         return self._runs.get(user, WhatIfJson(state="none"))
 
     async def start(self, user: str, run: WhatIfJson) -> WhatIfJson:
-        """Raises BusyError where the user's last one or too many others' still run."""
-        if (last := self._tasks.get(user)) is not None and self.of(user).state != "running":
+        """Begin the run, or have it wait for its turn. Raises BusyError where the user's last one has not ended, or too many wait."""
+        if (last := self._tasks.get(user)) is not None and self.of(user).state not in LIVE:
             await asyncio.wait([last])  # its process is being ended
         if user in self._tasks:
             raise BusyError("what-if", "your last one still runs", "wait for its end, or stop it")
-        if len(self._tasks) >= AT_ONCE:
-            raise BusyError("what-if", f"{len(self._tasks)} of others run already", "try again in a minute")
+        if len(self._tasks) >= AT_ONCE + WAITING:
+            raise BusyError("what-if", f"{WAITING} of others wait already", "try again in some minutes")
         self._runs.pop(user, None)
         self._runs[user] = run
         for other in list(self._runs)[: max(0, len(self._runs) - KEPT)]:
             if other not in self._tasks:
                 del self._runs[other]
-        self._tasks[user] = asyncio.create_task(self._follow(user))
+        self._tasks[user] = task = asyncio.create_task(self._follow(user))
+        task.add_done_callback(lambda _: self._tasks.pop(user))  # also one that was stopped before it began
         return run
 
     async def stop(self, user: str) -> WhatIfJson:
         """Ends the user's run where it has not ended."""
         if (task := self._tasks.get(user)) is not None:
-            if self.of(user).state == "running":
+            if self.of(user).state in LIVE:
                 self._ends(user, "stopped", "")
                 task.cancel()  # once: a second time would break off the end of its process
             await asyncio.wait([task])
@@ -97,6 +102,11 @@ class WhatIfs:
             await self.stop(user)
 
     async def _follow(self, user: str) -> None:
+        async with self._turns:
+            self._runs[user] = replace(self._runs[user], state="running", started_s=time.time())
+            await self._carry_out(user)
+
+    async def _carry_out(self, user: str) -> None:
         creating = asyncio.ensure_future(_child())
         try:
             async with asyncio.timeout(MOST_S):
@@ -111,11 +121,8 @@ class WhatIfs:
             log.warning("what-if of %s: %s", user, error)
             self._ends(user, "failed", one_line(str(error) or type(error).__name__, 200))
         finally:
-            try:
-                with contextlib.suppress(OSError):  # where it could not be started
-                    await _end(await creating)
-            finally:
-                del self._tasks[user]
+            with contextlib.suppress(OSError):  # where it could not be started
+                await _end(await creating)
 
     async def _converse(self, user: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None

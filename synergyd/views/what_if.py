@@ -43,13 +43,13 @@ class WhatIfFigures:
 class WhatIfJson:
     """A user's last what-if run."""
 
-    #: none, running, done, failed or stopped
+    #: none, waiting (for others to end), running, done, failed or stopped
     state: str
     #: the policy to try; "": the one that runs
     policy: str = ""
     #: the settings to try, as in slurm.conf
     settings: tuple[str, ...] = ()
-    #: when it began, seconds since 1970
+    #: when it began, or while it waits when it was asked for, seconds since 1970
     started_s: float | None = None
     #: done so far, 0 to 1
     share: float = 0.0

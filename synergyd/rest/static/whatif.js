@@ -52,13 +52,13 @@ export function whatIfView(context) {
   }
 
   function show(run) {
-    const runs = run.state === "running";
+    const runs = run.state === "running" || run.state === "waiting";
     begin.disabled = runs;
     end.hidden = bar.hidden = !runs;
     bar.value = run.share;
     said.className = run.state === "failed" ? "said warn" : "said";
     const asked = [run.policy, ...run.settings].filter(Boolean).join(", ");
-    const words = { none: "", running: `Running: ${asked}.`, done: `Done: ${asked}. ${run.left_out}`, failed: `${asked}: ${run.problem}`, stopped: `Stopped: ${asked}.` };
+    const words = { none: "", waiting: `Waits for the runs of others: ${asked}.`, running: `Running: ${asked}.`, done: `Done: ${asked}. ${run.left_out}`, failed: `${asked}: ${run.problem}`, stopped: `Stopped: ${asked}.` };
     setText(said, words[run.state]); // said once a state, not at each step of the bar
     if (run.state !== state) result.replaceChildren(...(run.figures.length ? [compared(run.figures)] : []));
     state = run.state;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import re
@@ -270,17 +271,65 @@ def test_one_run_a_user_and_few_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path
         asked = checked({"policy": "fifo"})
         await runs.start("ann", asked)
         await runs.start("bob", asked)
-        for user in ("ann", "eve"):
-            with pytest.raises(BusyError):
-                await runs.start(user, asked)
+        with pytest.raises(BusyError):
+            await runs.start("ann", asked)
         while runs.of("ann").share != 0.25:
             await asyncio.sleep(0.05)
         assert (await runs.stop("ann")).state == "stopped"
         await runs.start("eve", asked)  # there is room again
+        await until(runs, "eve", "running")
         await runs.close()
         assert {user: runs.of(user).state for user in ("ann", "bob", "eve")} == dict.fromkeys(
             ("ann", "bob", "eve"), "stopped"
         )
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_two_accounts_do_not_hold_the_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings
+) -> None:
+    """They ask again as soon as their run is over; who came between them comes first."""
+    child(monkeypatch, tmp_path, 'print(json.dumps({"share": 0.25}), flush=True)\ntime.sleep(600)\n')
+    monkeypatch.setattr(what_if, "MOST_S", 3.0)
+    monkeypatch.setattr(what_if, "WAITING", 2)
+
+    async def again(runs: WhatIfs, user: str) -> None:
+        while True:
+            with contextlib.suppress(BusyError):
+                await runs.start(user, checked({"policy": "fifo"}))
+            await asyncio.sleep(0.01)
+
+    async def scene() -> None:
+        runs = WhatIfs(settings)
+        greedy = [asyncio.create_task(again(runs, user)) for user in ("ann", "bob")]
+        for user in ("ann", "bob"):
+            await until(runs, user, "running")
+        for user in ("eve", "joe"):
+            assert (await runs.start(user, checked({"policy": "fifo"}))).state == "waiting"
+        with pytest.raises(BusyError):
+            await runs.start("kim", checked({"policy": "fifo"}))
+        assert (await runs.stop("joe")).state == "stopped"
+        await until(runs, "eve", "running")
+        assert "longer than 3 s" in (await until(runs, "eve", "failed")).problem
+        for task in greedy:
+            task.cancel()
+        await runs.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 120))
+
+
+def test_a_run_that_is_stopped_before_it_begins_leaves_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings
+) -> None:
+    child(monkeypatch, tmp_path, 'print(json.dumps({"share": 0.25}), flush=True)\ntime.sleep(600)\n')
+
+    async def scene() -> None:
+        runs = WhatIfs(settings)
+        for _ in range(2):
+            await runs.start("ann", checked({"policy": "fifo"}))
+            assert (await runs.stop("ann")).state == "stopped"
+        await runs.close()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
