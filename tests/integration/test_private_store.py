@@ -1,9 +1,12 @@
-"""The database on a real cluster: nobody but the daemon's user opens it, and whoever keeps it locked all the same stops nothing."""
+"""What others see of jobs on a real cluster: nobody but the daemon's user opens the database, nobody but its owner a plan.
+
+Whoever keeps the database locked all the same stops nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,10 @@ SCRIPT = (
 
 
 def test_users_reach_what_is_theirs_and_a_lock_stops_nothing() -> None:
-    cluster = make_cluster(epoch_s=1)
+    cluster = make_cluster(epoch_s=1, settings=("PrivateData=jobs",))
     with cluster as site:
+        with site.conf.open("a") as conf:
+            conf.write(f"#SYNERGY MetricsPort={site.port + 95}\n")
         database = site.state_dir / "synergy.db"
         site.state_dir.chmod(0o755)
         database.touch()  # as an earlier version and a lavish umask have made it
@@ -40,10 +45,14 @@ def test_users_reach_what_is_theirs_and_a_lock_stops_nothing() -> None:
             assert run(STRANGER, "cat", site.state_dir / "heartbeat")  # as slurmctld does
             assert b'"plan"' in run(OWNER, "cat", site.state_dir / "plans" / f"{first}.json")
             assert b"--nproc-per-node" in run(OWNER, "cat", site.state_dir / "plans" / f"{first}.sh")
-            for path in (database, *site.state_dir.glob("synergy.db*")):
+            for path in (database, *site.state_dir.glob("synergy.db*"), *site.state_dir.glob(f"plans/{first}.*")):
                 assert not run(STRANGER, "cat", path), path
             for folder in (site.state_dir, site.state_dir / "plans"):
                 assert not run(STRANGER, "ls", folder), folder
+            site.wait_for(
+                lambda: b'synergy_account_gpus{account="",kind="held"} 4.0' in metrics(site), 60, "the metrics"
+            )
+            assert b"job_id=" not in metrics(site)
             with locked_by_a_reader(database):
                 site.run("scancel", str(first))
                 second = submit(site)
@@ -62,6 +71,11 @@ def gpus(site: SlurmCluster, job_id: int) -> Any:
 
 def in_slurm(site: SlurmCluster, job_id: int) -> str:
     return " ".join(site.run("squeue", "-h", "-j", str(job_id), "-o", "%T %b").stdout.split())
+
+
+def metrics(site: SlurmCluster) -> bytes:
+    page: bytes = urllib.request.urlopen(f"http://127.0.0.1:{site.port + 95}/metrics", timeout=30).read()
+    return page
 
 
 def user(uid: int) -> dict[str, Any]:
