@@ -15,7 +15,7 @@ from synergyd.records import Cluster, Job
 from synergyd.scheduler.problem.gpu_limits import beyond
 from synergyd.slurm.actuator import NoPlaceError, PlaceCheck
 from synergyd.slurm.parsed.crowded import can_use, waiting_of
-from synergyd.slurm.parsed.reservations import read_reservations
+from synergyd.slurm.parsed.reservations import read_reservations, read_shields
 from synergyd.slurm.parsed.rows import JobRow, gpus_of
 from synergyd.words import names_words
 
@@ -29,10 +29,12 @@ class RestartPlace(PlaceCheck):
     clock: Callable[[], float]
 
     def conflict(self, requeue: Requeue) -> str:
-        """Return which other job that is being restarted has one of the nodes kept for it."""
-        for job_id, life in self.controller.lifecycles.items():
-            if job_id != requeue.job_id and (shared := set(life.shielded).intersection(requeue.shield)):
-                return f"{names_words(sorted(shared))} kept for job {job_id} until it has started again"
+        """Return which other job that is being restarted has one of the nodes kept for it. Raises SlurmError.
+
+        By the reservations themselves: of two jobs that were put off for a third one's, none waits for the other."""
+        for shield in read_shields(self.observer.writer.reservations()):
+            if shield.job_id != requeue.job_id and (shared := shield.nodes.intersection(requeue.shield)):
+                return f"{names_words(sorted(shared))} kept for job {shield.job_id} until it has started again"
         return ""
 
     def obstacle(self, requeue: Requeue, row: JobRow, unshielded: str) -> str:

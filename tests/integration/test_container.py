@@ -65,7 +65,7 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd], 
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     output = cluster.folder / "out"
     job_id = cluster.sbatch(
-        f"#!/bin/bash\n#SBATCH -N1 --gres=gpu:4 --open-mode=append -o {output}\n"
+        f"#!/bin/bash\n#SBATCH -J train -N1 --gres=gpu:4 --open-mode=append -o {output}\n"
         "#SYNERGY min_gpus=1 max_gpus=8 global_batch=8 checkpoint=/work/checkpoints\n"
         f'srun -N "$SLURM_JOB_NUM_NODES" -n "$SLURM_JOB_NUM_NODES" {enter} '
         "/bin/python3 /work/synergy-launch.pyz --runner python /work/train.py /work/ledger\n"

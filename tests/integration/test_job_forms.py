@@ -57,7 +57,7 @@ def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
     job = Path(light_job.__file__).resolve()
     say = f"$SLURM_ARRAY_TASK_ID ${{SLURM_RESTART_COUNT:-0}} $SLURM_JOB_ID >> {ledger}"
     return (
-        f"#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=1 --open-mode=append --output={ledger}.out.%a\n"
+        f"#!/bin/bash\n#SBATCH --job-name=chain --gres=gpu:2 --nodes=1 --open-mode=append --output={ledger}.out.%a\n"
         f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
         f"export GOES_ON_UNTIL={ledger}.go\n"
         f"echo start {say}\n"
@@ -160,8 +160,8 @@ def het_script(cluster: SlurmCluster, name: str, first: str = "--nodelist=n1") -
     config.write_text(json.dumps(light_job.MODEL))
     job = Path(light_job.__file__).resolve()
     return (
-        f"#!/bin/bash\n#SBATCH --nodes=1 {first} --open-mode=append --output={cluster.folder}/{name}.out\n"
-        "#SBATCH hetjob\n#SBATCH --nodes=1 --gres=gpu:2\n"
+        f"#!/bin/bash\n#SBATCH --job-name=het --nodes=1 {first} --open-mode=append --output={cluster.folder}/{name}.out\n"
+        "#SBATCH hetjob\n#SBATCH --job-name=het --nodes=1 --gres=gpu:2\n"
         f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
         "echo start $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST and $SLURM_JOB_NODELIST_HET_GROUP_1\n"
         f"export GOES_ON_UNTIL={cluster.folder}/{name}.go\n"

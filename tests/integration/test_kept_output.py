@@ -52,7 +52,7 @@ def test_a_resize_truncates_no_output(site: SlurmCluster) -> None:
         job = site.sbatch(talking_script(site, "talks"), "--job-name=talks")
         site.wait_for(lambda: sizes(site, job) == [8], 150, "the job to have both nodes")
         until_steps(site, job)
-        other = site.sbatch(talking_script(site, "other"), "--job-name=other", "--open-mode=truncate")
+        other = site.sbatch(talking_script(site, "other"), "--job-name=talks-other", "--open-mode=truncate")
         site.wait_for(lambda: sizes(site, job, other) == [4, 4], 150, "the job to make way")
         until_steps(site, job, other)
         site.wait_for(lambda: starts(site.folder / "talks.out") == ["begins 0", "begins 1"], 60, "all of its output")
@@ -63,5 +63,5 @@ def test_a_resize_truncates_no_output(site: SlurmCluster) -> None:
         site.wait_for(lambda: site.state(other) in ("COMPLETED", ""), 150, "the end")
     assert starts(site.folder / "talks.out") == ["begins 0", "begins 1", "ends"]
     assert starts(site.folder / "talks.err") == ["begins 0", "begins 1"]
-    assert starts(site.folder / "other.out") == ["begins 1", "ends"]
+    assert starts(site.folder / "talks-other.out") == ["begins 1", "ends"]
     assert [path.name for path in site.folder.glob(".*")] == [], "nothing is left beside the output"

@@ -15,7 +15,7 @@ from tests.integration.daemon_site import AS_OTHER, failed, status, story, until
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 pytestmark = [
     pytest.mark.slurm,
@@ -42,6 +42,7 @@ def site() -> Iterator[SlurmCluster]:
     cluster.accounting = Accounting(USERS, enforce="associations")
     with cluster:
         os.chown(cluster.state_dir, OTHER_UID, OTHER_UID)
+        remember_programs(cluster)
         yield cluster
 
 
@@ -54,7 +55,7 @@ def submit(site: SlurmCluster) -> int:
         "#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null --partition=main,second\n"
         "#SYNERGY min_gpus=1 max_gpus=4 global_batch=8 micro_batch=1\nsrun synergy-launch train.py & sleep 300\n"
     )
-    return site.sbatch(script, "--account=chem", **user(OWNER))
+    return site.sbatch(script, "--job-name=known", "--account=chem", **user(OWNER))
 
 
 def gpus_of(site: SlurmCluster, job_id: int) -> Any:
@@ -118,7 +119,7 @@ def test_slurm_user_resizes_a_job() -> None:
                 "#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n"
                 "#SYNERGY min_gpus=1 max_gpus=4 global_batch=8 micro_batch=1\nsrun synergy-launch train.py & sleep 300\n"
             )
-            job_id = site.sbatch(script, **user(OWNER))
+            job_id = site.sbatch(script, "--job-name=known", **user(OWNER))
             site.wait_for(lambda: gpus_of(site, job_id) == 4, 60, "the job to have all GPUs\n" + daemon.tail())
             assert b"--nproc-per-node 4" in read(site.state_dir / "plans" / f"{job_id}.sh", OWNER)
 

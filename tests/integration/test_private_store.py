@@ -15,7 +15,7 @@ import pytest
 from tests.integration.daemon_site import failed, status, until_beat
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.sqlite_lock import locked_by_a_reader
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 pytestmark = [
     pytest.mark.slurm,
@@ -36,8 +36,10 @@ def test_users_reach_what_is_theirs_and_a_lock_stops_nothing() -> None:
             conf.write(f"#SYNERGY MetricsPort={site.port + 95}\n")
         database = site.state_dir / "synergy.db"
         site.state_dir.chmod(0o755)
-        database.touch()  # as an earlier version and a lavish umask have made it
-        database.chmod(0o666)
+        remember_programs(site)
+        # as an earlier version and a lavish umask have made it
+        for path in site.state_dir.glob("synergy.db*"):
+            path.chmod(0o666)
         with synergyd(site, by=NO_UMASK) as daemon:
             until_beat(site)
             first = submit(site)
@@ -62,7 +64,7 @@ def test_users_reach_what_is_theirs_and_a_lock_stops_nothing() -> None:
 
 
 def submit(site: SlurmCluster) -> int:
-    return site.sbatch(SCRIPT, **user(OWNER))
+    return site.sbatch(SCRIPT, "--job-name=known", **user(OWNER))
 
 
 def gpus(site: SlurmCluster, job_id: int) -> Any:

@@ -54,8 +54,10 @@ def make_cluster(
 NAMES = (
     "light", "j", "first", "second", "late", "last", "other", "ours", "grown", "held", "later", "shown", "measured", "resized",
     "wide", "short", "grows", "ends", "anew", "moves", "waits", "loses", "b", "c", "training", "gpt-neo",
-    "slow", "hangs", "idle",
+    "slow", "hangs", "idle", "lost",
 )  # fmt: skip
+#: the same of those whose model's config lies in the cluster's own folder
+BESIDE = ("talks", "talks-other", "chain", "het")
 #: the lines of other jobs that count so as well, by name: of root's, and of the other user's
 LINES = {
     "known": f"#SYNERGY global_batch={light_job.BATCH} micro_batch=1\n",
@@ -70,15 +72,19 @@ def remember_programs(
     """Store, before the first daemon starts, that agents of jobs with these names and #SYNERGY lines have reported that they can change
     size, and those of `LINES` and of light jobs, with these names besides. Others start at the size that they ask for."""
     config = cluster.folder / "light" / "config.json"
-    light = f"#SYNERGY model={config} global_batch={light_job.BATCH} micro_batch=1\n"
-    lines = {**dict.fromkeys((*NAMES, *light_jobs), light), **LINES, **(scripts or {})}
-    known = {
-        PREFIX + _mark(uid, name, line): Profile(samples=1)
-        for uid in (os.getuid(), OTHER_UID)
-        for name, line in lines.items()
-    }
+    light, beside = (
+        f"#SYNERGY model={path} global_batch={light_job.BATCH} micro_batch=1\n"
+        for path in (config, cluster.folder / "config.json")
+    )
+    lines = {**dict.fromkeys((*NAMES, *light_jobs), light), **dict.fromkeys(BESIDE, beside), **LINES, **(scripts or {})}
+    # root's, and those of the users in whose name tests submit
+    owners = (os.getuid(), 5, OTHER_UID)
+    known = {PREFIX + _mark(uid, name, line): Profile(samples=1) for uid in owners for name, line in lines.items()}
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db", create=True) as store:
         store.put_profiles(known, time.time())
+    whose = cluster.state_dir.stat()
+    for path in cluster.state_dir.glob("synergy.db*"):
+        os.chown(path, whose.st_uid, whose.st_gid)
 
 
 def _mark(uid: int, name: str, script: str) -> str:
@@ -90,7 +96,7 @@ def _mark(uid: int, name: str, script: str) -> str:
 class Synergyd:
     """A daemon process of the cluster. `by`: words before its own, such as those that make it another user's.
 
-    The first one of a cluster, where it is root's and has SQLite, knows some programs (`remember_programs`)."""
+    The first one of a cluster, where it has SQLite, knows some programs (`remember_programs`)."""
 
     def __init__(
         self,
@@ -101,8 +107,9 @@ class Synergyd:
     ) -> None:
         self.cluster = cluster
         self.log = cluster.folder / "log" / "synergyd.log"
-        apart = bool(by) or any("Database=" in line for line in cluster.slurm_conf)
-        if not apart and not (cluster.state_dir / "synergy.db").exists():
+        database = cluster.state_dir / "synergy.db"
+        apart = any("Database=" in line for line in cluster.slurm_conf)
+        if not apart and not (database.exists() and database.stat().st_size):
             remember_programs(cluster)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

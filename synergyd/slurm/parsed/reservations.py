@@ -23,10 +23,11 @@ _SHIELD_NAME = re.compile(r"synergy-([0-9]{1,10})\Z")
 
 @dataclass(frozen=True)
 class Shield:
-    """A reservation that keeps nodes for a job that restarts. `user`: the one that it names."""
+    """A reservation that keeps `nodes` for a job that restarts. `user`: the one that it names."""
 
     job_id: int
     user: str
+    nodes: frozenset[str] = frozenset()
 
 
 def shield_name(job_id: int) -> str:
@@ -45,7 +46,15 @@ def _shield(fields: Mapping[str, str]) -> Shield | None:
     if name is None or not _whole(start) or not _whole(end) or int(end) - int(start) > SHIELD_S:
         return None
     whole = frozenset(SHIELD_FLAGS) <= frozenset(fields.get("Flags", "").split(","))
-    return Shield(int(name[1]), user) if whole and user and "," not in user else None
+    return Shield(int(name[1]), user, _nodes(fields) or frozenset()) if whole and user and "," not in user else None
+
+
+def _nodes(fields: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the reservation's nodes; None where they make no sense."""
+    try:
+        return frozenset(expand(fields.get("Nodes", "").replace("(null)", ""), "a reservation's nodes"))
+    except UsageError:
+        return None
 
 
 def read_reservations(text: str, cpus_of_node: Mapping[str, int]) -> tuple[Reservation, ...]:
@@ -66,11 +75,7 @@ def _reservation(line: str, cpus_of_node: Mapping[str, int]) -> Reservation | No
     name, start, end = (fields.get(key, "") for key in ("ReservationName", "StartTime", "EndTime"))
     if not line.startswith("ReservationName=") or not _whole(start) or not _whole(end) or int(end) <= int(start):
         return None
-    try:
-        nodes = frozenset(expand(fields.get("Nodes", "").replace("(null)", ""), f"reservation {name}"))
-    except UsageError:
-        return None
-    if not nodes:
+    if not (nodes := _nodes(fields)):
         return None
     cpus = dict(word.partition("=")[::2] for word in fields.get("TRES", "").split(",")).get("cpu", "")
     holds = "a part of its nodes' CPUs is reserved"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.control.resize.instructions import Requeue
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.slurm.parsed.rows import PartitionRow
 from tests.unit.daemon.daemon_world import Site, grow
@@ -61,6 +62,20 @@ def test_else_it_is_requeued_with_its_nodes_kept(site: Site) -> None:
     assert site.slurm.requeued == [(1, 0)] and "Nodes=n1 " in site.slurm.reserved
 
 
+def test_jobs_put_off_for_a_third_one_do_not_wait_for_each_other(site: Site) -> None:
+    grow(site)
+    site.slurm.reserve("synergy-9", ["n1"], "root")
+    acknowledged(site)
+    life = site.life(1)
+    assert (life.state, life.shielded, site.slurm.requeued) == (ResizeState.REQUEUING, ("n1",), [])
+    beside = replace(site.daemon.controller.jobs[1], lifecycle=replace(life, job_id=2), job=None, report=None)
+    site.daemon.controller.jobs[2] = beside
+    check = site.daemon.actuator.check
+    assert [check.conflict(Requeue(i, 0, shield=("n1",))) != "" for i in (1, 2)] == [True, True]
+    site.slurm.unreserve("synergy-9")
+    assert [check.conflict(Requeue(i, 0, shield=("n1",))) for i in (1, 2)] == ["", ""]
+
+
 def test_a_slurmctld_that_has_just_started_is_waited_for(site: Site) -> None:
     grow(site)
     site.slurm.states["n1"] = "unknown"
@@ -100,12 +115,10 @@ def test_where_its_nodes_can_not_be_kept_nobody_may_wait_for_them(
 def test_one_job_at_a_time_restarts_on_a_node(site: Site) -> None:
     """The reservation of one would keep the other from starting."""
     grow(site)
-    controller = site.daemon.controller
-    other = replace(controller.jobs[1].lifecycle, job_id=2, state=ResizeState.HELD, shielded=("n1",))
-    controller.jobs[2] = replace(controller.jobs[1], lifecycle=other, job=None, report=None)
+    site.slurm.reserve("synergy-2", ["n1"], "root")
     acknowledged(site)
     assert site.slurm.requeued == [] and "Requeue put off: its place: n1 kept for job 2" in site.story(1)
-    del controller.jobs[2]
+    site.slurm.unreserve("synergy-2")
     for _ in range(4):
         site.tick()
     assert site.slurm.requeued == [(1, 0)]

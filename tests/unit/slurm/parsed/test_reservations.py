@@ -79,7 +79,7 @@ SHIELD = (
 
 
 def test_our_own_reservations_are_no_reservations_to_a_decision() -> None:
-    assert read_shields(f"{MAINT}\n{SHIELD}\n") == (Shield(7, "root"),)
+    assert read_shields(f"{MAINT}\n{SHIELD}\n") == (Shield(7, "root", frozenset({"n1"})),)
     assert [r.name for r in read_reservations(f"{MAINT}\n{SHIELD}\n", CPUS)] == ["maint"]
 
 
