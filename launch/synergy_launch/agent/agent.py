@@ -270,11 +270,11 @@ class Agent:
     def take_batch(self, unit: int = 0) -> Plan | None:
         """The plan to go on with where its batch is to change now, the same on all ranks; only its batch differs.
 
-        `unit`: the batch can only be a multiple of it, the next one, and the micro-batch stays.
+        `unit`: the batch can only be a multiple of it, the largest up to the one planned, and the micro-batch stays.
         """
         batch, self._batch = self._batch, None
         if batch is not None and unit:
-            batch = max(unit, (batch[0] + unit // 2) // unit * unit), self.plan.micro_batch
+            batch = max(unit, batch[0] // unit * unit), self.plan.micro_batch
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return None
         plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])

@@ -134,6 +134,6 @@ class Accumulation:
 
 
 def rounded(plan: Plan, unit: Plan) -> Plan:
-    """Return `unit` with the multiple of its own batch that is next to `plan`'s."""
-    steps = max(1, (plan.global_batch + unit.global_batch // 2) // unit.global_batch)
+    """Return `unit` with the largest batch up to `plan`'s that is a multiple of its own."""
+    steps = max(1, plan.global_batch // unit.global_batch)
     return replace(unit, global_batch=steps * unit.global_batch)
