@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from typing import Any
 
 from tests.integration.daemon_site import sizes, until_steps
+from tests.paths import python_path
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--log", action="store_true", help="print what the daemon logged")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    os.environ["PYTHONPATH"] = python_path()  # light jobs are of this tree
     lines = {"plain": "", "fixed": "#SYNERGY resize=no", "line": f"#SYNERGY {given.line}"}
     result: dict[str, Any] = {}
     with make_cluster([NodeGroup("a100", 1, GPUS)], epoch_s=given.epoch) as cluster, synergyd(cluster) as daemon:
