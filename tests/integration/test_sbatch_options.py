@@ -54,7 +54,7 @@ SCALED = {"NumNodes", "NumTasks", "NumCPUs", "TRES", "ReqNodeList"}
 # the job's own; those that sbatch writes for srun alone, and that no later size would meet; what one task a node makes of them
 OWN_VARIABLES = re.compile(
     r"HOSTNAME$|SLURMD_NODENAME$|SLURM_(ARRAY_)?JOB_?ID$|SLURM_ARRAY_JOB_ID$|SLURM_.*NODELIST$|SLURM_TASK_PID$|SLURM_TOPOLOGY_ADDR$|"
-    r"SLURM_JOB_GPUS$|GPU_DEVICE_ORDINAL$|CUDA_VISIBLE_DEVICES$|ROCR_VISIBLE_DEVICES$|ZE_AFFINITY_MASK$|SYNERGY_STATE_DIR$|_$|"
+    r"SLURM_JOB_GPUS$|GPU_DEVICE_ORDINAL$|CUDA_VISIBLE_DEVICES$|ROCR_VISIBLE_DEVICES$|ZE_AFFINITY_MASK$|SYNERGY_(STATE_DIR|JOB_SECRET)$|_$|"
     r"SLURM_GPUS(_PER_NODE|_PER_TASK)?$|SLURM_NPROCS$|SLURM_NTASKS(_PER_NODE)?$|SLURM_TASKS_PER_NODE$|SLURM_NTASKS_PER_GPU$"
 )
 LIMITS = re.compile(r"pending signals|resident|max memory")
