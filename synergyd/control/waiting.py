@@ -13,12 +13,16 @@ def is_slurms_to_start(tracked: Tracked, job: Job) -> bool:
     Slurm's queue as one without a directive does. One that keeps its size for want of an agent's word is Synergy's to start: its
     launcher is told at the start where to report."""
     life = tracked.lifecycle
-    is_fixed = bool(job.fixed) and not tracked.at_asked_size
-    keeps_size = job.directive is not None and (is_fixed or not job.directive.resize)
+    keeps_size = job.directive is not None and (_is_fixed_for_good(tracked, job) or not job.directive.resize)
     untouched = not (job.held or job.paused or tracked.requeuing or job.begin_s is not None)
     chooses_nodes = job.avoid or job.shun or job.lost or life.left or life.refusals or life.walltime.grant is not None
     pending = job.state is JobState.PENDING and life.state is ResizeState.QUEUED
     return pending and keeps_size and untouched and not chooses_nodes
+
+
+def _is_fixed_for_good(tracked: Tracked, job: Job) -> bool:
+    """Return whether the job keeps its size for another reason than that no agent of its program has spoken."""
+    return bool(job.fixed) and not tracked.at_asked_size
 
 
 def is_put_off(tracked: Tracked, now_s: float) -> bool:
@@ -31,8 +35,8 @@ def is_put_off(tracked: Tracked, now_s: float) -> bool:
 
 def keep_waiting(tracked: Tracked, job: Job, now_s: float, park_s: float, epoch_s: float) -> list[Output]:
     """Puts its start off where it might start before the epoch after next; its first parking stamps its own size too."""
-    is_fixed = bool(job.fixed) and not tracked.at_asked_size
-    if tracked.lifecycle.state is not ResizeState.QUEUED or is_fixed or job.begin_s is not None:
+    fixed = _is_fixed_for_good(tracked, job)
+    if tracked.lifecycle.state is not ResizeState.QUEUED or fixed or job.begin_s is not None:
         return []
     soon_s = now_s + max(30.0, 2 * epoch_s)
     if (

@@ -22,7 +22,7 @@ from synergyd.words import names_words
 
 @dataclass(frozen=True)
 class RestartPlace(PlaceCheck):
-    """Of one daemon. Six calls to Slurm for a requeue at the most, a few milliseconds each."""
+    """Of one daemon. Seven calls to Slurm for a requeue at the most, a few milliseconds each."""
 
     observer: Observer
     controller: Controller
