@@ -6,7 +6,7 @@
 #   make check    fast tests, ruff, mypy
 #   make coverage lines that the unit tests reach, in htmlcov
 #   make venv     .venv alone; another Python: PYTHON=python3.13 VENV=.venv313 make check
-#   make hooks    ruff, mypy and the layering test before each commit
+#   make hooks    ruff, mypy, the layering test and the check of the subject at each commit
 #   make lock     requirements-dev.txt anew
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
 #   make docs     the documentation site, in build/site
@@ -68,6 +68,7 @@ $(VENV)/.ready: setup.cfg pyproject.toml Makefile requirements-dev.txt
 
 hooks: venv
 	$(BIN)/pre-commit install
+	$(BIN)/pre-commit install --hook-type commit-msg
 
 # One version of each for all Pythons that the package supports (mypy reads numpy's types); torch and megatron-core are pinned above.
 lock: venv

@@ -84,9 +84,9 @@ def fill_launch(root: Path) -> None:
     """The launcher for whatever Python a job's PATH names: torch is the user's."""
     library = root / LAUNCH
     copy_python(ROOT / "launch" / "synergy_launch", library / "synergy_launch")
-    for module in (ROOT / "synergyd").glob("*.py"):
-        put(module, library / "synergyd" / module.name)
-    copy_python(ROOT / "synergyd" / "wire", library / "synergyd" / "wire")
+    copy_python(ROOT / "launch" / "synergy_core", library / "synergy_core")
+    for name in ("__init__.py", "records.py"):  # what scripts of 0.2 imported
+        put(ROOT / "synergyd" / name, library / "synergyd" / name)
     # apart from the rest: the user's own click goes before it
     copy_python(Path(click.__file__).parent, library / "click" / "click")
     put(HERE / "synergy_launch_entry.py", library / "synergy-launch")
@@ -140,7 +140,7 @@ def source_copy(folder: Path) -> Path:
     target.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, target)
-    for name in ("synergyd", "launch", "sql", "slurm_plugins"):
+    for name in ("synergyd", "launch", "sim", "sql", "slurm_plugins"):
         copy_python(ROOT / name, target / name)
     return target
 

@@ -46,7 +46,7 @@ def programs() -> dict[str, tuple[click.Command, str]]:
 
 def contention() -> click.Command:
     """What `synergyctl simulate` is with `--workload contention`."""
-    from synergyd.cli.simulation.contention import contention_verb
+    from synergy_sim.cli.contention import contention_verb
 
     found: click.Command = contention_verb
     return found
@@ -72,14 +72,19 @@ def cli_page(warning: str) -> str:
     """docs/reference/cli.md: the help of every command, as the command prints it."""
     parts = [
         f"{warning}# Command line\n",
-        "What each command prints with `--help`. A user's mistake is one line and exit code 2; something that is away "
-        "(Slurm, the database) is one line and exit code 1.\n",
+        "Each command prints this with `-h` or `--help`. A user's mistake is one line and exit code 2. If something is away "
+        "(Slurm, the database), it is one line and exit code 1.\n",
     ]
     for name, (command, what) in programs().items():
         for shown in walk(command, name):
             level = "##" if shown.words == name else "###"
             head = f"{what[0].upper()}{what[1:]}.\n\n" if level == "##" else ""
-            text = shown.context.command.get_help(shown.context).rstrip()
+            text = re.sub(
+                r"\n +(-h, )?--help +Show this message and exit\.(?=\n|$)",
+                "",
+                shown.context.command.get_help(shown.context).rstrip(),
+            )
+            text = re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)
             parts.append(f"{level} {shown.words}\n\n{head}```text\n{text}\n```\n")
     return "\n".join(parts)
 

@@ -1,18 +1,17 @@
-"""What each folder may import: the rows of tests/unit/test_layering.py, with each package's own docstring."""
+"""The folders in the order of their layers: the rows of tests/unit/test_layering.py, with each package's own docstring."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {"synergyd": ROOT, "synergy_launch": ROOT / "launch", "synergyd_migrations": ROOT / "sql"}
 
 
-def about(folder: str) -> str:
+def about(folder: str, sources: Mapping[str, Path]) -> str:
     """The first sentence of a package's or module's docstring."""
-    path = SOURCES[folder.partition(".")[0]].joinpath(*folder.split("."))
+    path = sources[folder.partition(".")[0]].joinpath(*folder.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not source.is_file():
         return ""
@@ -20,13 +19,13 @@ def about(folder: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def layers_block(table: Callable[..., str]) -> str:
-    """A table: folder, what it holds, and which folders it may import."""
-    from tests.unit.test_layering import BASE, ROWS
+def layers_block(listing: Callable[..., str]) -> str:
+    """Return a list of the folders and what each holds, in the order of their layers.
 
-    rows = []
-    for folder, allowed in ROWS:
-        named = allowed.replace(BASE, "BASE").split()
-        rows.append((f"`{folder}`", about(folder), ", ".join(f"`{name}`" for name in named) or "-"))
-    base = ", ".join(f"`{name}`" for name in BASE.split())
-    return f"BASE stands for {base}.\n\n{table(('Folder', 'What it holds', 'May import'), rows)}"
+    Loose modules and inner folders are left out.
+    """
+    from tests.unit.test_layering import ROWS, SOURCES
+
+    names = [name for name, _ in ROWS if name.count(".") < 2 and name != "synergyd"]
+    folders = [name for name in names if SOURCES[name.partition(".")[0]].joinpath(*name.split(".")).is_dir()]
+    return listing((f"`{name}`", about(name, SOURCES).partition(": ")[0]) for name in folders)

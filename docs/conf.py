@@ -2,10 +2,9 @@
 
 project = "Synergy"
 project_copyright = "the Synergy maintainers"
-extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser"]
 exclude_patterns = ["man"]
 myst_heading_anchors = 4
-myst_fence_as_directive = {"mermaid"}
 html_theme = "furo"
 html_title = "Synergy"
 html_copy_source = False

@@ -1,4 +1,4 @@
-"""Writes the pages that come from the code: docs/reference/, docs/man/, and the blocks between `generated` marks.
+"""Writes the pages that come from the code: docs/reference/, docs/man/, docs/pictures/, and the blocks between `generated` marks.
 
     python docs/generate.py            write what is stale
     python docs/generate.py --check    write nothing; exit with 1 and name each stale file
@@ -23,11 +23,13 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sql")]
+sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql")]
 
 from _commands import cli_page, man_pages  # noqa: E402
 from _layers import layers_block  # noqa: E402
-from _resize_states import picture, transitions_table  # noqa: E402
+from _overviews import epoch, overview  # noqa: E402
+from _pictures import chart_of_table  # noqa: E402
+from _resize_picture import picture, transitions_list  # noqa: E402
 
 WARNING = "<!-- Written by docs/generate.py: edit the code (or docs/descriptions.toml), not this page. -->\n"
 DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "descriptions.toml").read_text())
@@ -54,6 +56,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a Markdown list of terms, each with its text behind a colon, or alone if it has none."""
+    return "".join(f"- {term}: {text}\n" if text else f"- {term}\n" for term, text in rows)
+
+
 def page(title: str, *parts: str) -> str:
     """One generated page."""
     return f"{WARNING}# {title}\n\n" + "\n\n".join(part.strip() for part in parts) + "\n"
@@ -63,7 +70,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def settings_page() -> str:
-    from synergyd.settings_text import settings_markdown
+    from synergyd.settings.text import settings_markdown
 
     text = settings_markdown().partition("\n\n")[2]
     return page("Settings", text, "How to choose them: [Settings](../admin/settings.md).")
@@ -82,12 +89,15 @@ def directive_page() -> str:
 
     keys = [key for key in KEYS if key.kind != "retired"]
     texts = described((key.name for key in keys), DESCRIPTIONS["directive"], "directive")
-    rows = ((f"`{key.name}=`", texts[key.name], key.takes(), key.default or "-") for key in keys)
+    rows = (
+        (f"`{key.name}=`", texts[key.name], key.takes() + (f" (default {key.default})" if key.default else ""))
+        for key in keys
+    )
     return page(
         "Directive",
         "Lines `#SYNERGY key=value ...` in the comment block at the top of a batch script. One line or several; each key once. "
         "Quotes, `'` or `\"`, hold blanks. Shell variables are not expanded.",
-        table(("Key", "Meaning", "Takes", "Default"), rows),
+        table(("Key", "Meaning", "Takes"), rows),
         f"A line holds at most {MAX_LINE} bytes, all keys together at most {MAX_STAMP} characters in AdminComment. "
         "A wrong line is refused at sbatch, and the message names the line and the key. How to use it: [Directive](../user/directive.md).",
     )
@@ -97,7 +107,7 @@ def directive_page() -> str:
 def environment_names() -> set[str]:
     """Every SYNERGY_ name that is a string of its own somewhere in the product, so that the code reads or sets it."""
     found = set()
-    for folder in ("launch", "synergyd"):
+    for folder in ("launch", "synergyd", "sim"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if (
@@ -111,9 +121,13 @@ def environment_names() -> set[str]:
 
 def environment_page() -> str:
     texts = described(sorted(environment_names()), DESCRIPTIONS["environment"], "environment")
+    groups: dict[str, list[tuple[str, str]]] = {"Yours to set": [], "Set by the launcher": [], "Others": []}
+    for name, text in texts.items():
+        group = next((group for group in groups if text.startswith(f"{group}. ")), "Others")
+        groups[group].append((f"`{name}`", text.removeprefix(f"{group}. ")))
     return page(
         "Environment variables",
-        table(("Variable", "Meaning"), ((f"`{name}`", text) for name, text in texts.items())),
+        *(f"## {group}\n\n{listing(rows)}" for group, rows in groups.items()),
         "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, "
         "`PGPASSFILE`. Shell completion: `_SYNERGYCTL_COMPLETE`, `_SYNERGYD_COMPLETE`, `_SYNERGY_LAUNCH_COMPLETE`, as each `--help` says.",
     )
@@ -133,25 +147,25 @@ def metrics_page() -> str:
     for metric in found:
         about = next(iter(metric.describe()))
         name = about.name + ("_total" if about.type == "counter" else "")
-        rows.append((f"`{name}`", about.type, ", ".join(metric._labelnames) or "-", about.documentation))
+        labels = f" by {', '.join(metric._labelnames)}" if metric._labelnames else ""
+        rows.append((f"`{name}` ({about.type}{labels})", about.documentation))
     return page(
         "Metrics",
         "With `MetricsPort` set, the daemon serves these to Prometheus at `http://HOST:PORT/metrics`. "
-        "What to watch: [Metrics](../admin/metrics.md).",
-        table(("Metric", "Type", "Labels", "Meaning"), sorted(rows)),
+        "[Metrics](../admin/metrics.md) says which to watch.",
+        listing(sorted(rows)),
     )
 
 
 # -- JSON and wire protocols ---------------------------------------------------------------------------------------
 
 
-def fields_table(record: type) -> str:
-    """The fields of a dataclass with their types and the remarks beside them."""
+def fields_list(record: type) -> str:
+    """Return the fields of a dataclass with their types and the remarks beside them."""
     from synergyd.views.json_records import field_docs
 
     told = field_docs(record)
-    rows = ((f"`{field.name}`", f"`{field.type}`", told.get(field.name, "")) for field in dataclasses.fields(record))
-    return table(("Field", "Type", "Meaning"), rows)
+    return listing((f"`{f.name}` (`{f.type}`)", told.get(f.name, "")) for f in dataclasses.fields(record))
 
 
 def summary(record: type) -> str:
@@ -180,27 +194,36 @@ def records_of(module: ModuleType) -> list[type]:
 def sbatch_page() -> str:
     """Return the page of sbatch's options, from docs/sbatch-options.toml. Raise StaleTextError for a row that makes no sense."""
     outcomes = {
-        "same": "as for a plain job, at each size",
-        "size": "Synergy's to change",
-        "kept": "the job keeps its size, and sbatch says so",
-        "rewritten": "asked for in another way that comes to the same",
-        "sbatch": "sbatch's alone",
-        "refused": "refused",
+        "same": ("same", "as for a plain job, at each size"),
+        "size": ("size", "chosen by Synergy"),
+        "kept": ("size kept", "the job keeps its size, and sbatch says so"),
+        "rewritten": ("rewritten", "asked for in an equivalent way"),
+        "sbatch": ("sbatch only", "handled before there is a job"),
+        "refused": ("refused", "see the remark"),
     }
+    plain: dict[str, list[str]] = {}
     rows = []
     for name, row in tomllib.loads((DOCS / "sbatch-options.toml").read_text()).items():
         if row.get("at", "same") not in outcomes or row.keys() - {"try", "alone", "at", "scales", "text"}:
             raise StaleTextError(f"docs/sbatch-options.toml [{name}]: unknown key or outcome")
-        rows.append((f"`--{name}`", outcomes[row.get("at", "same")], row.get("text", "")))
+        outcome = row.get("at", "same")
+        if row.get("text"):
+            rows.append((f"`--{name}` ({outcomes[outcome][0]})", row["text"]))
+        else:
+            plain.setdefault(outcome, []).append(f"`--{name}`")
     text = (
-        "What becomes of each option of sbatch (the manual page of 22.05) in a job with a `#SYNERGY` line. "
-        "A test submits each to a real cluster, beside the same job without the line."
+        "How a `#SYNERGY` line changes each option of sbatch (the manual page of 22.05). "
+        "A test submits each to a real cluster, with and without the line."
     )
-    return page("Options of sbatch", text, table(("Option", "With the line", ""), rows))
+    groups = "\n".join(
+        f"- **{short}**: {meaning}" + (f": {', '.join(plain[outcome])}" if outcome in plain else "")
+        for outcome, (short, meaning) in outcomes.items()
+    )
+    return page("Options of sbatch", text, groups, "Remarks:", listing(rows))
 
 
 def wire_page() -> str:
-    from synergyd.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
+    from synergy_core.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
 
     parts = []
     for title, module in (
@@ -216,10 +239,11 @@ def wire_page() -> str:
     ):
         parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")
         for record in records_of(module):
-            parts.append(f"### {record.__name__}\n\n{summary(record)}\n\n{fields_table(record)}")
+            parts.append(f"### {record.__name__}\n\n{summary(record)}\n\n{fields_list(record)}")
     return page(
         "Wire protocols",
-        "What the daemon and a job say to each other. The code stands in `synergyd/wire/`: one encoder and one decoder for each message. "
+        "The daemon and a job exchange these messages. The code is in `launch/synergy_core/wire/`: one encoder and one decoder "
+        "for each message. "
         "The payload of a report is a [`Report`](json.md#report) as a JSON object; the plan in a plan file is a [`Plan`](json.md#plan).",
         *parts,
     )
@@ -233,6 +257,17 @@ def prose(text: str) -> str:
         plain = line.startswith(("|", "    "))
         lines.append(line if plain else "`".join(p if i % 2 else escape(p) for i, p in enumerate(parts)))
     return "\n".join(lines)
+
+
+def stages_list() -> str:
+    """Return the stages of a decision by phase, from the tuples that `decide` runs through."""
+    from synergyd.scheduler.decide import PHASES
+
+    parts = (
+        f"**{phase.capitalize()}**\n\n{listing((f'`{stage.name}`', stage.text) for stage in stages)}"
+        for phase, stages in PHASES.items()
+    )
+    return "\n".join(parts)
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -253,12 +288,32 @@ def pages() -> dict[Path, str]:
     }
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
     blocks = {
-        (DOCS / "concepts/resize.md", "picture"): picture(),
-        (DOCS / "concepts/resize.md", "transitions"): transitions_table(table),
-        (DOCS / "design/architecture.md", "layers"): layers_block(table),
+        (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
+        (DOCS / "concepts/epoch.md", "stages"): stages_list(),
+        (DOCS / "design/architecture.md", "layers"): layers_block(listing),
     }
     for (path, name), text in blocks.items():
         made[path] = with_block(made.get(path) or path.read_text(), name, text, path)
+    return made | pictures()
+
+
+# Marks of tables in docs/benchmarks.md, with the titles of the charts that are drawn of them.
+CHARTS = {
+    "traces": "Mean job completion time on Pollux's traces, seconds",
+    "parts": "Average completion time of each part, % of first in, first out",
+    "replay": "Mean job completion time, real cluster and simulator, seconds",
+}
+
+
+def pictures() -> dict[Path, str]:
+    """Return every generated picture with what it should hold. Raise StaleTextError for a chart without its table."""
+    folder, benchmarks = DOCS / "pictures", (DOCS / "benchmarks.md").read_text()
+    made = {folder / "overview.svg": overview(), folder / "epoch.svg": epoch(), folder / "resize.svg": picture()}
+    for mark, title in CHARTS.items():
+        try:
+            made[folder / f"{mark}.svg"] = chart_of_table(benchmarks, mark, title)
+        except ValueError as error:
+            raise StaleTextError(f"docs/benchmarks.md: {error}") from None
     return made
 
 

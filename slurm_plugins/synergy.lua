@@ -231,6 +231,15 @@ end
 
 kinds.path = kinds.text
 
+function kinds.loop(value, key)
+  if #value > key.max_bytes then return nil end
+  local batch, resume = value:match("^([^,]*),resume:([^, \t$`]+)$")
+  batch = batch or value
+  local total = batch:match("^global:([1-9][0-9]*)$")
+  if total and #total <= 9 then return value end
+  return batch:find("^gpu:%-?%-?[A-Za-z_][A-Za-z0-9_.-]*$") and value or nil
+end
+
 function kinds.int(value, key)
   local number = whole(value, key)
   return number and integer(number)
@@ -257,12 +266,13 @@ function kinds.names(value)
 end
 
 function kinds.words(value, key)
-  local seen = {}
+  local seen, kept = {}, {}
   for name in (value .. ","):gmatch("([^,]*),") do
-    if not key.words[name] or seen[name] then return nil end
+    if not (key.words[name] or key.retired_words[name]) or seen[name] then return nil end
     seen[name] = true
+    if key.words[name] then kept[#kept + 1] = name end
   end
-  return value
+  return #kept > 0 and table.concat(kept, ",") or key.default
 end
 
 -- At most 6 places, compared in millionths, so that both readers agree to the last digit.
@@ -345,6 +355,7 @@ local function check_together(found)
     wrong("adapt", {batch = found.global_batch}, {"adapt", "global_batch"})
   end
   if found.resize == "no" and found.reshard == "yes" then wrong("reshard", nil, {"resize", "reshard"}) end
+  if found.loop and not found.checkpoint then wrong("loop", nil, {"loop"}) end
   return stamp_of(found)
 end
 
@@ -391,9 +402,35 @@ local function directive_lines(script)
   return found
 end
 
--- The canonical values and the stamp of directive lines; nil and the error's line where they are wrong.
+-- The number of the first `#SYNERGY` line behind the first command, where nobody reads it; nil where there is none in the first
+-- G.max_header bytes, or where a here-document may hold it.
+local function unread_line(script)
+  local text = "\n" .. script:sub(1, G.max_header) .. "\n"
+  if not text:find("\n" .. PREFIX, 1, true) then return nil end
+  local command = text:find(COMMAND)
+  local first = command and text:find(DIRECTIVE, command + 1)
+  if not first or text:sub(command, first):find("<<", 1, true) then return nil end
+  return select(2, text:sub(1, first):gsub("\n", ""))
+end
+
+-- What of a key and its value has no effect any more, as {code, values} each.
+local function retired(key, value)
+  if key.kind == "retired" then return {{code = "retired", values = {key = key.name}}} end
+  local found = {}
+  if not key.retired_words then return found end
+  for name in (value .. ","):gmatch("([^,]*),") do
+    if key.retired_words[name] then
+      local example = key.name .. "=" .. key.example
+      found[#found + 1] = {code = "retired_word", values = {key = key.name, word = name, example = example}}
+    end
+  end
+  return found
+end
+
+-- The canonical values and the stamp of directive lines, and the lines on what has no effect any more; nil and the error's line
+-- where they are wrong.
 local function read(directive)
-  local found, lines, last = {}, {}, directive[1][1]
+  local found, lines, last, notes = {}, {}, directive[1][1], {}
   local ok, result = pcall(function()
     for _, line in ipairs(directive) do
       last = line[1]
@@ -403,11 +440,12 @@ local function read(directive)
         if found[name] then wrong("duplicate", {key = name, line = lines[name]}) end
         found[name] = check(key, word[2])
         lines[name] = line[1]
+        for _, note in ipairs(retired(key, word[2])) do notes[#notes + 1] = message(line[1], note) end
       end
     end
     return check_together(found)
   end)
-  if ok then return found, result end
+  if ok then return found, result, notes end
   if type(result) ~= "table" then error(result, 0) end
   local at = 0
   for _, name in ipairs(result.keys) do at = math.max(at, lines[name] or 0) end
@@ -727,13 +765,9 @@ end
 
 -- The line with which a job is refused, nil if it may go on.
 local function refusal(job_desc, directive, submit_uid)
-  local found, text = read(directive)
+  local found, text, notes = read(directive)
   if not found then return text end
-  for _, key in ipairs(G.keys) do
-    if key.kind == "retired" and found[key.name] then
-      slurm.log_user("%s", message(directive[1][1], {code = "retired", values = {key = key.name}}))
-    end
-  end
+  for _, line in ipairs(notes) do slurm.log_user("%s", line) end
   local why = found.deadline and late(job_desc, tonumber(found.deadline))
   if why then
     local line = message(directive[1][1], {code = "late", values = {deadline = found.deadline, why = why}})
@@ -780,6 +814,10 @@ function M.submit(job_desc, part_list, submit_uid)
   if type(script) ~= "string" then return slurm.SUCCESS end
   local ok, directive, text = pcall(directive_lines, script)
   if ok and directive then
+    pcall(function()
+      local line = unread_line(script)
+      if line then slurm.log_user("%s", message(line, {code = "unread_line", values = {}})) end
+    end)
     if #directive == 0 then return slurm.SUCCESS end
     ok, text = pcall(refusal, job_desc, directive, submit_uid)
     if ok and not text then return slurm.SUCCESS end

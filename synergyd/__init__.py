@@ -1,3 +1,5 @@
-"""Synergy: goodput-driven scheduling of large-model training on stock Slurm."""
+"""The daemon, its REST service and its command line."""
 
-__version__ = "0.2.0"
+from synergy_core import __version__
+
+__all__ = ["__version__"]

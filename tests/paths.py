@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = (str(ROOT), str(ROOT / "launch"), str(ROOT / "sql"))
+SOURCES = (str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql"))
 
 
 def python_path(*more: str | Path) -> str:

@@ -1,12 +1,15 @@
-"""Alembic's environment. It runs on the connection it is handed (synergyd/store/schema.py), inside that connection's
-transaction: a migration that fails leaves nothing behind, on SQLite as on PostgreSQL."""
+"""Alembic's environment.
+
+It runs on the connection that it is handed (synergyd/store/schema.py), inside that connection's transaction: a migration
+that fails leaves nothing behind, on SQLite as on PostgreSQL.
+"""
 
 from __future__ import annotations
 
 from alembic import context
 from sqlalchemy import Connection, text
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.store.tables import Base
 
 # Two `synergyctl db upgrade` at once: the second waits for this lock and then finds nothing to do.

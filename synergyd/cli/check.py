@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
+import shutil
+import textwrap
 import time
 from pathlib import Path
 
 import click
+from synergy_core.errors import UsageError, one_line
+from synergy_core.ordinary_file import read_bytes
+from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
+from synergy_launch.launcher.batch_script import LAUNCHER, find_command
+from synergy_launch.launcher.detection import detect
+from synergy_launch.launcher.script_kind import DISTRIBUTIONS
 
+from synergyd.cli.checks import output_of
 from synergyd.cli.shared.context import Context, pass_context
-from synergyd.errors import UsageError
-from synergyd.ordinary_file import read_bytes
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
 from synergyd.slurm.directives.directive import calls_launcher, notes, parse_script
 from synergyd.slurm.directives.grammar import MAX_LOOK, message
 from synergyd.slurm.directives.second_run import second_run_problems
@@ -21,6 +28,19 @@ from synergyd.slurm.directives.second_run import second_run_problems
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _GPUS = re.compile(r"--(?:gres=gpu|gpus-per-node=?)[:=]?(?:([A-Za-z][\w.-]*):)?([0-9]{1,4})(?:\s|,|$)")
 _NODES = re.compile(r"(?:--nodes[= ]|-N ?)([0-9]{1,6})(?:\s|$)")
+
+COLUMNS = 80  # of the table: a terminal's
+_ASK_VERSIONS = """
+import sys
+from importlib import metadata
+found = []
+for name in sys.argv[1:]:
+    try:
+        found.append(f"{name} {metadata.version(name)}")
+    except metadata.PackageNotFoundError:
+        pass
+print(", ".join(found))
+"""
 
 
 @click.command()
@@ -32,7 +52,7 @@ _NODES = re.compile(r"(?:--nodes[= ]|-N ?)([0-9]{1,6})(?:\s|$)")
 )
 @pass_context
 def check(context: Context, script: Path, samples: int | None) -> None:
-    """Check the #SYNERGY lines of a batch SCRIPT, and whether its deadline can be met on this cluster.
+    """Check the #SYNERGY lines of a batch SCRIPT, show what can change in its training, and whether its deadline can be met.
 
     Exit code 1: the deadline can't be met. 2: a line is wrong.
     """
@@ -52,13 +72,15 @@ def check(context: Context, script: Path, samples: int | None) -> None:
     click.echo(f"{script}: the #SYNERGY lines are right")
     if directive.resize and not problems:
         click.echo(f"{script}: {_size_remark(text)}")
+    for row in script_table(text, script.parent, directive):
+        click.echo(row)
     if directive.deadline_s is None:
         return
-    from synergyd.control.notices import too_late
+    from synergyd.control.notices import deadline_obstacle
 
     now_s = time.time()
     cells = best_cells(context, text, directive) if samples is not None and directive.deadline_s > now_s else ()
-    if why := too_late(directive.deadline_s, samples, cells, now_s):
+    if why := deadline_obstacle(directive.deadline_s, samples, cells, now_s):
         click.echo(f"{script}: {why}")
         raise SystemExit(1)
     if samples is None:
@@ -66,6 +88,57 @@ def check(context: Context, script: Path, samples: int | None) -> None:
     else:
         left_s = samples / max(c.goodput for c in cells)
         click.echo(f"{script}: its deadline can be met: at best {left_s:.0f} s of {directive.deadline_s - now_s:.0f} s")
+
+
+def script_table(text: str, folder: Path, directive: Directive) -> list[str]:
+    """Return the launcher's detection of what the batch script `text` trains, as the lines of a table of at most COLUMNS characters.
+
+    A relative path is that of a file in the working directory, else in `folder`, the batch script's.
+    """
+    try:
+        command = find_command(text)
+    except UsageError as error:
+        return _row("command", f"{error.what}; {error.right}" if error.right else error.what)
+    if not Path(command[0]).is_file() and (folder / command[0]).is_file():
+        command = (str(folder / command[0]), *command[1:])
+    options = "\n".join(_SBATCH.findall(text))
+    gpus, nodes = _GPUS.search(options), _NODES.search(options)
+    low, high = directive.global_batch or (0, 0)
+    detected = detect(
+        command,
+        gpus=(int(gpus[2]) if gpus else 1) * (int(nodes[1]) if nodes else 1),
+        checkpoint=directive.checkpoint or "",
+        loop=directive.loop,
+        global_batch=(f"{low}:{high}" if low != high else str(low)) if low else "",
+        resize=directive.resize,
+    )
+    rows = [
+        ("command", shlex.join((LAUNCHER, *command))),
+        ("trainer", detected.trainer),
+        ("versions", _versions(DISTRIBUTIONS[detected.kind.trainer])),
+        ("checkpoint", detected.checkpoint),
+        ("batch", detected.batch),
+        ("can change", detected.can_change),
+        ("to change it", detected.to_do),
+    ]
+    return [line for name, value in rows if value for line in _row(name, value)]
+
+
+def _row(name: str, value: str) -> list[str]:
+    value = one_line(value, 1000)
+    return textwrap.wrap(
+        value, COLUMNS, initial_indent=f"{name:<14}", subsequent_indent=" " * 14, break_on_hyphens=False
+    )
+
+
+def _versions(distributions: tuple[str, ...]) -> str:
+    """Return the versions in the python on PATH, which is the job's if its environment is active here."""
+    python = shutil.which("python") or shutil.which("python3")
+    if python is None or not distributions:
+        return ""
+    ok, text = output_of(python, "-c", _ASK_VERSIONS, *distributions)
+    has = f"{text.strip()} in {python}" if ok and text.strip() else f"none of {', '.join(distributions)} in {python}"
+    return has if ok and text.strip() else f"{has}: run this in the job's environment"
 
 
 def _size_remark(text: str) -> str:
@@ -77,25 +150,25 @@ def _size_remark(text: str) -> str:
 
 
 def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell, ...]:
-    """What such a job could have on this cluster if it were empty. Raises UsageError where there is nothing, SlurmError."""
+    """Return the Cells that such a job could have on this cluster if it were empty. Raises UsageError if there is none, SlurmError."""
     from synergyd.daemon.forecast import Forecast
     from synergyd.slurm.command_line import CommandLine
     from synergyd.slurm.parsed.snapshot import cluster_of
 
     settings = context.settings
     cluster = cluster_of(CommandLine().nodes(), settings.partitions)
-    offered = Forecast(settings).cells(job_of_script(text, directive, cluster), Profile(), None, cluster)
-    if not offered.cells:
-        raise UsageError("deadline", f"no size of the job is known: {offered.why_none}", "name a model= that fits here")
-    return offered.cells
+    result = Forecast(settings).cells(job_of_script(text, directive, cluster), Profile(), None, cluster)
+    if not result.cells:
+        raise UsageError("deadline", f"no size of the job is known: {result.why_none}", "name a model= that fits here")
+    return result.cells
 
 
 def job_of_script(text: str, directive: Directive, cluster: Cluster) -> Job:
-    """The job that sbatch would make of it, as far as its sizes go: one GPU where the script names none."""
+    """Return the job that sbatch would make of the script, as far as its sizes go: one GPU if the script names none."""
     options = "\n".join(_SBATCH.findall(text))
     gpus, nodes = _GPUS.search(options), _NODES.search(options)
     kind = gpus[1] if gpus and gpus[1] else next(iter(cluster.gpu_types()), "")
-    asked = Shape(kind, max(1, int(nodes[1])) if nodes else 1, max(1, int(gpus[2])) if gpus else 1)
+    shape_asked = Shape(kind, max(1, int(nodes[1])) if nodes else 1, max(1, int(gpus[2])) if gpus else 1)
     uid = os.getuid()
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -103,5 +176,5 @@ def job_of_script(text: str, directive: Directive, cluster: Cluster) -> Job:
         user = str(uid)
     return Job(
         job_id=0, name="check", user=user, uid=uid, partition="", state=JobState.PENDING, reason="", submit_s=0.0,
-        start_s=None, begin_s=None, restarts=0, shape=asked, asked=asked, directive=directive,
+        start_s=None, begin_s=None, restarts=0, shape=shape_asked, asked=shape_asked, directive=directive,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `config check` and `doctor` find on this machine: one line each, ok or missing, and what to do."""
+"""The findings of `config check` and `doctor` on this machine: one line each, ok or missing, and what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
-
-from synergyd.errors import SynergyError, one_line
-from synergyd.wire import munge
+from synergy_core.errors import SynergyError, one_line
+from synergy_core.wire import munge
 
 ANSWER_S = 10.0  # longest that one program is waited for
 LEAST_SLURM = (22, 5)
@@ -21,16 +20,16 @@ _AS_OF = re.compile(r"^Configuration data as of (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Finding:
-    """`ok`: there; None: can't be told, or nothing depends on it here. `right`: what to do."""
+    """One finding. `ok`: there; None: can't be told, or nothing depends on it here. `right`: what to do."""
 
     name: str
     ok: bool | None
-    found: str
+    state_text: str
     right: str = ""
 
     def line(self) -> str:
         word = {True: "ok", False: "missing", None: "-"}[self.ok]
-        text = f"{word:<8}{self.name}: {self.found}"
+        text = f"{word:<8}{self.name}: {self.state_text}"
         return one_line(f"{text}; {self.right}" if self.right and not self.ok else text)
 
 
@@ -41,9 +40,9 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def output_of(*command: str, answer_s: float = ANSWER_S) -> tuple[bool, str]:
-    """(it ended well, what it printed, else why not); never raises."""
+    """Return (whether the command ended well, what it printed, else why not). Never raises."""
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -58,14 +57,14 @@ def output_of(*command: str, answer_s: float = ANSWER_S) -> tuple[bool, str]:
         return False, f"{command[0]} gave no answer in {answer_s:g} s"
     except OSError as error:
         return False, f"{command[0]}: {error.strerror}"
-    if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        return False, one_line(lines[-1] if lines else f"exit code {done.returncode}", 200)
-    return True, done.stdout
+    if answer.returncode:
+        lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
+        return False, one_line(lines[-1] if lines else f"exit code {answer.returncode}", 200)
+    return True, answer.stdout
 
 
 def slurm_version() -> Finding:
-    """That of the commands on PATH."""
+    """Check the version of Slurm's commands on PATH."""
     ok, text = output_of("sinfo", "--version")
     match = re.search(r"(\d+)\.(\d+)(?:\.\d+)?", text) if ok else None
     if match is None:
@@ -75,25 +74,28 @@ def slurm_version() -> Finding:
 
 
 def controller(config: Callable[[], tuple[bool, str]]) -> tuple[list[Finding], dict[str, str]]:
-    """slurmctld's answer and its clock; and its configuration, {} where it does not answer. `config`: asks it."""
+    """Check slurmctld's answer and its clock. Return the findings and its configuration, {} if it does not answer. `config` asks it."""
     before_s = time.time()
     ok, text = config()
     if not ok:
         right = "start slurmctld; set SLURM_CONF where slurm.conf lies elsewhere"
         return [Finding("slurmctld", False, text, right)], {}
     values = {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in text.splitlines() if "=" in line)}
-    found = [Finding("slurmctld", True, f"cluster {values.get('ClusterName', '?')} answers")]
+    findings = [Finding("slurmctld", True, f"cluster {values.get('ClusterName', '?')} answers")]
     if (match := _AS_OF.search(text)) and (offset_s := offset_of(match[1], before_s, time.time())) is not None:
         right = "set the time by NTP (chrony) on all hosts"
         text = f"{offset_s:.0f} s from slurmctld's"
-        found.append(Finding("clock", abs(offset_s) <= MAX_OFFSET_S, text, right))
-    return found, values
+        findings.append(Finding("clock", abs(offset_s) <= MAX_OFFSET_S, text, right))
+    return findings, values
 
 
-def offset_of(told: str, before_s: float, after_s: float) -> float | None:
-    """Seconds by which this clock is ahead of `told`, a local time to the second that was asked for in between."""
+def offset_of(server_time: str, before_s: float, after_s: float) -> float | None:
+    """Return the seconds by which this clock is ahead of `server_time`, or None if that can't be read.
+
+    `server_time` is a local time to the second that was asked for between `before_s` and `after_s`.
+    """
     try:
-        told_s = time.mktime(time.strptime(told, "%Y-%m-%dT%H:%M:%S"))
+        told_s = time.mktime(time.strptime(server_time, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
     if told_s > after_s:
@@ -106,7 +108,7 @@ def ask_config() -> tuple[bool, str]:
 
 
 def munge_works() -> Finding:
-    """A credential made and opened here."""
+    """Check munge with a credential made and opened here."""
     try:
         munge.decode(munge.encode(b"synergy"))
     except SynergyError as error:

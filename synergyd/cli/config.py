@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+from synergy_core.errors import UsageError, one_line
 
 from synergyd.cli import first_start
 from synergyd.cli.checks import Finding
 from synergyd.cli.checks import show as show_findings
 from synergyd.cli.shared.console import console as make_console
-from synergyd.errors import UsageError, one_line
-from synergyd.setting import Setting
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings
+from synergyd.settings.types import Setting
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.conf import LoadedSettings, find_slurm_conf, load_settings
@@ -46,12 +46,12 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
     with 1 when something is missing, with 0 when there are only warnings.
     """
     try:
-        named = conf or getattr(context, "conf", None)
-        path = named or find_slurm_conf()
-        loaded = load_settings(path)
-        live = () if named else leak_lints()
-        problems = (*loaded.problems, *lint(path, loaded), *live)
-        found = [] if named else first_start.findings(loaded.settings, loaded.cluster)
+        named_path = conf or getattr(context, "conf", None)
+        path = named_path or find_slurm_conf()
+        conf_settings = load_settings(path)
+        live = () if named_path else leak_lints()
+        problems = (*conf_settings.problems, *lint(path, conf_settings), *live)
+        findings = [] if named_path else first_start.findings(conf_settings.settings, conf_settings.cluster)
     except UsageError as error:
         if as_json:
             click.echo(json.dumps({"error": str(error)}))
@@ -59,16 +59,16 @@ def check(context: object, conf: Path | None, as_json: bool) -> None:
             click.echo(f"error: {error}", err=True)
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps(_json(path, loaded, problems, found), indent=2))
+        click.echo(json.dumps(_json(path, conf_settings, problems, findings), indent=2))
     else:
-        _show(path, loaded, problems, found)
+        _show(path, conf_settings, problems, findings)
     if any(problem.severity == "error" for problem in problems):
         sys.exit(2)
-    sys.exit(any(finding.ok is False for finding in found))
+    sys.exit(any(finding.ok is False for finding in findings))
 
 
 def leak_lints() -> tuple[Lint, ...]:
-    """What the running cluster shows, where it answers: nodes on which Slurm has lost count of its GPUs."""
+    """Return what the running cluster shows, if it answers: nodes on which Slurm has lost count of its GPUs."""
     slurm = CommandLine(timeout_s=ANSWER_S)
     try:
         # jobs after nodes: one that has started in between is seen
@@ -82,20 +82,20 @@ def leak_lints() -> tuple[Lint, ...]:
     )
 
 
-def rows(loaded: LoadedSettings) -> list[tuple[str, str, str]]:
-    """(key, value, origin) of each setting, in the order of the documentation; a database password is starred out."""
-    found = [
-        (setting.key, _text(setting, loaded.settings), loaded.origins.get(setting.field, "default"))
+def rows(conf_settings: LoadedSettings) -> list[tuple[str, str, str]]:
+    """Return (key, value, origin) of each setting, in the order of the documentation; a database password is starred out."""
+    lines = [
+        (setting.key, _text(setting, conf_settings.settings), conf_settings.origins.get(setting.field, "default"))
         for setting in SETTINGS
     ]
-    for name, figures in sorted(loaded.settings.gpu_figures.items()):
+    for name, figures in sorted(conf_settings.settings.gpu_figures.items()):
         key = f"{GPU_TYPE.key}={name}"
-        found.append((key, GPU_TYPE.type.write(figures), loaded.origins[f"{GPU_TYPE.field}.{name}"]))
-    return found
+        lines.append((key, GPU_TYPE.type.write(figures), conf_settings.origins[f"{GPU_TYPE.field}.{name}"]))
+    return lines
 
 
 def _text(setting: Setting, settings: Settings) -> str:
-    """The value as slurm.conf writes it, or in brackets what holds where nothing is set."""
+    """Return the value as slurm.conf writes it, or in brackets what holds if nothing is set."""
     if setting.field == "database":
         return _without_password(settings.database_url())
     value = getattr(settings, setting.field)
@@ -103,30 +103,32 @@ def _text(setting: Setting, settings: Settings) -> str:
 
 
 def _without_password(url: str) -> str:
-    """The URL with its password, also one that stands in the query part, as stars."""
+    """Return the URL with its password, even one in the query part, as stars."""
     try:
-        parsed = make_url(url)
+        plain_url = make_url(url)
     except ArgumentError:  # Settings built by hand
         return "(not a database URL)"
-    hidden = {key: "***" if "pass" in key.lower() else value for key, value in parsed.query.items()}
-    return parsed.set(query=hidden).render_as_string(hide_password=True)
+    masked_query = {key: "***" if "pass" in key.lower() else value for key, value in plain_url.query.items()}
+    return plain_url.set(query=masked_query).render_as_string(hide_password=True)
 
 
-def _json(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...], found: list[Finding]) -> dict[str, object]:
+def _json(
+    path: Path, conf_settings: LoadedSettings, problems: tuple[Lint, ...], findings: list[Finding]
+) -> dict[str, object]:
     return {
         "conf": str(path),
-        "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows(loaded)],
+        "settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows(conf_settings)],
         "problems": [{"where": p.where, "what": p.what, "right": p.right, "severity": p.severity} for p in problems],
-        "checks": [{"name": f.name, "ok": f.ok, "found": f.found, "right": f.right} for f in found],
+        "checks": [{"name": f.name, "ok": f.ok, "found": f.state_text, "right": f.right} for f in findings],
     }
 
 
-def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...], found: list[Finding]) -> None:
+def _show(path: Path, conf_settings: LoadedSettings, problems: tuple[Lint, ...], findings: list[Finding]) -> None:
     console = make_console()
     table = Table(title=Text(f"Settings of {one_line(str(path))}"), title_justify="left")
     for heading in ("Key", "Value", "Origin"):
         table.add_column(heading, overflow="fold")
-    for row in rows(loaded):
+    for row in rows(conf_settings):
         # Text, not str: a value's [brackets] are no markup.
         table.add_row(*(Text(one_line(cell)) for cell in row), style="dim" if row[2] == "default" else "")
     console.print(table)
@@ -134,7 +136,7 @@ def _show(path: Path, loaded: LoadedSettings, problems: tuple[Lint, ...], found:
         style = "bold red" if problem.severity == "error" else "yellow"
         line = Text(f"{problem.severity}: ", style=style) + Text(one_line(str(problem).partition(": ")[2]))
         console.print(line, soft_wrap=True)
-    show_findings(found)
+    show_findings(findings)
     errors = sum(problem.severity == "error" for problem in problems)
-    missing = sum(finding.ok is False for finding in found)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings" + (f", {missing} missing" if found else ""))
+    missing = sum(finding.ok is False for finding in findings)
+    console.print(f"{errors} errors, {len(problems) - errors} warnings" + (f", {missing} missing" if findings else ""))

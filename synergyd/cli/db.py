@@ -47,14 +47,14 @@ def upgrade(ctx: click.Context, url: str | None, existing: bool, no_copy: bool) 
     target = _target(ctx, url)
     parsed = parse_url(target)
     where, path = show(parsed), sqlite_path(parsed)
-    found = schema.revision(target)
-    if found is None and existing:
+    revision_before = schema.revision(target)
+    if revision_before is None and existing:
         click.echo(f"{where}: there is no schema to upgrade")
         return
-    if found is not None and schema.is_older(found):
+    if revision_before is not None and schema.is_older(revision_before):
         refuse_if_used(target)
         if path is not None and not no_copy:
-            click.echo(f"{where}: copied to {keep_copy(path, found)}")
+            click.echo(f"{where}: copied to {keep_copy(path, revision_before)}")
     before, after = schema.upgrade(target)
     if path is not None:
         private_file.tighten(path)
@@ -75,17 +75,17 @@ def current(ctx: click.Context, url: str | None) -> None:
     Ends with exit code 1 if they differ.
     """
     target = _target(ctx, url)
-    found, needed = schema.revision(target), schema.needed()
+    present, newest = schema.revision(target), schema.needed_revision()
     where = show(parse_url(target))
-    if found == needed:
-        click.echo(f"{where}: schema is at revision {found}, as needed")
+    if present == newest:
+        click.echo(f"{where}: schema is at revision {present}, as needed")
         return
-    has = "the database has no schema" if found is None else f"schema is at revision {found}"
-    click.echo(f"{where}: {has}, revision {needed} is needed; run: synergyctl db upgrade")
+    has = "the database has no schema" if present is None else f"schema is at revision {present}"
+    click.echo(f"{where}: {has}, revision {newest} is needed; run: synergyctl db upgrade")
     ctx.exit(1)
 
 
 def _target(ctx: click.Context, url: str | None) -> str:
-    """The URL to work on. slurm.conf is read only if none was given."""
+    """Return the URL to work on. slurm.conf is read only if none was given."""
     not_both(ctx.obj.cluster, url)
     return url if url is not None else str(ctx.obj.settings.database_url())

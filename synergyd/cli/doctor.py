@@ -12,17 +12,17 @@ import tempfile
 from pathlib import Path
 
 import click
+from synergy_core.errors import SynergyError
 
 from synergyd import __version__
 from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
 from synergyd.cli.shared.context import Context
-from synergyd.errors import SynergyError
 from synergyd.store import private_file
 
 CONNECT_S = 5.0
 TORCH_S = 120.0  # the first import from a shared folder is slow
 LEAST_TORCH = (2, 4)  # setup.cfg, extra `training`
-# without the folder that this runs in: a torch.py in /tmp would be run
+# leave out the current folder: a torch.py in /tmp would be run
 _TORCH = (
     "import sys; sys.path[:] = filter(None, sys.path); import json, torch; print(json.dumps([sys.version.split()[0], torch.__version__, "
     "torch.cuda.device_count() if torch.cuda.is_available() else 0]))"
@@ -44,29 +44,31 @@ def doctor(context: Context, checkpoint: Path | None, as_json: bool) -> None:
 
     A line each: ok, missing, or - where it can't be told. Exits with 1 when something is missing.
     """
-    found = findings(context, checkpoint)
+    results = findings(context, checkpoint)
     if as_json:
         click.echo(
-            json.dumps([{"name": f.name, "ok": f.ok, "found": f.found, "right": f.right} for f in found], indent=2)
+            json.dumps(
+                [{"name": f.name, "ok": f.ok, "found": f.state_text, "right": f.right} for f in results], indent=2
+            )
         )
     else:
-        show(found)
-    sys.exit(any(finding.ok is False for finding in found))
+        show(results)
+    sys.exit(any(finding.ok is False for finding in results))
 
 
 def findings(context: Context, checkpoint: Path | None) -> list[Finding]:
-    """All of them; none depends on another's outcome."""
+    """Return all findings; none depends on another's outcome."""
     about, config = controller(ask_config)
     ok, text = output_of("srun", "--version")
-    found = [slurm_version(), Finding("srun", ok, text.strip(), "install slurm-client, and put it on PATH"), *about]
-    found.append(munge_works())
+    results = [slurm_version(), Finding("srun", ok, text.strip(), "install slurm-client, and put it on PATH"), *about]
+    results.append(munge_works())
     launcher = shutil.which("synergy-launch")
-    found.append(_launcher(launcher))
-    torch, seen = _torch(_python_of(launcher))
-    found += [torch, _gpus(seen, bool(config)), *_ports(context), *_database(context)]
+    results.append(_launcher(launcher))
+    torch, visible_gpus = _torch(_python_of(launcher))
+    results += [torch, _gpus(visible_gpus, bool(config)), *_ports(context), *_database(context)]
     if checkpoint is not None:
-        found.append(writable(checkpoint))
-    return found
+        results.append(writable(checkpoint))
+    return results
 
 
 def _launcher(path: str | None) -> Finding:
@@ -84,7 +86,7 @@ def _launcher(path: str | None) -> Finding:
 
 
 def _python_of(launcher: str | None) -> str:
-    """The Python that the launcher runs in: pip's script names it, the Debian package's takes the first on PATH."""
+    """Return the Python that the launcher runs in: pip's script names it, the Debian package's takes the first on PATH."""
     try:
         with Path(launcher or "").open(encoding="utf-8", errors="replace") as file:
             match = _PYTHON_LINE.match(file.readline(500))
@@ -94,7 +96,7 @@ def _python_of(launcher: str | None) -> str:
 
 
 def _torch(python: str) -> tuple[Finding, int | None]:
-    """torch in `python`, and how many GPUs it sees; None without torch."""
+    """Check torch in `python`. Return the finding and how many GPUs torch sees; None without torch."""
     ok, text = output_of(python, "-c", _TORCH, answer_s=TORCH_S)
     try:
         version, torch, count = json.loads(text.splitlines()[-1]) if ok else ("", "", 0)
@@ -109,12 +111,12 @@ def _torch(python: str) -> tuple[Finding, int | None]:
     ), count
 
 
-def _gpus(seen: int | None, asks: bool) -> Finding:
-    """GPUs that torch sees against those that Slurm gave this job, or says that this node has."""
+def _gpus(visible_gpus: int | None, asks: bool) -> Finding:
+    """Compare the GPUs that torch sees with those that Slurm gave this job, or says that this node has."""
     in_job = "SLURM_JOB_ID" in os.environ
-    given = os.environ.get("SLURM_GPUS_ON_NODE", "") if in_job else ""
-    if given.isdecimal():
-        wanted, whose = int(given), "this job has"
+    from_slurm = os.environ.get("SLURM_GPUS_ON_NODE", "") if in_job else ""
+    if from_slurm.isdecimal():
+        needed_gpus, whose = int(from_slurm), "this job has"
     elif in_job:
         return Finding("GPUs", None, "this job asked for none", "srun --gres=gpu:1 synergyctl doctor")
     else:
@@ -124,27 +126,27 @@ def _gpus(seen: int | None, asks: bool) -> Finding:
             return Finding("GPUs", None, f"{node} is no node of Slurm: {text}", "run it on a compute node")
         gres = re.search(r"^\s*Gres=(\S*)", text, re.MULTILINE)
         counts = re.findall(r"gpu(?::[A-Za-z_][^:,(]*)?:(\d+)", gres[1]) if gres else []
-        wanted, whose = sum(map(int, counts)), f"Slurm says of {node}"
-    if seen is None:
-        return Finding("GPUs", None, f"{wanted} by Slurm; without torch nobody looks", "see torch above")
+        needed_gpus, whose = sum(map(int, counts)), f"Slurm says of {node}"
+    if visible_gpus is None:
+        return Finding("GPUs", None, f"{needed_gpus} by Slurm; without torch nobody looks", "see torch above")
     right = "see nvidia-smi, Gres= in slurm.conf and gres.conf"
-    return Finding("GPUs", seen == wanted, f"torch sees {seen}, {whose} {wanted}", right)
+    return Finding("GPUs", visible_gpus == needed_gpus, f"torch sees {visible_gpus}, {whose} {needed_gpus}", right)
 
 
 def _ports(context: Context) -> list[Finding]:
-    """The daemon's ports, as a job reaches them."""
+    """Check the daemon's ports, as a job reaches them."""
     try:
         settings = context.settings
         hosts = context.daemon_hosts()
     except SynergyError as error:
         return [Finding("settings", False, str(error), "")]
-    wanted = {
+    ports = {
         "ReportPort": settings.report_port,
         "LinkArbiterPort": settings.link_arbiter_port,
         "RestPort": settings.rest_port,
     }
-    found = []
-    for key, port in wanted.items():
+    results = []
+    for key, port in ports.items():
         if not port:
             continue
         problem = ""
@@ -154,33 +156,35 @@ def _ports(context: Context) -> list[Finding]:
             except OSError as error:
                 problem = problem or f"{host}: {error.strerror or error}"
                 continue
-            found.append(Finding(f"{key} {port}", True, f"{host} answers"))
+            results.append(Finding(f"{key} {port}", True, f"{host} answers"))
             break
         else:
             if settings.dry_run and key != "RestPort":
-                found.append(
+                results.append(
                     Finding(f"{key} {port}", None, "the daemon opens it once DryRun=yes is gone", "look again then")
                 )
                 continue
             program = "synergyrestd" if key == "RestPort" else "synergyd"
             right = f"start {program} on {' or '.join(hosts)}, and open the port to compute nodes"
-            found.append(Finding(f"{key} {port}", False, problem, right))
-    return found
+            results.append(Finding(f"{key} {port}", False, problem, right))
+    return results
 
 
 def _database(context: Context) -> list[Finding]:
-    """Tell of the daemon's SQLite files on a shared StateDir, where this node's users could open them; of nothing else."""
+    """Report the daemon's SQLite files on a shared StateDir if this node's users could open them, and nothing else."""
     try:
         path = private_file.path_of(context.settings.database_url())
     except SynergyError:
         return []  # `_ports` tells it
-    seen = private_file.open_to_others(path) if path is not None else []
-    files = " ".join(map(str, seen))
-    return [Finding("database", False, f"others than its owner can open {files}", f"chmod 600 {files}")] if seen else []
+    readers = private_file.open_to_others(path) if path is not None else []
+    files = " ".join(map(str, readers))
+    return (
+        [Finding("database", False, f"others than its owner can open {files}", f"chmod 600 {files}")] if readers else []
+    )
 
 
 def writable(folder: Path) -> Finding:
-    """A file can be made there; the folder itself may be made by the job."""
+    """Check that a file can be made in `folder`; the folder itself may be made by the job."""
     name = f"checkpoint {folder}"
     there = folder
     try:

@@ -6,12 +6,12 @@ import json
 import time
 
 import click
+from synergy_core.errors import one_line
+from synergy_core.wire.codec import encode
 
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
-from synergyd.errors import one_line
 from synergyd.views.json_records import ExplainJson
-from synergyd.wire.codec import encode
 
 
 @click.command()
@@ -20,13 +20,13 @@ from synergyd.wire.codec import encode
 @pass_context
 def explain(context: Context, job: str, as_json: bool) -> None:
     """Tell why JOB got what it got: the decision, its reason, the alternatives with their predicted goodput, the story."""
-    with context.desk() as desk:
-        data = desk.explain(desk.job_id(job))
+    with context.backend() as backend:
+        data = backend.explain(backend.job_id(job))
     click.echo(json.dumps(encode(data), indent=1) if as_json else "\n".join(lines(data)))
 
 
 def lines(data: ExplainJson) -> list[str]:
-    """The text that `explain` prints."""
+    """Return the text that `explain` prints."""
     out = [
         f"job {data.job_id}" + (f", {data.lifecycle}" if data.lifecycle else "") + (", paused" if data.paused else "")
     ]

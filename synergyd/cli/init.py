@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
+from synergy_core.errors import UsageError, one_line
+from synergy_core.ordinary_file import read_bytes
 
 from synergyd.cli.shared.context import Context
-from synergyd.errors import UsageError, one_line
-from synergyd.ordinary_file import read_bytes
 from synergyd.settings import Settings
 from synergyd.slurm.directives import setup
 from synergyd.slurm.directives.conf import find_slurm_conf, load_settings
@@ -30,7 +30,7 @@ DRY_RUN = "# Synergy decides, and touches no job, until this line is taken out.\
 
 @dataclass(frozen=True)
 class Change:
-    """A file and what is to stand in it; `before` is None where there is no file yet."""
+    """A file and its intended text; `before` is None if there is no file yet."""
 
     path: Path
     before: str | None
@@ -59,14 +59,14 @@ def init(context: Context, yes: bool) -> None:
     owner and mode, and a copy of the old one beside it.
     """
     conf = (context.conf or find_slurm_conf()).resolve()
-    changes, remarks = proposed(conf)
+    changes, remarks = propose_changes(conf)
     for remark in remarks:
         click.echo(one_line(remark, 1000), err=True)
     if not changes:
         click.echo(f"{one_line(str(conf))}: nothing to change")
         return
     for change in changes:
-        click.echo(_shown(change), nl=False)
+        click.echo(_preview(change), nl=False)
     if not yes and not sys.stdin.isatty():
         raise UsageError("synergyctl init", "there is nobody to ask", "look at the diff, then give --yes")
     if not yes and not click.confirm("Write this?"):
@@ -79,18 +79,19 @@ def init(context: Context, yes: bool) -> None:
     click.echo("synergyctl config check")
 
 
-def _shown(change: Change) -> str:
-    """The diff; of a new file that is only ours, its first lines."""
+def _preview(change: Change) -> str:
+    """Return the diff, or the first lines of a new file that is only ours."""
     lines = change.diff().splitlines(keepends=True)
     if change.before is None and len(lines) > 60:
         lines = [*lines[:12], f"... and {len(lines) - 12} lines more\n"]
     return "".join(one_line(line.rstrip("\n"), 1000) + "\n" for line in lines)
 
 
-def proposed(conf: Path) -> tuple[list[Change], list[str]]:
-    """What is missing, slurm.conf last (an Include of a file that is not there yet stops every Slurm command), and remarks.
+def propose_changes(conf: Path) -> tuple[list[Change], list[str]]:
+    """Return what is missing, slurm.conf last (an Include of a file that is not there yet stops every Slurm command), and remarks.
 
-    Raises UsageError for files that can't be read."""
+    Raises UsageError for files that can't be read.
+    """
     folder = conf.parent
     lines, problems = read_lines(conf)
     ours = folder / "synergy.conf"
@@ -103,12 +104,12 @@ def proposed(conf: Path) -> tuple[list[Change], list[str]]:
     modules = PACKAGED
     if not Path(sys.prefix).is_relative_to("/usr/lib/synergy"):
         modules = folder / "synergy"
-        changes += [c for name in MODULES if (c := _whole(modules / name, _packaged(name)))]
-    included = {line.path.resolve() for line in lines}
-    said = any(line.text.lstrip().upper().startswith("#SYNERGY ") for line in lines)
-    include = not said and not lacks_ours and ours not in included
+        changes += [c for name in MODULES if (c := _whole(modules / name, _read_packaged(name)))]
+    read_paths = {line.path.resolve() for line in lines}
+    has_directives = any(line.text.lstrip().upper().startswith("#SYNERGY ") for line in lines)
+    include = not has_directives and not lacks_ours and ours not in read_paths
     if (include or lacks_ours) and not ours.exists():
-        changes.append(Change(ours, None, DRY_RUN + "\n" + _packaged("synergy.conf")))
+        changes.append(Change(ours, None, DRY_RUN + "\n" + _read_packaged("synergy.conf")))
     script, remarks = _script(folder / "job_submit.lua", modules, settings, stale=bool(changes))
     changes += script
     return [*changes, *_slurm_conf(slurm, conf, include)], remarks
@@ -120,14 +121,17 @@ def _whole(path: Path, text: str) -> Change | None:
 
 
 def _script(path: Path, modules: Path, settings: Settings, *, stale: bool) -> tuple[list[Change], list[str]]:
-    """job_submit.lua with the hook. `stale`: modules change, so that Slurm must read it anew: it does when its time changes."""
-    hook = setup.hook_for(_packaged(HOOK), str(modules / MODULES[0]), str(settings.state_dir))
+    """Return job_submit.lua with the hook, and remarks.
+
+    `stale`: modules change, so that Slurm must read it anew, as it does when its time changes.
+    """
+    hook = setup.hook_for(_read_packaged(HOOK), str(modules / MODULES[0]), str(settings.state_dir))
     before = _read(path)
     if before is None:
         return [Change(path, None, hook)], []
     if setup.has_hook(before):
         return ([Change(path, before, before)] if stale else []), []
-    after, why = setup.merged(before, hook)
+    after, why = setup.merge_scripts(before, hook)
     if why:
         right = f"copy the three marked statements of {_place(modules)} into it"
         return [], [f"{path}: Synergy's hook can't be put in by itself: {why}; {right}"]
@@ -139,20 +143,20 @@ def _place(modules: Path) -> Path:
 
 
 def _slurm_conf(slurm: SlurmConf, conf: Path, include: bool) -> list[Change]:
-    """slurm.conf, or the file it Includes that has the line."""
+    """Return the change of slurm.conf, or of the file it Includes that has the line."""
     texts: dict[Path, str] = {}
     plugins = [part.strip() for part in slurm.get("JobSubmitPlugins").split(",") if part.strip()]
     add: list[str] = []
     if "jobsubmitplugins" in slurm.places and not {"lua", "job_submit/lua"} & set(map(str.lower, plugins)):
         file, _, number = slurm.where("JobSubmitPlugins").rpartition(":")
         text = _read(Path(file)) or ""
-        wanted = ",".join([*plugins, "lua"])
+        plugin_list = ",".join([*plugins, "lua"])
         try:
-            texts[Path(file).resolve()] = setup.with_line(text, int(number), "JobSubmitPlugins", wanted)
+            texts[Path(file).resolve()] = setup.with_line(text, int(number), "JobSubmitPlugins", plugin_list)
         except ValueError:  # the value is said further up, before a backslash
             what = "JobSubmitPlugins stands in a line that ends with a backslash"
             raise UsageError(
-                f"{file}:{number}", what, f"write JobSubmitPlugins={wanted} in a line of its own"
+                f"{file}:{number}", what, f"write JobSubmitPlugins={plugin_list} in a line of its own"
             ) from None
     elif "jobsubmitplugins" not in slurm.places:
         add.append("JobSubmitPlugins=lua")
@@ -166,7 +170,7 @@ def _slurm_conf(slurm: SlurmConf, conf: Path, include: bool) -> list[Change]:
     return [Change(path, _read(path), text) for path, text in texts.items()]
 
 
-def _packaged(name: str) -> str:
+def _read_packaged(name: str) -> str:
     return (files("slurm_plugins") / name).read_text(encoding="utf-8")
 
 
@@ -180,9 +184,10 @@ def _read(path: Path) -> str | None:
 
 
 def apply(change: Change) -> Path | None:
-    """Writes one file at once, keeping owner and mode. Returns the copy of what stood there (None for a new file).
+    """Write one file at once, keeping owner and mode. Return the copy of what stood there (None for a new file).
 
-    Raises UsageError where it can't be written, or has changed since it was shown."""
+    Raises UsageError if it can't be written, or has changed since it was shown.
+    """
     path = change.path.resolve()
     if _read(path) != change.before:
         raise UsageError(str(path), "has changed since it was shown", "run synergyctl init again")
@@ -204,7 +209,7 @@ def apply(change: Change) -> Path | None:
 
 
 def _put(path: Path, text: str, uid: int, gid: int, mode: int) -> None:
-    """A reader sees the old file or the new one, whatever happens in between."""
+    """Write the file so that a reader sees the old file or the new one, whatever happens in between."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:

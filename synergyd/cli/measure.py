@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from synergy_core.errors import UsageError
 
 from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.cli.shared.atomic import write_atomically
-from synergyd.errors import UsageError
-from synergyd.task.model.figures_file import write_figures
-from synergyd.task.model.hardware import canonical
-from synergyd.task.model.measure import (
+from synergyd.jobmodel.model.figures_file import write_figures
+from synergyd.jobmodel.model.hardware import canonical
+from synergyd.jobmodel.model.measure import (
     AllReduceTimings,
     DeviceMeasurement,
     Timing,
@@ -84,7 +84,7 @@ def measure(
     Exit code: 0; 2 if an option is wrong or torch is not installed.
     """
     try:
-        text = measured_pairs(_device(device), link, as_json) if pairs else _measured(gpu_type, device, ranks, as_json)
+        text = measured_pairs(_device(device), link, as_json) if pairs else _measure(gpu_type, device, ranks, as_json)
         if text is None:
             return
         if out is None:
@@ -96,8 +96,8 @@ def measure(
         sys.exit(2)
 
 
-def _measured(gpu_type: str | None, device: str, ranks: int | None, as_json: bool) -> str | None:
-    """The file's text; None on ranks that leave it to the first one."""
+def _measure(gpu_type: str | None, device: str, ranks: int | None, as_json: bool) -> str | None:
+    """Return the file's text, or None on ranks that leave it to the first one."""
     device = _device(device)
     import torch
 
@@ -111,43 +111,43 @@ def _measured(gpu_type: str | None, device: str, ranks: int | None, as_json: boo
             return None
     else:
         collectives = _on_this_machine(device, ranks) if ranks > 1 else ()
-    found = replace(one_device(torch, device, time.perf_counter), collectives=collectives)
-    return _text(gpu_type or _type_of(found.device, device), found, as_json)
+    measurement = replace(one_device(torch, device, time.perf_counter), collectives=collectives)
+    return _text(gpu_type or _type_of(measurement.device, device), measurement, as_json)
 
 
-def _device(wanted: str) -> str:
-    """cuda or cpu. Raises UsageError."""
+def _device(name: str) -> str:
+    """Return cuda or cpu. Raises UsageError."""
     try:
         import torch
     except ImportError:
         raise UsageError("torch", "is not installed", "pip install 'synergy-slurm[training]'") from None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and not gpus:
+    if name == "cuda" and not gpus:
         raise UsageError("--device cuda", "torch sees no GPU", "run it where the GPUs are, or --device cpu")
-    return "cpu" if wanted == "cpu" or not gpus else "cuda"
+    return "cpu" if name == "cpu" or not gpus else "cuda"
 
 
 def _type_of(name: str, device: str) -> str:
-    """The type that torch's name of a device means, in Slurm's manner of writing it."""
+    """Return the type that torch's name of a device means, in Slurm's manner of writing it."""
     if device == "cpu":
         return "cpu"
-    spelled = name.strip().lower().replace(" ", "_")
-    return canonical(spelled) or spelled
+    spelling = name.strip().lower().replace(" ", "_")
+    return canonical(spelling) or spelling
 
 
-def _text(gpu_type: str, found: DeviceMeasurement, as_json: bool) -> str:
-    figures, remarks = figures_of(found, gpu_type)
+def _text(gpu_type: str, measurement: DeviceMeasurement, as_json: bool) -> str:
+    figures, remarks = figures_of(measurement, gpu_type)
     if as_json:
-        return json.dumps({"gpu_type": gpu_type, "figures": figures, "measured": asdict(found)}, indent=2) + "\n"
+        return json.dumps({"gpu_type": gpu_type, "figures": figures, "measured": asdict(measurement)}, indent=2) + "\n"
     head = (
         f"Measured on {socket.gethostname()} at {datetime.now().astimezone().isoformat(timespec='seconds')} by "
-        f"`synergyctl profiles measure`.\nFor slurm.conf: {conf_line(gpu_type, figures)}\n\n{report(found)}"
+        f"`synergyctl profiles measure`.\nFor slurm.conf: {conf_line(gpu_type, figures)}\n\n{report(measurement)}"
     )
     return write_figures(gpu_type, figures, remarks, head)
 
 
 def _on_this_machine(device: str, ranks: int) -> tuple[AllReduceTimings, ...]:
-    """Collectives over `ranks` processes started here."""
+    """Measure collectives over `ranks` processes started here."""
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory(prefix="synergy-measure-") as folder:
@@ -161,7 +161,7 @@ def _on_this_machine(device: str, ranks: int) -> tuple[AllReduceTimings, ...]:
 
 
 def _rank(rank: int, device: str, ranks: int, folder: str) -> None:
-    """One process of `_on_this_machine`."""
+    """Run one process of `_on_this_machine`."""
     import torch
     import torch.distributed as dist
 
@@ -180,7 +180,7 @@ def _rank(rank: int, device: str, ranks: int, folder: str) -> None:
 
 
 def _under_torchrun(device: str) -> tuple[AllReduceTimings, ...] | None:
-    """Collectives over torchrun's own processes: of each node, and of all nodes; None on all but the first rank."""
+    """Measure collectives over torchrun's own processes, of each node and of all nodes. Return None on all but the first rank."""
     import torch
     import torch.distributed as dist
 
@@ -194,13 +194,13 @@ def _under_torchrun(device: str) -> tuple[AllReduceTimings, ...] | None:
         # every rank has to make every group
         nodes = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
         groups.insert(0, (local, nodes[rank // local]))
-    found = []
+    timings = []
     for size, group in groups:
         points = all_reduces(torch, device, group, size, _SIZES[device], time.perf_counter)
-        found.append(AllReduceTimings(size, min(local, size), points))
+        timings.append(AllReduceTimings(size, min(local, size), points))
     dist.barrier()
     dist.destroy_process_group()
-    return tuple(found) if rank == 0 else None
+    return tuple(timings) if rank == 0 else None
 
 
 if __name__ == "__main__":

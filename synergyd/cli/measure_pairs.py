@@ -1,4 +1,4 @@
-"""`synergyctl profiles measure --pairs`: what sharing a node's network link costs, measured between nodes."""
+"""`synergyctl profiles measure --pairs`: the cost of sharing a node's network link, measured between nodes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from synergyd.errors import UsageError
-from synergyd.links.model import link_named
-from synergyd.task.model.measure_links import PairTimings, link_figures, pair_timings
+from synergy_core.errors import UsageError
 
-# bytes a rank: large ones, for a link is shared by rate
+from synergyd.jobmodel.model.measure_links import PairTimings, link_figures, pair_timings
+from synergyd.links.model import link_named
+
+# bytes a rank: large sizes, since a link is shared by rate
 _SIZES = {"cpu": (1 << 20, 1 << 22, 1 << 23), "cuda": (1 << 22, 1 << 24, 1 << 27)}
 
 
 def measured_pairs(device: str, link: str, as_json: bool) -> str | None:
-    """The text to write; None on ranks that leave it to the first one. Raises UsageError."""
+    """Return the text to write, or None on ranks that leave it to the first one. Raises UsageError."""
     try:
         link_named(link)
     except UsageError as error:
@@ -26,21 +27,21 @@ def measured_pairs(device: str, link: str, as_json: bool) -> str | None:
     if local != 2 or world < 4 or world % local:
         right = "torchrun --nnodes 2 --nproc-per-node 2 ... -m synergyd.cli.measure --pairs"
         raise UsageError("--pairs", "needs several nodes with 2 processes each", right)
-    timings = _timed(device, world, local)
+    timings = _time_pairs(device, world, local)
     if timings is None:
         return None
     per_mb, penalty = link_figures(timings)
     value = f"{link.lower().partition('@')[0]}@{per_mb:.4g}+{penalty:.4g}"
     if as_json:
-        told = {"link": value, "per_mb_ms": per_mb, "penalty_ms": penalty, "measured": asdict(timings)}
-        return json.dumps(told, indent=2) + "\n"
+        record = {"link": value, "per_mb_ms": per_mb, "penalty_ms": penalty, "measured": asdict(timings)}
+        return json.dumps(record, indent=2) + "\n"
     return (
         f"# Over {timings.nodes} nodes: {per_mb:.4g} ms for a MB alone; with two at once each needs {2 * per_mb + penalty:.4g}, "
         f"{penalty:.4g} more than half the link would.\n#SYNERGY NodeLink={value}\n"
     )
 
 
-def _timed(device: str, world: int, local: int) -> PairTimings | None:
+def _time_pairs(device: str, world: int, local: int) -> PairTimings | None:
     import torch
     import torch.distributed as dist
 

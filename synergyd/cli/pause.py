@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import click
+from synergy_core.steering import format_steering
 
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
-from synergyd.steering import words
 
 
 @click.command()
@@ -14,8 +14,8 @@ from synergyd.steering import words
 @pass_context
 def pause(context: Context, job: str) -> None:
     """Leave JOB at its present size until `synergyctl resume JOB`. A resize that is under way is finished."""
-    with context.desk() as desk:
-        desk.set_paused(desk.job_id(job), True)
+    with context.backend() as backend:
+        backend.set_paused(backend.job_id(job), True)
     click.echo(f"job {job}: paused; it keeps its present size")
 
 
@@ -24,8 +24,8 @@ def pause(context: Context, job: str) -> None:
 @pass_context
 def resume(context: Context, job: str) -> None:
     """Let Synergy resize JOB again."""
-    with context.desk() as desk:
-        desk.set_paused(desk.job_id(job), False)
+    with context.backend() as backend:
+        backend.set_paused(backend.job_id(job), False)
     click.echo(f"job {job}: Synergy may resize it again")
 
 
@@ -42,6 +42,6 @@ def set_verb(context: Context, job: str, change: tuple[str, ...]) -> None:
     synergyctl set 4711 max_gpus=16
     synergyctl set 4711 min_gpus= weight=2
     """
-    with context.desk() as desk:
-        after = desk.steer(desk.job_id(job), change)
-    click.echo(f"job {job}: {words(after)}")
+    with context.backend() as backend:
+        after = backend.steer(backend.job_id(job), change)
+    click.echo(f"job {job}: {format_steering(after)}")

@@ -1,4 +1,4 @@
-"""`synergyctl profiles`: fit the performance model to measured rows, and score it."""
+"""`synergyctl profiles`: the fit of the performance model to measured rows, and its score."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from synergy_core.errors import UsageError
 
 from synergyd.cli.measure import measure
 from synergyd.cli.shared.atomic import write_atomically
 from synergyd.cli.shared.console import console
-from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import MeasuredRun, Shots, read_files
-from synergyd.task.fit.predictor import fitted
-from synergyd.task.fit.profile_file import profile_text, read_profile
-from synergyd.task.fit.score import Score, score_files
+from synergyd.jobmodel.fit.measured_runs import MeasuredRun, Shots, read_files
+from synergyd.jobmodel.fit.predictor import fitted
+from synergyd.jobmodel.fit.profile_file import profile_text, read_profile
+from synergyd.jobmodel.fit.score import Score, score_files
 
 _NAMED = 5  # rows passed over that are named
 _FILE = click.Path(path_type=Path)
@@ -34,7 +34,9 @@ def profiles() -> None:
     gpus_per_node, n_gpus, tp, pp, dp, micro_batch, global_batch, recompute (none, selective, full), iter_time_s.
     Others: ffn, kv_heads, vocab, vpp, cp, ep, seq_parallel (0, 1), zero_stage (0-3), precision, mem_gb (1e9 bytes),
     experts, top_k, oom (1: it did not fit), score_as (time, plan, mem with + between), group (rows whose plans
-    compete), note (Megatron's flags in it are understood, and DeepSpeed's name with zero_stage 3).
+    compete), software (megatron, deepspeed,
+    fsdp), shard_ranks (that share the optimizer), inter_gbs (a GPU's share of the network, 1e9 bytes/s), note (Megatron's
+    flags in it are understood).
     """
 
 
@@ -101,7 +103,7 @@ profiles.add_command(measure)
 
 
 def _rows(files: tuple[Path, ...]) -> tuple[MeasuredRun, ...]:
-    """The files' rows; those that can't be predicted are named on standard error."""
+    """Return the files' rows; those that can't be predicted are named on standard error."""
     passed_over: list[str] = []
     rows = read_files(files, passed_over)
     for line in passed_over[:_NAMED]:
@@ -116,7 +118,7 @@ def _percent(value: float | None) -> str:
 
 
 def table(scores: Mapping[str, Score]) -> Table:
-    """`scores` for people, in percent."""
+    """Return the table of `scores` for people, in percent."""
     result = Table(title="error of predictions, percent", title_justify="left")
     result.add_column("file")
     for name in (

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import click
-from synergy_launch.launcher.batch_script import ScriptRequest, command_in
+from synergy_core.errors import UsageError
+from synergy_core.wire import admin_comment
+from synergy_launch.launcher.batch_script import ScriptRequest, find_command
 from synergy_launch.launcher.batch_script import render as rendered
 
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
-from synergyd.errors import UsageError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.directive import parse_script
-from synergyd.wire import admin_comment
 
 
 @click.command()
@@ -19,9 +19,9 @@ from synergyd.wire import admin_comment
 @pass_context
 def render(context: Context, name: str) -> None:
     """Print a batch script that runs JOB by hand, with torchrun, exactly as Synergy last decided. It is never run by the daemon."""
-    with context.desk() as desk:
-        job = desk.job_id(name)
-        decision = desk.explain(job).decision
+    with context.backend() as backend:
+        job = backend.job_id(name)
+        decision = backend.explain(job).decision
     if decision is None or decision.cell is None:
         raise UsageError(f"job {job}", "has no plan of Synergy's", "synergyctl explain tells why")
     slurm = CommandLine()
@@ -38,7 +38,7 @@ def render(context: Context, name: str) -> None:
         rendered(
             ScriptRequest(
                 job_name=row.name if row else str(job),
-                command=command_in(script),
+                command=find_command(script),
                 shape=cell.shape,
                 plan=cell.plan,
                 nodes=decision.node_names,

@@ -9,13 +9,13 @@ import click
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from synergy_core.errors import one_line
+from synergy_core.wire.codec import encode
 
 from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
-from synergyd.errors import one_line
 from synergyd.views.json_records import StatusJson
-from synergyd.wire.codec import encode
 
 
 @click.command()
@@ -25,31 +25,31 @@ from synergyd.wire.codec import encode
 @pass_context
 def status(context: Context, job: str | None, watch: bool, as_json: bool) -> None:
     """Show jobs with their size, plan, goodput and next action (of one JOB, or of all)."""
-    with context.desk() as desk:
-        only = None if job is None else desk.job_id(job)
+    with context.backend() as backend:
+        only = None if job is None else backend.job_id(job)
         if as_json:
-            click.echo(json.dumps(encode(desk.status(only)), indent=1))
+            click.echo(json.dumps(encode(backend.status(only)), indent=1))
         elif watch:
             try:
-                with Live(table(desk.status(only)), refresh_per_second=2) as live:
-                    for news in desk.watch(only):
+                with Live(table(backend.status(only)), refresh_per_second=2) as live:
+                    for news in backend.watch(only):
                         live.update(table(news))
             except KeyboardInterrupt:
                 pass
         else:
-            console().print(table(desk.status(only)))
+            console().print(table(backend.status(only)))
 
 
 def table(data: StatusJson) -> Table:
-    """A rich table of what `collect` returned. All text of strangers is escaped."""
+    """Return a rich table of what `collect` returned. All text of strangers is escaped."""
     age = f", {time.time() - data.epoch_s:.0f} s ago" if data.epoch_s else ": no epoch yet"
     title = f"Synergy{' (dry run)' if data.dry_run else ''}: {len(data.jobs)} jobs{age}"
-    made = Table(title=title, title_justify="left", pad_edge=False)
+    grid = Table(title=title, title_justify="left", pad_edge=False)
     for name in ("JOB", "NAME", "USER", "STATE"):
-        made.add_column(name)
+        grid.add_column(name)
     for name in ("GPUS", "WANTED", "PLAN tp,pp,dp", "BATCH", "GOODPUT", "STEP", "LOSS", "RESTARTS"):
-        made.add_column(name, justify="right")
-    made.add_column("NEXT")
+        grid.add_column(name, justify="right")
+    grid.add_column("NEXT")
     for job in data.jobs:
         cells = (
             job.slurm_name or str(job.job_id),
@@ -66,10 +66,10 @@ def table(data: StatusJson) -> Table:
             str(job.restarts),
             one_line(("paused " if job.paused else "") + (job.action or job.hint), 60),
         )
-        made.add_row(*(Text(c) for c in cells))
-    made.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."
+        grid.add_row(*(Text(c) for c in cells))
+    grid.caption = "GPUS: has/asked for at sbatch. GOODPUT: predicted, against the size asked for."
     for node in data.bad_nodes:
-        drained = ", drained" if node.drained else ""
-        made.caption += "\n" + one_line(f"bad node {node.name}: penalty {node.penalty:.2f}{drained}, {node.why}", 200)
-    made.caption_justify = "left"
-    return made
+        suffix = ", drained" if node.drained else ""
+        grid.caption += "\n" + one_line(f"bad node {node.name}: penalty {node.penalty:.2f}{suffix}, {node.why}", 200)
+    grid.caption_justify = "left"
+    return grid

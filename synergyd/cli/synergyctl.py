@@ -7,32 +7,37 @@ import re
 from pathlib import Path
 
 import click
+from synergy_core.errors import UsageError, format_value
 
 from synergyd import __version__
-from synergyd.cli.shared.context import Context, guarded, not_both
-from synergyd.errors import UsageError, shown
+from synergyd.cli.shared.context import Context, not_both, run_command_line
 
 # verb -> (module, attribute, first line of its help): known without importing it
 VERBS = {
-    "status": ("status", "status", "Jobs, what they have, what they will get."),
-    "explain": ("explain", "explain", "Why a job got what it got, and its story."),
-    "usage": ("usage", "usage", "GPU hours and the gain, by account and user, or of one job's runs."),
-    "check": ("check", "check", "A batch script's #SYNERGY lines, and whether its deadline can be met."),
-    "plan": ("planning.plan", "plan", "Best plans for a model on some GPUs, without any job."),
+    "status": ("synergyd.cli.status", "status", "Jobs, what they have, what they will get."),
+    "explain": ("synergyd.cli.explain", "explain", "Why a job got what it got, and its story."),
+    "usage": ("synergyd.cli.usage", "usage", "GPU hours and the gain, by account and user, or of one job's runs."),
+    "check": ("synergyd.cli.check", "check", "A batch script's #SYNERGY lines, and whether its deadline can be met."),
+    "plan": ("synergyd.cli.planning.plan", "plan", "Best plans for a model on some GPUs, without any job."),
     "simulate": (
-        "simulation.simulate",
+        "synergy_sim.cli.simulate",
         "simulate_verb",
         "Policies on a recorded or made-up workload, in simulated time.",
     ),
-    "profiles": ("profiles", "profiles", "Fit the performance model to measured rows, and score it."),
-    "render": ("render", "render", "The torchrun script of a job with its chosen degrees."),
-    "pause": ("pause", "pause", "Leave a job at its present size."),
-    "resume": ("pause", "resume", "Let Synergy resize a paused job again."),
-    "set": ("pause", "set_verb", "Change a job's bounds or weight."),
-    "init": ("init", "init", "Set up slurm.conf and job_submit.lua for Synergy."),
-    "config": ("config", "config", "Check the settings in slurm.conf, and what a first start needs."),
-    "doctor": ("doctor", "doctor", "What a node lacks to run Synergy's jobs."),
-    "db": ("db", "db", "The database's schema."),
+    "forecast": (
+        "synergy_sim.cli.forecast",
+        "forecast_verb",
+        "What Synergy would have changed last month, from sacct alone.",
+    ),
+    "profiles": ("synergyd.cli.profiles", "profiles", "Fit the performance model to measured rows, and score it."),
+    "render": ("synergyd.cli.render", "render", "The torchrun script of a job with its chosen degrees."),
+    "pause": ("synergyd.cli.pause", "pause", "Leave a job at its present size."),
+    "resume": ("synergyd.cli.pause", "resume", "Let Synergy resize a paused job again."),
+    "set": ("synergyd.cli.pause", "set_verb", "Change a job's bounds or weight."),
+    "init": ("synergyd.cli.init", "init", "Set up slurm.conf and job_submit.lua for Synergy."),
+    "config": ("synergyd.cli.config", "config", "Check the settings in slurm.conf, and what a first start needs."),
+    "doctor": ("synergyd.cli.doctor", "doctor", "What a node lacks to run Synergy's jobs."),
+    "db": ("synergyd.cli.db", "db", "The database's schema."),
 }
 #: names that verbs had in 0.2
 ALIASES = {"report": "usage"}
@@ -41,7 +46,7 @@ OF_CLUSTERS = frozenset({"status", "explain", "usage", "pause", "resume", "set",
 
 
 class Verbs(click.Group):
-    """Looks verbs up in VERBS."""
+    """The group of verbs, which looks them up in VERBS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -51,7 +56,7 @@ class Verbs(click.Group):
         if verb not in VERBS:
             return None
         module, attribute, _ = VERBS[verb]
-        found: click.Command = getattr(importlib.import_module(f"synergyd.cli.{module}"), attribute)
+        found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -78,18 +83,17 @@ def cli(ctx: click.Context, conf: Path | None, database: str, cluster: str) -> N
     Shell completion: eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"
     """
     if cluster and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", cluster):
-        raise UsageError("--cluster", f"{shown(cluster)} is no cluster's name", "write its ClusterName")
+        raise UsageError("--cluster", f"{format_value(cluster)} is no cluster's name", "write its ClusterName")
     verb = ALIASES.get(ctx.invoked_subcommand or "", ctx.invoked_subcommand)
     if cluster and verb not in OF_CLUSTERS:
-        known = ", ".join(sorted(OF_CLUSTERS))
-        raise UsageError(f"--cluster {cluster}", f"{verb} knows this cluster alone", f"use {known}")
+        names = ", ".join(sorted(OF_CLUSTERS))
+        raise UsageError(f"--cluster {cluster}", f"{verb} knows this cluster alone", f"use {names}")
     not_both(cluster, database or None)
     ctx.obj = Context(conf, database, cluster.lower())
 
 
 def main() -> None:
-    """Entry point."""
-    guarded("synergyctl", lambda: cli(prog_name="synergyctl"))
+    run_command_line("synergyctl", lambda: cli(prog_name="synergyctl"))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from synergy_core.errors import NoDatabaseError, UnavailableError
 
 from synergyd import __version__
-from synergyd.cli.shared.context import Context, guarded, need_server_part
+from synergyd.cli.shared.context import Context, need_server_part, run_command_line
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -34,17 +35,23 @@ def cli(once: bool, dry_run: bool, conf: Path | None, database: str, verbose: bo
     need_server_part()
     context = Context(conf, database)
     settings = context.settings
+    for problem in context.loaded_settings.problems:
+        logging.getLogger("synergyd").warning("%s: %s; %s", problem.where, problem.what, problem.right)
     if dry_run:
         settings = replace(settings, dry_run=True)
 
     from synergyd.daemon.service import run  # the solver's libraries take seconds: a wrong slurm.conf is told before
 
-    raise SystemExit(run(settings, once=once, cluster=context.loaded.cluster))
+    try:
+        code = run(settings, once=once, cluster=context.loaded_settings.cluster)
+    except NoDatabaseError as error:
+        # its disk may be mounted late: systemd tries again after code 1, and not after 2
+        raise UnavailableError(error.where, error.what, error.right) from None
+    raise SystemExit(code)
 
 
 def main() -> None:
-    """Entry point."""
-    guarded("synergyd", lambda: cli(prog_name="synergyd"))
+    run_command_line("synergyd", lambda: cli(prog_name="synergyd"))
 
 
 if __name__ == "__main__":

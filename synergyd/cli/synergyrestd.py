@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from synergyd import __version__
-from synergyd.cli.shared.context import Context, guarded
+from synergyd.cli.shared.context import Context, run_command_line
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -28,8 +28,7 @@ def cli(conf: Path | None, database: str) -> None:
 
 
 def main() -> None:
-    """Entry point."""
-    guarded("synergyrestd", lambda: cli(prog_name="synergyrestd"))
+    run_command_line("synergyrestd", lambda: cli(prog_name="synergyrestd"))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ from datetime import datetime
 import click
 from rich.table import Table
 from rich.text import Text
+from synergy_core.errors import UsageError, one_line
+from synergy_core.formatting import format_names
+from synergy_core.usage import Totals
+from synergy_core.wire.codec import encode
 
 from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
-from synergyd.errors import UsageError, one_line
-from synergyd.usage import Totals
 from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson
 from synergyd.views.months import month_span, present_month
-from synergyd.wire.codec import encode
-from synergyd.words import names_words
 
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")
 _COUNTS = frozenset({"jobs", "changes", "audited"})
-# a spreadsheet would take a cell that begins so for a formula
+# a spreadsheet would take a cell that begins with one of these for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS = (
     ("JOBS", "jobs"), ("ASKED", "asked_gpu_h"), ("HELD", "held_gpu_h"), ("USEFUL", "useful_gpu_h"),
@@ -49,8 +49,8 @@ _COLUMN_NOTES = (
 def usage(context: Context, job: str | None, user: str, account: str, month: str, as_csv: bool, as_json: bool) -> None:
     """Show GPU hours asked for, held, useful and lost to restarts, and the gain: of a month, by account and user.
 
-    With JOB: all runs of that job. Each resize ends one and begins the next, as `sacct -D -j JOB` lists them; `sacct -j` and
-    seff show the last one alone.
+    With JOB: all runs of that job. Each resize ends one and begins the next, as `sacct -D -j JOB` lists them, with a requeue or
+    without (RESIZING); `sacct -j` and seff show the last one alone.
     """
     if as_csv and as_json:
         raise UsageError("--csv", "--json is given too", "give one of them")
@@ -58,27 +58,27 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
         others = {"--user": user, "--account": account, "--month": month, "--csv": as_csv}
         for name in (name for name, value in others.items() if value):
             raise UsageError(name, f"job {job} is named too", "name one of them")
-        with context.desk() as desk:
-            told = desk.job_usage(desk.job_id(job))
+        with context.backend() as backend:
+            job_usage = backend.job_usage(backend.job_id(job))
         if as_json:
-            click.echo(json.dumps(encode(told), indent=1))
+            click.echo(json.dumps(encode(job_usage), indent=1))
         else:
-            console().print(job_table(told))
-            click.echo(job_notes(told))
+            console().print(job_table(job_usage))
+            click.echo(job_notes(job_usage))
         return
     span = _span_of_month(month)
-    with context.desk() as desk:
-        found = desk.usage(*span, user, account)
+    with context.backend() as backend:
+        usage_of_all = backend.usage(*span, user, account)
     if as_json:
-        click.echo(json.dumps(encode(found), indent=1))
+        click.echo(json.dumps(encode(usage_of_all), indent=1))
     elif as_csv:
-        click.echo(csv_text(found), nl=False)
-    elif not found.rows:
-        click.echo(f"no GPU hours are known from {_span(found)}")
+        click.echo(csv_text(usage_of_all), nl=False)
+    elif not usage_of_all.rows:
+        click.echo(f"no GPU hours are known from {_span(usage_of_all)}")
     else:
-        console().print(table(found))
+        console().print(table(usage_of_all))
         click.echo(_COLUMN_NOTES)
-        click.echo(audit_words(found.total))
+        click.echo(audit_message(usage_of_all.total))
 
 
 def _span_of_month(text: str) -> tuple[float, float]:
@@ -90,63 +90,65 @@ def _span_of_month(text: str) -> tuple[float, float]:
     return month_span(int(match[1]), int(match[2]))
 
 
-def csv_text(found: UsageJson) -> str:
+def csv_text(usage: UsageJson) -> str:
     """Return a line for each account and user; a column's sum is its total, but for ratios and for jobs of several accounts."""
     names = [f.name for f in fields(Totals)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["account", "user", "from_s", "to_s", *names])
-    for row in found.rows:
+    for row in usage.rows:
         numbers = [_number(row.usage, name, 4) for name in names]
-        writer.writerow([_cell(row.account), _cell(row.user), f"{found.from_s:.0f}", f"{found.to_s:.0f}", *numbers])
+        writer.writerow([_cell(row.account), _cell(row.user), f"{usage.from_s:.0f}", f"{usage.to_s:.0f}", *numbers])
     return out.getvalue()
 
 
-def table(found: UsageJson) -> Table:
+def table(usage: UsageJson) -> Table:
     """Return a row for each account and user, with the sums below."""
-    made = Table(title=f"GPU hours from {_span(found)}", title_justify="left", pad_edge=False, show_footer=True)
-    made.add_column("ACCOUNT", footer="all")
-    made.add_column("USER")
+    grid = Table(title=f"GPU hours from {_span(usage)}", title_justify="left", pad_edge=False, show_footer=True)
+    grid.add_column("ACCOUNT", footer="all")
+    grid.add_column("USER")
     for head, name in _COLUMNS:
-        made.add_column(head, justify="right", footer=_number(found.total, name, 2))
-    made.add_column("GAIN", justify="right", footer=gain_words(found.total))
-    for row in found.rows:
+        grid.add_column(head, justify="right", footer=_number(usage.total, name, 2))
+    grid.add_column("GAIN", justify="right", footer=format_gain(usage.total))
+    for row in usage.rows:
         texts = [one_line(row.account, 24), one_line(row.user, 24)]
         texts += [_number(row.usage, name, 2) for _, name in _COLUMNS]
-        made.add_row(*(Text(t) for t in (*texts, gain_words(row.usage))))
-    return made
+        grid.add_row(*(Text(t) for t in (*texts, format_gain(row.usage))))
+    return grid
 
 
-def job_table(told: JobUsageJson) -> Table:
+def job_table(job_usage: JobUsageJson) -> Table:
     """Return a row for each incarnation, with the sums below."""
-    total = told.total
-    account = f" in {one_line(told.account, 24)}" if told.account else ""
-    asked = f"asked for {told.asked_gpus} GPU{'s' * (told.asked_gpus != 1)}"
-    title = Text(f"job {told.job_id} of {one_line(told.user, 24)}{account}, {asked}")
-    made = Table(title=title, title_justify="left", pad_edge=False, show_footer=True)
-    made.add_column("BEGIN", footer="all")
+    total = job_usage.total
+    account = f" in {one_line(job_usage.account, 24)}" if job_usage.account else ""
+    asked_size = f"asked for {job_usage.asked_gpus} GPU{'s' * (job_usage.asked_gpus != 1)}"
+    title = Text(f"job {job_usage.job_id} of {one_line(job_usage.user, 24)}{account}, {asked_size}")
+    grid = Table(title=title, title_justify="left", pad_edge=False, show_footer=True)
+    grid.add_column("BEGIN", footer="all")
     for name in ("END", "NODES"):
-        made.add_column(name)
-    made.add_column("GPUS", justify="right")
-    made.add_column("STATE")
+        grid.add_column(name)
+    grid.add_column("GPUS", justify="right")
+    grid.add_column("STATE")
     for name, text in (
-        ("WAITED s", f"{told.waited_s:.0f}"), ("RAN s", f"{told.run_s:.0f}"), ("HELD", _number(total, "held_gpu_h", 2)),
-        ("RESTART s", f"{sum(run.restart_s for run in told.incarnations):.0f}"), ("PREDICTED", ""), ("MEASURED", ""),
+        ("WAITED s", f"{job_usage.waited_s:.0f}"), ("RAN s", f"{job_usage.run_s:.0f}"), ("HELD", _number(total, "held_gpu_h", 2)),
+        ("RESTART s", f"{sum(run.restart_s for run in job_usage.incarnations):.0f}"), ("PREDICTED", ""), ("MEASURED", ""),
     ):  # fmt: skip
-        made.add_column(name, justify="right", footer=text)
-    for run in told.incarnations:
-        made.add_row(*(Text(text) for text in _cells(run)))
-    return made
+        grid.add_column(name, justify="right", footer=text)
+    for run in job_usage.incarnations:
+        grid.add_row(*(Text(text) for text in _cells(run)))
+    return grid
 
 
-def job_notes(told: JobUsageJson) -> str:
+def job_notes(job_usage: JobUsageJson) -> str:
     """Return the lines below the table of a job: what its restarts cost, the gain, and what the columns mean."""
-    total, count = told.total, f"{told.restarts} restart{'s' * (told.restarts != 1)}"
-    gained = (
-        f"gain {gain_words(total)}, {total.saved_h:+.2f} h saved" if total.gain is not None else "the gain is not known"
+    total, count = job_usage.total, f"{job_usage.restarts} restart{'s' * (job_usage.restarts != 1)}"
+    gain_text = (
+        f"gain {format_gain(total)}, {total.saved_h:+.2f} h saved"
+        if total.gain is not None
+        else "the gain is not known"
     )
     return (
-        f"{count}: {told.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours; {gained}.\n"
+        f"{count}: {job_usage.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours; {gain_text}.\n"
         "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its GPUs, without training.\n"
         "PREDICTED, MEASURED: goodput over that of the run before, as Synergy decided and as the job reported."
     )
@@ -154,34 +156,34 @@ def job_notes(told: JobUsageJson) -> str:
 
 def _cells(run: Incarnation) -> tuple[str, ...]:
     begin, end = _second(run.start_s), "-" if run.end_s is None else _second(run.end_s)
-    where = one_line(names_words(run.nodes), 60) or "-"
+    where = one_line(format_names(run.nodes), 60) or "-"
     numbers = (f"{run.waited_s:.0f}", f"{run.run_s:.0f}", f"{run.held_gpu_h:.2f}", f"{run.restart_s:.0f}")
     ratios = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in (run.predicted, run.measured))
     return (begin, end, where, str(run.gpus), one_line(run.state, 20) or "ended", *numbers, *ratios)
 
 
-def gain_words(usage: Totals) -> str:
-    """Return `+11.2 % ± 0.8`, `-` where nothing is known of the training."""
+def format_gain(usage: Totals) -> str:
+    """Return `+11.2 % ± 0.8`, or `-` if nothing is known of the training."""
     return "-" if usage.gain is None else f"{100 * usage.gain:+.1f} % ± {100 * usage.gain_sigma:.1f}"
 
 
-def audit_words(usage: Totals) -> str:
+def audit_message(usage: Totals) -> str:
     """Return what was predicted of the changes that were made, against what came of them."""
     if not usage.changes:
-        return "AUDIT: Synergy has restarted no job."
-    restarts = f"{usage.changes} restart{'s' * (usage.changes != 1)} by Synergy"
+        return "AUDIT: Synergy has changed no running job."
+    changes = f"{usage.changes} change{'s' * (usage.changes != 1)} by Synergy"
     left_out = f"{usage.changes - usage.audited} left out (no prediction, or no reports before or after)"
-    words = f"AUDIT: of {restarts} {left_out}."
+    words = f"AUDIT: of {changes} {left_out}."
     if usage.prediction_error is None:
         return words
     return (
         f"{words}\nThe rest: {usage.predicted_h:+.2f} h saved as predicted, {usage.measured_h:+.2f} h as measured, "
-        f"{usage.change_h:.2f} h spent on the restarts; goodput off by {100 * usage.prediction_error:.0f} %."
+        f"{usage.change_h:.2f} h spent on the changes; goodput off by {100 * usage.prediction_error:.0f} %."
     )
 
 
-def _span(found: UsageJson) -> str:
-    return " to ".join(datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M") for t in (found.from_s, found.to_s))
+def _span(usage: UsageJson) -> str:
+    return " to ".join(datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M") for t in (usage.from_s, usage.to_s))
 
 
 def _second(at_s: float) -> str:

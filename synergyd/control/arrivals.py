@@ -17,24 +17,24 @@ LOOK_S = 0.9  # between two looks at the counts, in an epoch of LOOKS seconds an
 LOOKS = 12  # looks in a shorter epoch's time, and where Slurm limits the daemon's requests
 EARLIEST_S = 1.0  # between two epochs, in an epoch of EARLIEST seconds and more
 EARLIEST = 6  # epochs in a shorter epoch's time, at most
-SHARE = 0.2  # of the time may go into epochs that come early: at 10,000 jobs one takes seconds, and Slurm's
+SHARE = 0.2  # share of the time that may go into early epochs: at 10,000 jobs one takes seconds, and Slurm's
 
 
 @dataclass(frozen=True)
 class JobCounts:
-    """Jobs since slurmctld last began to count: at its start, and at midnight."""
+    """The number of jobs since slurmctld last began to count: at its start, and at midnight."""
 
     submitted: int
     ended: int
 
 
-def come_early(settings: Settings, policy: Policy) -> bool:
+def should_come_early(settings: Settings, policy: Policy) -> bool:
     """Return whether epochs come early. A peer's rounds are part of its rule."""
     return settings.early_epochs and not policy.rule
 
 
 class Arrivals:
-    """Of one daemon. All times are seconds of a clock that nobody sets."""
+    """The arrivals that one daemon watches. All times are seconds of a clock that nobody sets."""
 
     def __init__(self, epoch_s: float) -> None:
         self._seldom_s, self._every_s = epoch_s / LOOKS, min(LOOK_S, epoch_s / LOOKS)
@@ -44,26 +44,35 @@ class Arrivals:
         self._not_before_s = math.inf  # no epoch has ended yet
         self._waits = False
 
-    def epoch_began(self, now_s: float, counts: JobCounts | None) -> None:
-        """Take `counts`, read before the queue, so that no job falls between the two; None where Slurm does not tell."""
+    def begin_epoch(self, now_s: float, counts: JobCounts | None) -> None:
+        """Take `counts`, read before the queue, so that no job falls between the two.
+
+        They are None if Slurm does not tell.
+        """
         self._began_s, self._looked_s, self._counts = now_s, now_s, counts
         self._not_before_s = math.inf
 
-    def epoch_ended(self, now_s: float, *, waits: bool = False, limited: bool = False) -> None:
-        """Let an early epoch come from here on, once it is its turn. `waits`: a job waits for Synergy to start it, so the end of
-        another counts too. `limited`: Slurm's limit on requests has held the daemon up."""
+    def end_epoch(self, now_s: float, *, waits: bool = False, limited: bool = False) -> None:
+        """Let an early epoch come from here on, once it is its turn.
+
+        `waits`: a job waits for Synergy to start it, so the end of another counts too. `limited`: Slurm's limit on
+        requests has held the daemon up.
+        """
         self._not_before_s = max(self._began_s + self._gap_s, now_s + (now_s - self._began_s) / SHARE)
         self._waits = waits
         if limited:
             self._every_s = self._seldom_s
 
-    def may_look(self, now_s: float) -> bool:
+    def can_look(self, now_s: float) -> bool:
         """Return whether it is time to ask Slurm for its counts."""
         return self._counts is not None and now_s >= max(self._not_before_s, self._looked_s + self._every_s)
 
-    def came(self, now_s: float, counts: JobCounts | None) -> bool:
-        """Return whether the next epoch should come at once: a job was submitted since the last one began, or one has ended that
-        another may wait for. `counts` as in `epoch_began`; they fall to 0 at midnight, and when slurmctld starts."""
+    def is_epoch_due(self, now_s: float, counts: JobCounts | None) -> bool:
+        """Return whether the next epoch should come at once.
+
+        It should if a job was submitted since the last one began, or one has ended that another may wait for. `counts`:
+        as in `begin_epoch`; they fall to 0 at midnight, and when slurmctld starts.
+        """
         self._looked_s, before = now_s, self._counts
         if counts is None or before is None:
             self._counts = None  # not asked again before the next epoch

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from synergy_core.job_report import Report
+
 from synergyd.control.resize.events import Acknowledged, CarriedOut, ResizeEvent, Unwanted
 from synergyd.control.resize.instructions import AskCheckpoint
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.control.tracked import Remember, Tracked
-from synergyd.job_report import Report
+from synergyd.control.tracked import Remember, TrackedJob
 
 
-def told_request(tracked: Tracked | None) -> int:
-    """Return the number of the request that the job's launchers are told; 0 where they are older, and take a signal alone."""
-    return tracked.checkpoint_request if tracked is not None and tracked.launchers.listen else 0
+def current_request_number(tracked: TrackedJob | None) -> int:
+    """Return the number of the request that the job's launchers are told, or 0 if they are older, and take a signal alone."""
+    return tracked.checkpoint_request if tracked is not None and tracked.launchers.take_requests else 0
 
 
-def hear_launcher(tracked: Tracked, report: Report) -> list[Remember]:
+def hear_launcher(tracked: TrackedJob, report: Report) -> list[Remember]:
     """Take in that the incarnation's launcher is there; what it says of its training follows elsewhere."""
-    tracked.launchers = tracked.launchers.hear(report)
+    tracked.launchers = tracked.launchers.with_report(report)
     life = tracked.lifecycle
     if life.launched >= report.restarts:
         return []
@@ -30,16 +31,16 @@ def hear_launcher(tracked: Tracked, report: Report) -> list[Remember]:
     return [Remember(tracked.lifecycle, life.state, "Launched")]
 
 
-def after_hearing(tracked: Tracked, report: Report) -> list[ResizeEvent]:
+def checkpoint_events(tracked: TrackedJob, report: Report) -> list[ResizeEvent]:
     """Return what `report`, which `tracked` knows already, means for a checkpoint that is awaited."""
     launchers = tracked.launchers
-    if launchers.over:
+    if launchers.have_ended:
         # whatever it saved last: its script goes on with something else, or is at its end
         awaited = tracked.lifecycle.state is ResizeState.CHECKPOINTING
         return [Unwanted("its training has ended")] if awaited else []
     if report.silent:
         return []
     events: list[ResizeEvent] = []
-    if launchers.requested >= tracked.checkpoint_request:
+    if launchers.latest_request >= tracked.checkpoint_request:
         events.append(CarriedOut(AskCheckpoint(report.job_id, report.restarts)))
-    return [*events, Acknowledged(report.restarts, launchers.taken)]
+    return [*events, Acknowledged(report.restarts, launchers.checkpoints_taken)]

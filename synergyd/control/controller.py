@@ -2,7 +2,7 @@
 
     QueueRead, JobObserved, NodesRead ──┐                        ┌── Instruction (to Slurm) ── answered by Answered
     Reported, CheckpointTaken ──────────┤── Controller.handle ──├── Remember (to the store, before what follows it)
-    SnapshotTaken, Decided, Ticked ─────┘   one Tracked a job    └── TellBatch, ParkAgain
+    SnapshotTaken, Decided, Ticked ─────┘   one TrackedJob a job    └── TellBatch, ParkAgain
 
 The daemon's loop and the simulator's director are shells over it: they ask `decide` for decisions, hand events in, and carry out what
 comes back, each output in its order. No clock, no I/O: every event comes with its time. `validate` says what may never be.
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from synergyd.control.checkpoint_request import after_hearing, hear_launcher
+from synergy_core.formatting import format_size
+from synergy_core.job_report import Report
+from synergy_core.records import Action, Cluster, Job, JobState, Plan, Profile, Snapshot
+
+from synergyd.control.checkpoint_request import checkpoint_events, hear_launcher
 from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import as_decided_about
 from synergyd.control.failed_plans import FailedPlans, follow_up
-from synergyd.control.in_place import begins_unheard, restarted, tell_crash
-from synergyd.control.in_transit import arrived, stays, under_way
-from synergyd.control.job_restarts import Restarts
-from synergyd.control.known.believed import believed
-from synergyd.control.known.job_durations import JobDurations
-from synergyd.control.known.progress import progress_of, with_likely
-from synergyd.control.known.size_changes import SizeChanges
-from synergyd.control.learnt import learn_safely
-from synergyd.control.power_up import PowerUps, wakes
+from synergyd.control.fault_monitor import FaultMonitor, is_stall_common
+from synergyd.control.in_place import clear_speed_of_last_report, join_event, restart_event, tell_crash
+from synergyd.control.in_transit import as_if_done, decisions_under_way, keeps_allocation
+from synergyd.control.learning import learn_safely
+from synergyd.control.power_up import PowerUps, power_ups_for
 from synergyd.control.resize.events import (
     Acknowledged,
     Answered,
@@ -60,48 +60,53 @@ from synergyd.control.resize.events import (
 from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.control.resize.instructions import AskCheckpoint, Park, Wake
 from synergyd.control.resize.lifecycle import IN_TRANSIT, LEAVING, STARTING, JobLifecycle, ResizeState, ResizeTimes
-from synergyd.control.resize.restart_account import followed
+from synergyd.control.resize.machine import advance
 from synergyd.control.resize.start_time import put_off_until_s
-from synergyd.control.resize.starts import advance
+from synergyd.control.resize_request import resize_request
+from synergyd.control.restart_budgets import RestartBudgets
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.tracked import Entry, Learnt, Output, Remember, Tracked
-from synergyd.control.waiting import count_kept, keep_waiting
-from synergyd.control.wanting import wanted
-from synergyd.control.watch import Watch, stall_together
-from synergyd.job_report import Report
+from synergyd.control.state.believed_profiles import believed_profiles
+from synergyd.control.state.job_durations import JobDurations
+from synergyd.control.state.progress import progress_of, with_likely
+from synergyd.control.state.size_changes import SizeChanges
+from synergyd.control.tracked import KeepReport, Output, Remember, StoryEntry, TrackedJob
+from synergyd.control.waiting import count_kept, park_if_waiting
+from synergyd.jobmodel.likely_lengths import LearntLengths
+from synergyd.jobmodel.shared_profiles import SharedProfiles
 from synergyd.links.sharing import slowdowns_of
-from synergyd.records import Action, Cluster, Job, JobState, Plan, Profile, Snapshot
 from synergyd.scheduler.problem.records import Progress
-from synergyd.task.likely_lengths import LearntLengths
-from synergyd.task.shared_profiles import SharedProfiles
-from synergyd.words import size_words
 
 HISTORY = 10_000  # lines of `story`, of all jobs together
-_DECIDABLE = (ResizeState.QUEUED, ResizeState.RUNNING)
+_DECIDABLE, GONE = (ResizeState.QUEUED, ResizeState.RUNNING), ResizeState.GONE
 _Value = TypeVar("_Value")
 
 
 @dataclass
 class Controller:
-    """`epoch_s`: seconds between two epochs. `learns`: reports teach profiles (an oracle's jobs have nothing to teach)."""
+    """The pure class that keeps all jobs.
+
+    `epoch_s`: seconds between two epochs. `learns`: reports teach profiles (an oracle's jobs have nothing to
+    teach). `live`: nodes may leave running jobs without a requeue.
+    """
 
     times: ResizeTimes
     epoch_s: float
     learns: bool = True
-    jobs: dict[int, Tracked] = field(default_factory=dict)
+    live: bool = True
+    jobs: dict[int, TrackedJob] = field(default_factory=dict)
     durations: JobDurations = field(default_factory=JobDurations)
     lengths: LearntLengths = field(default_factory=LearntLengths)
     shared_profiles: SharedProfiles = field(default_factory=SharedProfiles)
     failed_plans: FailedPlans = field(default_factory=FailedPlans)
     size_changes: SizeChanges = field(default_factory=SizeChanges)
     power_ups: PowerUps = field(default_factory=PowerUps)
-    watch: Watch = field(default_factory=Watch)
-    log: deque[Entry] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _unseen: dict[int, Tracked] = field(default_factory=dict)  # read back from a store, not in the queue so far
+    faults: FaultMonitor = field(default_factory=FaultMonitor)
+    log: deque[StoryEntry] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    _unseen: dict[int, TrackedJob] = field(default_factory=dict)  # read back from a store, not in the queue so far
     _cluster: Cluster = field(default_factory=lambda: Cluster(()))
 
     def __post_init__(self) -> None:
-        self.restarts = Restarts(self.times, self.epoch_s)
+        self.restart_budgets = RestartBudgets(self.times, self.epoch_s, live=self.live)
 
     # -- what a shell asks ---------------------------------------------------------------------------------------------
 
@@ -118,19 +123,19 @@ class Controller:
         return self._of_jobs(lambda t: t.report)
 
     def progress(self, jobs: Iterable[Job]) -> dict[int, Progress]:
-        """By job id: how far each has come, by its reports as far as its own steps do not refute them."""
+        """Return by job id how far each job has come, according to its reports as far as its own steps do not refute them."""
         jobs = tuple(jobs)
         refuted = frozenset(i for i, t in self.jobs.items() if t.claim is not None and t.claim.refuted)
         return with_likely(progress_of(jobs, self.reports, self.attained_gpu_s, refuted), jobs, self.lengths)
 
     @property
     def in_transit(self) -> list[int]:
-        """Jobs that are being resized or started."""
+        """Return the jobs that are being resized or started."""
         return [i for i, t in self.jobs.items() if t.lifecycle.state in IN_TRANSIT]
 
     @property
     def leaving(self) -> set[int]:
-        """Jobs that still hold GPUs which they are to give back."""
+        """Return the jobs that still hold GPUs which they are to give back."""
         return {i for i, t in self.jobs.items() if t.lifecycle.state in LEAVING}
 
     @property
@@ -138,19 +143,19 @@ class Controller:
         return {i: t.attained_gpu_s for i, t in self.jobs.items()}
 
     def ages_s(self, now_s: float) -> dict[int, float]:
-        """Seconds since each job's first sbatch (Slurm resets SubmitTime at each requeue), but for those in which it might not start."""
+        """Return each job's age: seconds since its first submission (Slurm's changes at a requeue), less those held or deferred."""
         return {i: max(0.0, now_s - t.lifecycle.submit_s - t.kept_s) for i, t in self.jobs.items()}
 
-    def lost_nodes(self, up: frozenset[str], now_s: float) -> bool:
-        """Has a job lost a node a moment ago, that no epoch has decided about yet? `up`: nodes that can take jobs."""
-        return any([t.hurries(up, now_s) for t in self.jobs.values()])
+    def has_lost_node(self, up: frozenset[str], now_s: float) -> bool:
+        """Return whether a job lost a node a moment ago that no epoch has decided about yet. `up`: nodes that can take jobs."""
+        return any([t.needs_early_epoch(up, now_s) for t in self.jobs.values()])
 
-    def deciding(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot that `decide` should see: what is being carried out counts as done."""
-        return arrived(snapshot, under_way(self.lifecycles))
+    def to_decide_about(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot that `decide` should see: what is being carried out counts as done."""
+        return as_if_done(snapshot, decisions_under_way(self.lifecycles))
 
-    def reported(self, job_id: int, restarts: int) -> bool:
-        """Has this incarnation reported, so that it can be asked for a checkpoint?"""
+    def has_reported(self, job_id: int, restarts: int) -> bool:
+        """Return whether this incarnation has reported, so that it can be asked for a checkpoint."""
         report = self.jobs[job_id].report if job_id in self.jobs else None
         return report is not None and report.restarts == restarts
 
@@ -161,15 +166,15 @@ class Controller:
         return as_decided_about(job, tracked, now_s, self.failed_plans.of(job), size)
 
     def plans(self) -> dict[int, Plan]:
-        """Plans of running jobs: the one that the job reports, else the one that Synergy gave it."""
+        """Return the plans of the running jobs by job id: the plan that the job reports, else the one that Synergy gave it."""
         return self._of_jobs(lambda t: t.plan)
 
-    def believed(self, jobs: Iterable[Job]) -> dict[int, Profile]:
-        """What is believed of each job: what it has reported, and what others have that are like it."""
-        return believed(jobs, self.profiles, self.shared_profiles)
+    def believed_profiles(self, jobs: Iterable[Job]) -> dict[int, Profile]:
+        """Return by job id what is believed of each of `jobs`: what it has reported itself, and what similar jobs have."""
+        return believed_profiles(jobs, self.profiles, self.shared_profiles)
 
-    def unblockable(self, cluster: Cluster, now_s: float, jobs: Mapping[int, Job] | None = None) -> list[int]:
-        """Jobs whose decision had to wait for GPUs that are free now. `jobs`: as they are now, where that is known."""
+    def jobs_to_unblock(self, cluster: Cluster, now_s: float, jobs: Mapping[int, Job] | None = None) -> list[int]:
+        """Return the jobs whose decision had to wait for GPUs that are free now. `jobs`: as they are now, if that is known."""
         free = []
         for job_id, tracked in self.jobs.items():
             job = (jobs or {}).get(job_id, tracked.job)
@@ -184,13 +189,13 @@ class Controller:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ControlEvent, now_s: float) -> list[Output]:
-        """One event at `now_s` (seconds since 1970). Total: any event at any time has an answer, and never raises."""
+        """Return what follows from an event at `now_s` (seconds since 1970). Total: any event has an answer, and never raises."""
         match event:
             case JobObserved():
-                return self._observed(event, now_s)
+                return self._observe_job(event, now_s)
             case QueueRead(here=here):
                 self._unseen = {i: t for i, t in self._unseen.items() if i in here}
-                return [o for i in list(self.jobs) if i not in here for o in self._advance(i, Observed("GONE"), now_s)]
+                return [o for i in list(self.jobs) if i not in here for o in self._tell(i, Observed("GONE"), now_s)]
             case NodesRead(up=up):
                 return self._give_up_lost(up, now_s)
             case SnapshotTaken():
@@ -201,39 +206,42 @@ class Controller:
                     tracked.blocked, tracked.slowdown = None, slowdowns.get(job_id, 1.0)
                 return []
             case Reported():
-                return self._reported(event, now_s)
+                return self._take_reports(event, now_s)
             case GpuTimeKnown(job_id=job_id, gpu_s=gpu_s, tells=tells):
                 if job_id in self.jobs:
                     self.jobs[job_id].attained_gpu_s, self.jobs[job_id].tells = gpu_s, tells
                 return []
             case CheckpointTaken():
-                return self._checkpoint_taken(event.job_id, event.restarts, event.count, now_s)
+                return self._count_checkpoint(event.job_id, event.restarts, event.count, now_s)
             case Decided():
-                return self._decided(event, now_s)
+                return self._take_decision(event, now_s)
             case Unblocked(job_id=job_id, job=job):
-                return self._unblocked(self.jobs.get(job_id), job, now_s)
+                return self._unblock(self.jobs.get(job_id), job, now_s)
             case BatchReviewed():
                 return review_batch(self.jobs.get(event.job_id), event)
             case HealthReviewed():
                 return self._review(event.drains, now_s)
             case Answered(answer=answer):
-                return self._answered(answer, now_s)
+                return self._take_answer(answer, now_s)
             case ClockSet(by_s=by_s):
                 self.power_ups.set_clock(by_s)
                 for unseen in self._unseen.values():
                     set_clock(unseen, by_s)
-                self.watch.nodes.set_clock(by_s)
+                self.faults.nodes.set_clock(by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
             case Ticked(job_id=job_id, cluster=cluster):
                 tick = self.jobs[job_id].tick(self._cluster, cluster) if job_id in self.jobs else Tick()
-                return self._advance(job_id, tick, now_s)
+                return self._tell(job_id, tick, now_s)
 
-    def taken_over(self) -> None:
-        """Forget what a daemon that stood by made of the jobs, for what the leader wrote; what it saw of them itself stays."""
+    def take_over(self) -> None:
+        """Replace what a daemon that stood by made of the jobs with what the leader wrote.
+
+        The standby's own observations stay.
+        """
         for job_id, tracked in self.jobs.items():
             tracked.forget_reports()
             self._unseen[job_id] = tracked
-        self.jobs, self.watch = {}, Watch()
+        self.jobs, self.faults = {}, FaultMonitor()
 
     def restore(
         self,
@@ -242,16 +250,19 @@ class Controller:
         reports: Mapping[int, tuple[Report, float]],
         now_s: float = math.inf,
     ) -> None:
-        """Take over what a controller before this one left: lifecycles go on; profiles and reports (with the time at which they
-        came) wait for their jobs to be seen. A last instruction, which may have been carried out, is sent again at once."""
+        """Take over what an earlier controller left.
+
+        Lifecycles go on; profiles and reports (with the time at which they came) wait for their jobs to be seen. A
+        last instruction, which may have been carried out, is sent again at once.
+        """
         for lifecycle in lifecycles:
             job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
                 self._track(job_id, again)
-                self.jobs[job_id].ran_before(now_s)
+                self.jobs[job_id].count_time_before(now_s)
         for job_id in profiles.keys() | reports.keys():
             kept = self.jobs.get(job_id) or self._unseen.setdefault(
-                job_id, Tracked(lifecycle=JobLifecycle(job_id, 0.0))
+                job_id, TrackedJob(lifecycle=JobLifecycle(job_id, 0.0))
             )
             kept.profile = kept.profile or profiles.get(job_id)
             if kept.report is None and job_id in reports:
@@ -260,44 +271,45 @@ class Controller:
 
     def _track(self, job_id: int, lifecycle: JobLifecycle) -> None:
         kept = self._unseen.pop(job_id, None)
-        self.jobs[job_id] = replace(kept, lifecycle=lifecycle) if kept else Tracked(lifecycle=lifecycle)
+        self.jobs[job_id] = replace(kept, lifecycle=lifecycle) if kept else TrackedJob(lifecycle=lifecycle)
 
     # -- one function an event -----------------------------------------------------------------------------------------
 
-    def _observed(self, event: JobObserved, now_s: float) -> list[Output]:
+    def _observe_job(self, event: JobObserved, now_s: float) -> list[Output]:
         job_id, observed = event.job_id, event.observed
         if job_id not in self.jobs:
             if observed.state == "GONE":
                 return []
-            # whether a job that was restarted before it was seen was requeued just now nobody knows
+            # nobody knows whether a job that was restarted before it was seen was requeued just now
             ended_s = now_s if observed.restarts else 0.0
-            new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, restarts=observed.restarts)
+            new = JobLifecycle(job_id, event.submit_s, since_s=now_s, ended_s=ended_s, incarnation=observed.restarts)
             self._track(job_id, replace(new, walltime=event.walltime))
         tracked = self.jobs[job_id]
         tracked.eligible_s, tracked.requeuing, tracked.reason = observed.eligible_s, event.requeuing, observed.reason
         tracked.begin_s = put_off_until_s(
-            tracked.lifecycle.written, observed.restarts, observed.eligible_s, event.begin_s, now_s
+            tracked.lifecycle.written_start, observed.restarts, observed.eligible_s, event.begin_s, now_s
         )
         outputs: list[Output] = []
         if tracked.begin_s is not None and tracked.lifecycle.state in STARTING:
             cause = f"its start was put off for {tracked.begin_s - now_s:.0f} s by its user or an admin"
-            outputs += self._advance(job_id, Unwanted(cause), now_s)
-        return outputs + self._advance(job_id, observed, now_s)
+            outputs += self._tell(job_id, Unwanted(cause), now_s)
+        return outputs + self._tell(job_id, observed, now_s)
 
-    def put_off(self, job_id: int, restarts: int, eligible_s: float | None, now_s: float) -> bool:
-        """Has the job's user or an admin put off its start since it was observed? Asked just before it is written to."""
-        written = self.jobs[job_id].lifecycle.written if job_id in self.jobs else None
+    def is_start_postponed(self, job_id: int, restarts: int, eligible_s: float | None, now_s: float) -> bool:
+        """Return whether the job's user or an admin put off its start since it was observed. Asked just before it is written to."""
+        written = self.jobs[job_id].lifecycle.written_start if job_id in self.jobs else None
         return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
     def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
-        outputs = [o for t in self.jobs.values() for o in self.watch.lost(t, up, now_s)]
+        outputs = [o for t in self.jobs.values() for o in self.faults.note_lost_nodes(t, up, now_s)]
         for job_id in self.in_transit:
             if lost := self.jobs[job_id].lost_target(up):
-                outputs += self._advance(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
+                outputs += self._tell(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
         return outputs
 
     def _take_snapshot(self, event: SnapshotTaken, now_s: float) -> list[Output]:
         self._cluster, jobs = event.snapshot.cluster, {job.job_id: job for job in event.snapshot.jobs}
+        self.restart_budgets.cluster = self._cluster
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
             count_kept(tracked, event.passed_s, now_s)
@@ -305,23 +317,27 @@ class Controller:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
                 tracked.before_s = 0.0
                 tracked.ran_on = tracked.job
-        found = [o for t in self.jobs.values() for o in (*t.named(), *t.forget_refusals(self._cluster, now_s))]
-        return [*found, *self.watch.look(self._cluster.nodes, now_s)]
+        found = [
+            o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
+        ]
+        return [*found, *self.faults.look(self._cluster.nodes, now_s)]
 
-    def _reported(self, event: Reported, now_s: float) -> list[Output]:
+    def _take_reports(self, event: Reported, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
         tracked = self.jobs.get(latest.job_id) if latest else None
         if latest is None or tracked is None:
             return []  # it has left, or is not known yet: its next report comes soon
-        if latest.restarts != max(tracked.lifecycle.restarts, event.shown_restarts):
-            return []  # of an incarnation that has ended, or that Slurm has not shown yet
-        begun = restarted(latest)
+        if latest.restarts != max(tracked.lifecycle.incarnation, event.shown_restarts):
+            return []  # it is about an incarnation that has ended, or that Slurm has not shown yet
+        begun = restart_event(latest)
         outputs: list[Output] = [*hear_launcher(tracked, latest)]
+        if (joined := join_event(latest)) is not None:
+            outputs += self._tell(latest.job_id, joined, now_s)
         if latest.silent:
             tracked.take_idle(latest, now_s)
-            moved = [] if begun is None else self._advance(latest.job_id, begun, now_s)
-            outputs += [*moved, *(begins_unheard(tracked, now_s) if moved else [])]
-            return outputs + self._heard(tracked, latest, now_s)
+            moved = [] if begun is None else self._tell(latest.job_id, begun, now_s)
+            outputs += [*moved, *(clear_speed_of_last_report(tracked, now_s) if moved else [])]
+            return outputs + self._follow_checkpoint(tracked, latest, now_s)
         before, heard_s = tracked.report, tracked.heard_s
         tracked.take_report(latest, now_s)
         outputs += tell_crash(tracked, before)
@@ -329,114 +345,118 @@ class Controller:
         learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles, sizes) if self.learns else ({}, [])
         outputs += unlearnt
         if begun is not None:
-            outputs += self._advance(latest.job_id, begun, now_s)
+            outputs += self._tell(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
-        costs, told = self.restarts.measure(tracked, latest, now_s)
-        outputs += [Learnt(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
-        outputs += self.watch.reported(tracked, before, heard_s, now_s)
+        costs, told = self.restart_budgets.measure(tracked, latest, now_s)
+        outputs += [KeepReport(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
+        outputs += self.faults.take_report(tracked, before, heard_s, now_s)
         if follows.event is not None:
-            outputs += self._advance(latest.job_id, follows.event, now_s)
-        return outputs + self._heard(tracked, latest, now_s)
+            outputs += self._tell(latest.job_id, follows.event, now_s)
+        return outputs + self._follow_checkpoint(tracked, latest, now_s)
 
-    def _heard(self, tracked: Tracked, latest: Report, now_s: float) -> list[Output]:
-        return [o for event in after_hearing(tracked, latest) for o in self._advance(latest.job_id, event, now_s)]
+    def _follow_checkpoint(self, tracked: TrackedJob, latest: Report, now_s: float) -> list[Output]:
+        return [o for event in checkpoint_events(tracked, latest) for o in self._tell(latest.job_id, event, now_s)]
 
-    def _checkpoint_taken(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
+    def _count_checkpoint(self, job_id: int, restarts: int, count: int, now_s: float) -> list[Output]:
         if job_id in self.jobs:
             self.jobs[job_id].count_checkpoints(restarts, count)
-        return self._advance(job_id, Acknowledged(restarts, count), now_s)
+        return self._tell(job_id, Acknowledged(restarts, count), now_s)
 
-    def _decided(self, event: Decided, now_s: float) -> list[Output]:
+    def _take_decision(self, event: Decided, now_s: float) -> list[Output]:
         decision = event.decision
         tracked = self.jobs.get(decision.job_id)
         job = tracked.job if tracked else None
-        if tracked is None or job is None or (tracked.training_over and job.state is JobState.RUNNING):
+        if tracked is None or job is None or (tracked.is_training_over and job.state is JobState.RUNNING):
             return []
-        if tracked.lifecycle.stopping and (job.paused or stays(decision, job)):
+        if tracked.lifecycle.stopping and (job.paused or keeps_allocation(decision, job)):
             why = "it is paused" if job.paused else "nobody needs its GPUs any more"
-            return self._advance(job.job_id, Unwanted(why), now_s)
+            return self._tell(job.job_id, Unwanted(why), now_s)
         if job.directive is None or job.held or job.paused or decision.action is Action.KEEP:
             return []
         if decision.action is Action.WAIT and job.state is JobState.RUNNING:
-            cause = f"{size_words(job.shape, tracked.lifecycle.plan)} go to others"
-            return self._advance(job.job_id, Preempted(cause, tracked.checkpoints_taken), now_s)
+            cause = f"{format_size(job.shape, tracked.lifecycle.plan)} go to others"
+            return self._tell(job.job_id, Preempted(cause, tracked.checkpoints_taken), now_s)
         if decision.action is Action.WAIT:
-            return keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s) if event.schedulable else []
+            return park_if_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s) if event.schedulable else []
         if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
-            return self._advance(job.job_id, wanted(tracked, decision, job, self._cluster), now_s)
+            return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)
         tracked.blocked = decision
-        waits = keep_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
-        return [*waits, *wakes(decision, self._cluster)]
+        waits = park_if_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
+        return [*waits, *power_ups_for(decision, self._cluster)]
 
-    def _unblocked(self, tracked: Tracked | None, job: Job | None, now_s: float) -> list[Output]:
-        if tracked is None or tracked.blocked is None:
+    def _unblock(self, tracked: TrackedJob | None, job: Job | None, now_s: float) -> list[Output]:
+        if tracked is None:
             return []
         decision, tracked.blocked = tracked.blocked, None
-        return [] if job is None else self._advance(job.job_id, wanted(tracked, decision, job, self._cluster), now_s)
+        if decision is None or job is None:
+            return []
+        return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)
 
-    def _answered(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
+    def _take_answer(self, answer: CarriedOut | Refused, now_s: float) -> list[Output]:
         tracked = self.jobs.get(job_id := answer.instruction.job_id)
         if isinstance(answer.instruction, Wake):
-            return self.power_ups.answered(answer.instruction, answer, tracked, now_s)
+            return self.power_ups.note_answer(answer.instruction, answer, tracked, now_s)
         if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
             tracked.parked = tracked.job.restarts if tracked.job else None
         if tracked is not None and isinstance(answer, Refused) and isinstance(answer.instruction, AskCheckpoint):
             tracked.saved = (0, 0.0)
-        return self._advance(job_id, answer, now_s)
+        return self._tell(job_id, answer, now_s)
 
     def _review(self, drains: bool, now_s: float) -> list[Output]:
-        outputs, together = list[Output](), stall_together(self.jobs.values())
+        outputs, together = list[Output](), is_stall_common(self.jobs.values())
         for job_id, tracked in self.jobs.items():
             outputs += review_health(tracked, now_s)
-            found = review_time(tracked, now_s, self.restarts.lead_s(tracked))
-            for one in (*found, *self.watch.review(tracked, now_s, self.times, together=together)):
-                outputs += self._advance(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
-        return outputs + self.watch.drains(now_s, drains)
+            found = review_time(tracked, now_s, self.restart_budgets.lead_s(tracked))
+            for one in (*found, *self.faults.review(tracked, now_s, self.times, together=together)):
+                outputs += self._tell(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
+        return outputs + self.faults.drains(now_s, drains)
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
-    def _advance(self, job_id: int, event: ResizeEvent, now_s: float) -> list[Output]:
+    def _tell(self, job_id: int, event: ResizeEvent, now_s: float) -> list[Output]:
+        """Tell the state machine of the job's resize of `event`, and return what follows."""
         if (tracked := self.jobs.get(job_id)) is None:
             return []
-        before = tracked.lifecycle
-        step = advance(before, event, now_s, self.times)
-        step = replace(step, life=followed(before, step.life, event, now_s, tracked.report))
+        before, name = tracked.lifecycle, type(event).__name__
+        step = advance(before, event, now_s, self.times, tracked.report)
         tracked.lifecycle = step.life
-        names = tuple(type(i).__name__ for i in step.instructions)
-        if step.life != before or step.story or names:
-            self.log.append(
-                Entry(now_s, job_id, type(event).__name__, before.state.value, step.life.state.value, names)
-            )
+        sent = tuple(type(i).__name__ for i in step.instructions)
         changed = step.life != before or step.story
-        outputs = [Remember(step.life, before.state, type(event).__name__, step.story)] if changed else []
-        gone = step.life.state is ResizeState.GONE
-        learnt = self._forget(tracked) if gone else self.failed_plans.after(tracked, before)
-        return [*outputs, *([Learnt(None, now_s, learnt)] if learnt else []), *step.instructions]
+        if changed or sent:
+            self.log.append(StoryEntry(now_s, job_id, name, before.state, step.life.state, sent))
+        outputs = [Remember(step.life, before.state, name, step.story)] if changed else []
+        learnt = (
+            self._forget(tracked) if step.life.state is GONE else self.failed_plans.ban_unresizable(tracked, before)
+        )
+        return [*outputs, *([KeepReport(None, now_s, learnt)] if learnt else []), *step.instructions]
 
-    def _forget(self, tracked: Tracked) -> dict[str, Profile]:
-        """It has left the queue; what it has taught stays. Returns what of it is to be stored."""
+    def _forget(self, tracked: TrackedJob) -> dict[str, Profile]:
+        """Forget a job that has left the queue, but not what it has taught.
+
+        Return the parts of it that are to be stored.
+        """
         job_id, learnt, gpu_s = tracked.lifecycle.job_id, {}, tracked.attained_gpu_s
         if tracked.job is not None:
-            self.durations.ended(gpu_s, tracked.job.asked.gpus)
+            self.durations.add(gpu_s, tracked.job.asked.gpus)
         if (job := tracked.job or tracked.ran_on) is not None:
-            learnt = self.size_changes.ended(job, tracked.report, gpu_s / max(1, job.shape.gpus))
+            learnt = self.size_changes.note_end(job, tracked.report, gpu_s / max(1, job.shape.gpus))
             learnt |= self.lengths.ended(job, gpu_s) if tracked.tells is False else {}
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
-        self.restarts.costs.forget(job_id)
+        self.restart_budgets.forget(job_id)
         del self.jobs[job_id]
         return learnt
 
-    def _of_jobs(self, value: Callable[[Tracked], _Value | None]) -> dict[int, _Value]:
-        """By job id, of the jobs that have one."""
+    def _of_jobs(self, value: Callable[[TrackedJob], _Value | None]) -> dict[int, _Value]:
+        """Return `value` by job id, for the jobs that have one."""
         return {i: v for i, t in self.jobs.items() if (v := value(t)) is not None}
 
     # -- for tests and for a developer who looks -----------------------------------------------------------------------
 
     def validate(self) -> str:
-        """What may never be, and is; "" where all is well. Tests call it after every event."""
+        """Return the first violated invariant, or "" if there is none. Tests call it after every event."""
         for job_id, tracked in self.jobs.items():
             if tracked.lifecycle.job_id != job_id:
                 return f"job {tracked.lifecycle.job_id} is kept under {job_id}"
@@ -444,6 +464,6 @@ class Controller:
                 return f"job {job_id}: {problem}"
         return ""
 
-    def story(self, job_id: int | None = None) -> list[Entry]:
-        """What happened lately, to all jobs or to one: the newest HISTORY events that changed something."""
+    def story(self, job_id: int | None = None) -> list[StoryEntry]:
+        """Return what happened lately to all jobs or to one: the newest HISTORY events that changed something."""
         return [entry for entry in self.log if job_id in (None, entry.job_id)]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.failed_plans import NO_BANS, Bans
-from synergyd.control.known.node_paces import SLOW
-from synergyd.control.known.size_changes import REASONS, CanChangeSize
-from synergyd.control.resize.lifecycle import JobLifecycle
-from synergyd.control.resize.start_refusal import waits_its_turn
-from synergyd.control.tracked import Tracked
-from synergyd.control.watch import idle_of
-from synergyd.job_report import MAX_RETURNS, is_by_agent
-from synergyd.records import Job, JobState
-from synergyd.words import span_words
+from synergy_core.formatting import format_duration
+from synergy_core.job_report import MAX_RETURNS, is_by_agent
+from synergy_core.records import Job, JobState
 
-MOST_SLOWED = 10.0  # what a report may say at the most
+from synergyd.control.failed_plans import NO_BANS, Bans
+from synergyd.control.fault_monitor import idle_seconds
+from synergyd.control.resize.lifecycle import JobLifecycle
+from synergyd.control.resize.start_refusal import is_waiting_its_turn
+from synergyd.control.state.node_paces import SLOW
+from synergyd.control.state.size_changes import REASONS, CanChangeSize
+from synergyd.control.tracked import TrackedJob
+
+MOST_SLOWED = 10.0  # the most that a report may say
 # A job keeps its size until it was measured there, for so long after its start at most: its first steps, compiled and with cold caches,
 # may take minutes, and what was guessed before them is no reason to load it twice.
 UNMEASURED_S = 600.0
@@ -25,15 +26,18 @@ FIRST_UNMEASURED_S = 180.0
 
 def as_decided_about(
     job: Job,
-    tracked: Tracked | None,
+    tracked: TrackedJob | None,
     now_s: float,
     bans: Bans = NO_BANS,
     size: CanChangeSize = CanChangeSize.YES,
 ) -> Job:
-    """Return the job: not touched where Slurm refused all that Synergy could choose for it; not started before its user's start time,
-    nor where a start has just failed or a node was lost; not resized where nothing says that it can be (`size`), where it can't be
-    asked for a checkpoint, where a resize has failed lately, where Slurm has refused it other nodes lately, or before it was measured
-    at the size of its last resize."""
+    """Return the job as an epoch may decide about it.
+
+    It is not touched if Slurm refused all that Synergy could choose for it. It is not started before its user's
+    start time, nor if a start has just failed or a node was lost. It is not resized if nothing says that it can be
+    (`size`), if it can't be asked for a checkpoint, if a resize has failed lately, if Slurm has refused it other
+    nodes lately, or before it was measured at the size of its last resize.
+    """
     if tracked is None:
         return job
     lifecycle, tracked.form, tracked.at_asked_size = tracked.lifecycle, job.fixed, False
@@ -41,15 +45,17 @@ def as_decided_about(
         job = _at_asked_size(job, tracked, size)
     if now_s < lifecycle.failures.until_s:
         job = replace(job, avoid=tuple(n for n in lifecycle.failures.nodes if n not in job.node_names))
-    job = _as_watched(job, tracked, now_s)
+    job = _with_nodes_to_avoid(job, tracked, now_s)
     if job.state is JobState.PENDING:
         job = _with_loss(replace(job, begin_s=tracked.begin_s), tracked)
-        if lifecycle.left and job.directive is not None:
-            return replace(job, directive=None, directive_error=_left(lifecycle))
+        if lifecycle.left_to_slurm_reason and job.directive is not None:
+            return replace(job, directive=None, directive_error=_left_to_slurm_message(lifecycle))
     if job.directive is None:
         return job
     if job.idle_s is not None and not job.fixed:
-        return replace(job, fixed=f"it has used no CPU time and no GPU for {span_words(job.idle_s)}, and made no step")
+        return replace(
+            job, fixed=f"it has used no CPU time and no GPU for {format_duration(job.idle_s)}, and made no step"
+        )
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")
     if bans.script and not job.fixed:
@@ -60,11 +66,11 @@ def as_decided_about(
         return replace(job, fixed="all plans that fit have failed for this program")
     if job.state is not JobState.RUNNING or job.fixed:
         return job
-    if lifecycle.left:
-        return replace(job, fixed=_left(lifecycle))
+    if lifecycle.left_to_slurm_reason:
+        return replace(job, fixed=_left_to_slurm_message(lifecycle))
     if tracked.report is None or tracked.report.restarts != job.restarts or not is_by_agent(tracked.report):
         return replace(job, fixed="its agent has not reported yet, so nobody could be asked for a checkpoint")
-    if tracked.training_over:
+    if tracked.is_training_over:
         return replace(job, fixed="its training has ended, and what its script still does is left alone")
     again_s = lifecycle.retry_after_s - now_s
     if again_s > 0:
@@ -73,13 +79,13 @@ def as_decided_about(
         last = lifecycle.refusals[-1]
         words = f"Slurm did not start it on {', '.join(last.nodes)} (its reason: {last.reason or 'none'})"
         return replace(job, fixed=f"{words}; tried again when these nodes have changed")
-    if _unmeasured(job, tracked, now_s):
+    if _is_unmeasured(job, tracked, now_s):
         return replace(job, fixed=f"it has not been measured since its {'restart' if job.restarts else 'start'}")
     return job
 
 
-def _at_asked_size(job: Job, tracked: Tracked, size: CanChangeSize) -> Job:
-    """With the size that it asked for and its script's own plan, whatever it has been given before."""
+def _at_asked_size(job: Job, tracked: TrackedJob, size: CanChangeSize) -> Job:
+    """Return the job with the size that it asked for and its script's own plan, whatever it has been given before."""
     job = replace(job, own_plan=True, shape=job.asked if job.state is JobState.PENDING else job.shape)
     if job.directive is not None and job.directive.resize and not job.fixed:
         job = replace(job, fixed=REASONS[size])
@@ -88,9 +94,12 @@ def _at_asked_size(job: Job, tracked: Tracked, size: CanChangeSize) -> Job:
     return job
 
 
-def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
-    """Did a job start a while ago, without a measured step since? Not where it has to change: what the epoch adds to the job only
-    later is taken as the latest snapshot had it."""
+def _is_unmeasured(job: Job, tracked: TrackedJob, now_s: float) -> bool:
+    """Return whether the job started lately and has made no measured step since.
+
+    Return False if it has to change: what the epoch adds to the job only later is taken as the latest snapshot had
+    it.
+    """
     most_s = UNMEASURED_S if job.restarts else FIRST_UNMEASURED_S
     if job.start_s is None or not 0 <= now_s - job.start_s < most_s:
         return False
@@ -102,16 +111,16 @@ def _unmeasured(job: Job, tracked: Tracked, now_s: float) -> bool:
     return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= most_s) for j in seen)
 
 
-def _with_loss(job: Job, tracked: Tracked) -> Job:
-    """With what it ran on where it waits since it has lost a node."""
+def _with_loss(job: Job, tracked: TrackedJob) -> Job:
+    """Return the job with the shape and nodes that it ran on, if it waits because it has lost a node."""
     if tracked.lost is None or job.restarts != tracked.lost[0].restarts + 1:
         return job
     ran_on, names = tracked.lost
     return replace(job, lost=names, lost_shape=ran_on.shape)
 
 
-def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:
-    """With the nodes that it takes last: where it hung, and those that hold its other nodes up."""
+def _with_nodes_to_avoid(job: Job, tracked: TrackedJob, now_s: float) -> Job:
+    """Return the job with the nodes that it takes last: those where it hung, and those that hold its other nodes up."""
     report, hangs = tracked.report, tracked.lifecycle.hangs
     shun = set(hangs.nodes) if now_s < hangs.until_s else set[str]()
     if report is not None and report.restarts == job.restarts and len(job.node_names) > 1:
@@ -120,11 +129,12 @@ def _as_watched(job: Job, tracked: Tracked, now_s: float) -> Job:
         if slow:
             shun |= slow.keys()
             job = replace(job, slowed=min(MOST_SLOWED, max(1.0, *slow.values())))
-    idle_s = idle_of(tracked, job, now_s)
+    idle_s = idle_seconds(tracked, job, now_s)
     return replace(job, shun=tuple(sorted(shun)), idle_s=idle_s) if shun or idle_s is not None else job
 
 
-def _left(lifecycle: JobLifecycle) -> str:
-    if waits_its_turn(lifecycle.left):
-        return f"it waits in Slurm's queue as it was submitted (Slurm's reason: {lifecycle.left})"
-    return f"left to Slurm, which did not start it with any size or nodes that Synergy chose (Slurm's reason: {lifecycle.left})"
+def _left_to_slurm_message(lifecycle: JobLifecycle) -> str:
+    reason = lifecycle.left_to_slurm_reason
+    if is_waiting_its_turn(reason):
+        return f"it waits in Slurm's queue as it was submitted (Slurm's reason: {reason})"
+    return f"left to Slurm, which did not start it with any size or nodes that Synergy chose (Slurm's reason: {reason})"

@@ -1,4 +1,4 @@
-"""What an epoch stores for people to read: the decisions that are news, and every job as `synergyctl status` shows it."""
+"""The records that an epoch stores for people to read: the decisions that are news, and every job as `synergyctl status` shows it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from synergy_core.formatting import format_duration
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason, reason_codes
+from synergy_core.records import Action, Decision, Job, JobState, Plan, Snapshot
+
 from synergyd.control.resize.lifecycle import JobLifecycle
-from synergyd.job_report import Report
-from synergyd.records import Action, Decision, Job, JobState, Plan, Snapshot
-from synergyd.words import span_words
 
 SAY_AGAIN_S = 600.0  # an unchanged decision is stored again after so long, with its present numbers
 #: of a job whose program has not reported that it can change size
@@ -18,18 +20,24 @@ OWN_SIZE = "keeps the size asked for: no agent has reported"
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
+def _texts(reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """Return the texts of the reasons, with # for each number in them."""
+    values = (value for reason in reasons for value in reason.fields.values() if isinstance(value, str))
+    return tuple(_NUMBER.sub("#", value) for value in values)
+
+
 class DecisionLog:
-    """Tells decisions that say something new from those that would only fill the database."""
+    """A filter that tells decisions with something new from those that would only fill the database."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[object, float]] = {}
 
-    def among(self, decisions: Iterable[Decision], now_s: float) -> tuple[Decision, ...]:
-        """Those that differ from the job's last one, or come SAY_AGAIN_S after it."""
+    def with_news(self, decisions: Iterable[Decision], now_s: float) -> tuple[Decision, ...]:
+        """Return the decisions that differ from the job's last one, or that come SAY_AGAIN_S seconds or more after it."""
         fresh = []
         for d in decisions:
-            # a reason's numbers move every epoch: only other words make it news
-            why = _NUMBER.sub("#", d.why)
+            # a reason's numbers move every epoch: only other codes make it news
+            why = reason_codes(d.reasons), _texts(d.reasons)
             key = (d.action, d.cell.shape if d.cell else None, d.cell.plan if d.cell else None, d.node_names, why)
             last = self._last.get(d.job_id)
             if last is None or last[0] != key or now_s - last[1] >= SAY_AGAIN_S:
@@ -38,11 +46,11 @@ class DecisionLog:
         return tuple(fresh)
 
     def set_clock(self, by_s: float) -> None:
-        """The time of day was set by so many seconds."""
+        """Shift the times of the last decisions by `by_s` seconds, by which the time of day was set."""
         self._last = {job_id: (key, at_s + by_s) for job_id, (key, at_s) in self._last.items()}
 
     def forget(self, job_id: int) -> None:
-        """Of a job that is gone."""
+        """Forget the last decision about a job that is gone."""
         self._last.pop(job_id, None)
 
 
@@ -94,16 +102,18 @@ class JobStatus:
     slurm_name: str = ""
     #: that it keeps the size asked for; else a batch range that it would gain from, and how much
     hint: str = ""
+    #: `why` as data
+    reasons: tuple[Reason, ...] = ()
 
 
-def present(
+def job_statuses(
     snapshot: Snapshot,
     decisions: Iterable[Decision],
     now: Mapping[int, JobLifecycle],
     reports: Mapping[int, Report],
     hints: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[JobStatus]:
-    """What `synergyctl status` shows of each job. `hints`: see JobStatus.hint, by job id."""
+    """Yield what `synergyctl status` shows of each job. `hints`: see JobStatus.hint, by job id."""
     decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
@@ -121,6 +131,7 @@ def present(
             wanted_nodes=decision.node_names if decision else (),
             action=_action(job, decision),
             why=decision.why if decision else "",
+            reasons=decision.reasons if decision else (),
             relative_goodput=decision.relative_goodput if decision else None,
             plan=plan,
             global_batch=plan.global_batch if plan else None,
@@ -143,5 +154,5 @@ def _hint(job: Job, decision: Decision | None, hints: Mapping[int, str]) -> str:
 
 def _action(job: Job, decision: Decision | None) -> str:
     if job.idle_s is not None:
-        return f"idle for {span_words(job.idle_s)}"
+        return f"idle for {format_duration(job.idle_s)}"
     return decision.action.value if decision else ""

@@ -12,19 +12,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.control.in_place import run_of
+from synergy_core.formatting import format_plan, format_size
+from synergy_core.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
+from synergy_core.recompute import keeps_as_much
+from synergy_core.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
+
+from synergyd.control.in_place import run_number
 from synergyd.control.resize.events import PlanFailed, Reported
 from synergyd.control.resize.instructions import Target
-from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
-from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
-from synergyd.recompute import keeps_as_much
-from synergyd.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
-from synergyd.task.shared_profiles import program_of
-from synergyd.words import plan_words, size_words
+from synergyd.control.resize.lifecycle import ON_NODES, JobLifecycle
+from synergyd.control.tracked import Output, Remember, TrackedJob
+from synergyd.jobmodel.shared_profiles import program_of
 
-PREFIX = "failed:"  # of the keys of what is stored: `failed:KIND:PROGRAM:GPU TYPE`
-_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
+PREFIX = "failed:"  # starts each key in the store: `failed:KIND:PROGRAM:GPU TYPE`
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
 _PLAN, _MEMORY, _SCRIPT = "plan", "memory", "script"  # kinds of keys; of the last there is one, without a plan
 _PLANS, _PROGRAMS = 16, 10_000
@@ -42,7 +42,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Bans:
-    """What has failed of one program: (GPU type, plan)."""
+    """The failures of one program: (GPU type, plan)."""
 
     failed: frozenset[tuple[str, Plan]] = frozenset()
     too_big: frozenset[tuple[str, Plan]] = frozenset()
@@ -53,7 +53,7 @@ class Bans:
 
     def rules_out(self, cell: Cell) -> bool:
         if not self.failed and not self.too_big:
-            return False  # of most programs, and an epoch asks about each of their Cells
+            return False  # true of most programs, and an epoch asks about each of their Cells
         gpu_type, plan = cell.shape.gpu_type, _same(cell.plan)
         return (gpu_type, plan) in self.failed or any(
             gpu_type == kind and needs_as_much(plan, failed) for kind, failed in self.too_big
@@ -64,9 +64,9 @@ NO_BANS = Bans()
 
 
 def needs_as_much(plan: Plan, failed: Plan) -> bool:
-    """Whether `plan` surely needs at least `failed`'s memory on each GPU: it splits nothing further and recomputes no more."""
+    """Return whether `plan` surely needs at least `failed`'s memory on each GPU: it splits nothing further and recomputes no more."""
     split = all(getattr(plan, name) <= getattr(failed, name) for name in ("tp", "pp", "cp", "ep", "zero_stage"))
-    # what ranks share out is less on each the more they are
+    # the more ranks share something, the less of it is on each
     shared = plan.zero_stage == 0 or plan.shard_ranks <= failed.shard_ranks
     same = (plan.precision, plan.vpp, plan.sequence_parallel) == (
         failed.precision,
@@ -78,23 +78,27 @@ def needs_as_much(plan: Plan, failed: Plan) -> bool:
 
 @dataclass
 class FailedPlans:
-    """By key of the store. `add` and `lift` return what to store.
+    """The failed plans, by key of the store.
 
-    A plan there is a measurement without an end: its step time is infinite. `Profile.memory` is the bias of `Bans.memory`.
+    `add` and `lift` return what to store.
+
+    A plan there is a measurement without an end: its step time is infinite. `Profile.memory` is the bias of
+    `Bans.memory`.
     """
 
     _known: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by program
     _bans: dict[str, Bans] = field(default_factory=dict)  # likewise
     _of_job: dict[int, set[tuple[str, Plan]]] = field(default_factory=dict)  # (key, plan) that this job has banned
+    _survivors: set[str] = field(default_factory=set)  # programs that have trained again after a restart
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
-        """From the store of a daemon before this one."""
+        """Load the bans from the store of an earlier daemon."""
         for key, profile in profiles.items():
             if key.startswith(PREFIX) and key.count(":") >= 3:
                 self._keep(key, profile)
 
     def add(self, job: Job, gpu_type: str, failure: EarlyFailure, least_memory: float | None) -> dict[str, Profile]:
-        """`failure`'s plan is banned for the job's program. `least_memory`: the memory bias with which it would not have fitted."""
+        """Ban `failure`'s plan for the job's program. `least_memory`: the memory bias with which it would not have fitted."""
         if failure.plan is None:
             return {}
         key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{program_of(job)}:{gpu_type}"
@@ -109,15 +113,28 @@ class FailedPlans:
         self._of_job.setdefault(job.job_id, set()).add((key, plan))
         return self._keep(key, replace(known, memory=bias, measured=measured, samples=len(measured)))
 
-    def after(self, tracked: Tracked, before: JobLifecycle) -> dict[str, Profile]:
-        """Ban resizes of the job's program where its script was just found not to survive one. Return what to store."""
-        job = tracked.job or tracked.ran_on
-        if job is None or tracked.lifecycle.reruns <= before.reruns:
+    def ban_unresizable(self, tracked: TrackedJob, before: JobLifecycle) -> dict[str, Profile]:
+        """Ban resizes of the job's program if its script was just found not to survive one.
+
+        Return what to store. A program that has once trained again at another size than it asked for survives a
+        resize: then a node or Slurm failed, and not the script. Such a program is not banned, and an earlier ban is
+        lifted.
+        """
+        job, life = tracked.job or tracked.ran_on, tracked.lifecycle
+        if job is None:
             return {}
-        return self._keep(f"{PREFIX}{_SCRIPT}:{program_of(job)}:", Profile(samples=1))
+        key, program = f"{PREFIX}{_SCRIPT}:{program_of(job)}:", program_of(job)
+        if _trains_resized(life) and program not in self._survivors:
+            if len(self._survivors) >= _PROGRAMS:
+                self._survivors.clear()  # a matter of memory: each is seen again at its next restart
+            self._survivors.add(program)
+            return self._keep(key, Profile()) if self.of(job).script else {}
+        if life.reruns <= before.reruns or program in self._survivors:
+            return {}
+        return self._keep(key, Profile(samples=1))
 
     def lift(self, job_id: int) -> dict[str, Profile]:
-        """What the job has banned is allowed again."""
+        """Allow again what the job has banned."""
         changed: dict[str, Profile] = {}
         for key, plan in self._of_job.pop(job_id, ()):
             known = self._profile(key)
@@ -128,11 +145,11 @@ class FailedPlans:
         return changed
 
     def of(self, job: Job) -> Bans:
-        """What is banned for the job's program."""
+        """Return what is banned for the job's program."""
         return self._bans.get(program_of(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
 
     def forget(self, job_id: int) -> None:
-        """Of a job that has ended: what failed stays banned."""
+        """Forget which bans came from a job that has ended. The plans that failed stay banned."""
         self._of_job.pop(job_id, None)
 
     def _profile(self, key: str) -> Profile:
@@ -151,19 +168,27 @@ class FailedPlans:
 
     def _index(self, mark: str) -> None:
         plans: dict[str, set[tuple[str, Plan]]] = {_PLAN: set(), _MEMORY: set()}
-        memory = []
+        memory, script = [], False
         for key, profile in self._known[mark].items():
             _, kind, _, gpu_type = key.split(":", 3)
             plans.setdefault(kind, set()).update((gpu_type, m.plan) for m in profile.measured)
+            script |= kind == _SCRIPT and profile.samples > 0
             if profile.memory > 1.0:
                 memory.append((gpu_type, profile.memory))
-        bans = Bans(frozenset(plans[_PLAN]), frozenset(plans[_MEMORY]), tuple(sorted(memory)), _SCRIPT in plans)
+        bans = Bans(frozenset(plans[_PLAN]), frozenset(plans[_MEMORY]), tuple(sorted(memory)), script)
         self._bans[mark] = bans
+
+
+def _trains_resized(life: JobLifecycle) -> bool:
+    """Return whether a launcher was heard after a restart at another size than was asked for. A rerun at the former size tells nothing."""
+    if life.ran is None or life.asked is None or life.reruns:
+        return False
+    return life.launched > 0 and life.ran.shape != life.asked.shape
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What follows from a job's report, with regard to plans that fail."""
+    """The consequences of a job's report, with regard to plans that fail."""
 
     outputs: tuple[Output, ...] = ()
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -174,8 +199,8 @@ class FollowUp:
 NOTHING_FOLLOWS = FollowUp()
 
 
-def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> FollowUp:
-    """Takes the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
+def follow_up(tracked: TrackedJob, event: Reported, failed_plans: FailedPlans) -> FollowUp:
+    """Take in the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
     report, job, before = event.reports[-1], event.job or tracked.job, tracked.lifecycle
     failure = report.failure
     # later than the last one heard of: an owner who tells old ones again and again costs nothing
@@ -183,14 +208,14 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
     if job is None or job.directive is None:
         return NOTHING_FOLLOWS
     if failure is not None and fresh and failure.plan is None:
-        return _failed_anyway(tracked, job, report.restarts, failure, failed_plans)
-    if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in _RUNS:
+        return _take_in_script_failure(tracked, job, report.restarts, failure, failed_plans)
+    if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in ON_NODES:
         return NOTHING_FOLLOWS  # Slurm has not been seen to start it: the launcher says it again
-    run = run_of(report)
+    run = run_number(report)
     if tracked.began is None or tracked.began[:2] != run:
         tracked.began = (*run, report.step)
     if failure is not None and failure.plan is not None and fresh:
-        return _failed(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
+        return _take_in_plan_failure(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
     ran = Target(job.shape, (), before.plan)
     if before.ran == ran or report.step - tracked.began[2] < FIRST_STEPS:
         return NOTHING_FOLLOWS
@@ -198,42 +223,42 @@ def follow_up(tracked: Tracked, event: Reported, failed_plans: FailedPlans) -> F
     return FollowUp((Remember(tracked.lifecycle, before.state, "Ran"),))
 
 
-def _failed_anyway(
-    tracked: Tracked, job: Job, restarts: int, failure: EarlyFailure, failed_plans: FailedPlans
+def _take_in_script_failure(
+    tracked: TrackedJob, job: Job, restarts: int, failure: EarlyFailure, failed_plans: FailedPlans
 ) -> FollowUp:
-    """Under its own arguments: the script is broken, not a plan."""
+    """Take in that the job failed under its own arguments: the script is broken, not a plan."""
     life = tracked.lifecycle = replace(tracked.lifecycle, failure=(restarts, failure.number))
     text = f"failed within its first steps under its own arguments ({_cause(failure)}): it ends as without Synergy"
     return FollowUp((Remember(life, life.state, "Failed", (text,)),), failed_plans.lift(job.job_id))
 
 
-def _failed(
-    tracked: Tracked,
+def _take_in_plan_failure(
+    tracked: TrackedJob,
     job: Job,
     failure: EarlyFailure,
     plan: Plan,
     failed_plans: FailedPlans,
     least_memory: float | None,
 ) -> FollowUp:
-    """Under a plan of Synergy's."""
+    """Take in that the job failed under a plan of Synergy's."""
     life, event = replace(tracked.lifecycle, failure=(job.restarts, failure.number)), None
     profiles = failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
-    text = f"its plan ({plan_words(plan)}) failed within its first steps ({_cause(failure)})"
+    text = f"its plan ({format_plan(plan)}) failed within its first steps ({_cause(failure)})"
     if failure.goes_on:
         life = replace(life, plan=failure.next_plan, returns=life.returns + 1)
-        told = plan_words(failure.next_plan) if failure.next_plan else "its own arguments"
+        told = format_plan(failure.next_plan) if failure.next_plan else "its own arguments"
         text = f"{text}: started again in place with {told}"
     elif life.returns < MAX_RETURNS:
-        back = Target(job.shape) if tracked.keeps_size else fallback(life.ran, plan, job)
+        back = Target(job.shape) if tracked.keeps_size else size_to_fall_back_to(life.ran, plan, job)
         life = replace(life, returns=life.returns + 1)
         tracked.blocked = None
-        event = PlanFailed(back, f"requeued with {size_words(back.shape, back.plan)}")
+        event = PlanFailed(back, f"requeued with {format_size(back.shape, back.plan)}")
     tracked.lifecycle = life
     return FollowUp((Remember(life, life.state, "Failed", (text,)),), profiles, event)
 
 
-def fallback(ran: Target | None, failed: Plan, job: Job) -> Target:
-    """The last size and plan that ran, else the user's own."""
+def size_to_fall_back_to(ran: Target | None, failed: Plan, job: Job) -> Target:
+    """Return the last size and plan that ran, unless that plan fails like `failed`: else the user's own."""
     if ran is not None and (ran.plan is None or _same(ran.plan) != _same(failed)):
         return ran
     return Target(job.asked)
@@ -244,7 +269,7 @@ def _cause(failure: EarlyFailure) -> str:
 
 
 def _same(plan: Plan) -> Plan:
-    """Plans that differ in the number of micro-batches alone fail alike."""
+    """Return the plan without its number of micro-batches: plans that differ in that alone fail alike."""
     return replace(plan, global_batch=plan.dp * plan.micro_batch)
 
 

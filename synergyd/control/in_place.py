@@ -4,35 +4,55 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.resize.events import RestartedInPlace
-from synergyd.control.tracked import Learnt, Remember, Tracked
-from synergyd.job_report import Report
+from synergy_core.job_report import Report
+
+from synergyd.control.resize.events import NodesJoined, RestartedInPlace
+from synergyd.control.tracked import KeepReport, Remember, TrackedJob
 
 
-def can_restart(tracked: Tracked) -> bool:
-    """Have the job's launchers said that they can start another plan on the GPUs that it has?"""
+def can_restart(tracked: TrackedJob) -> bool:
+    """Return whether the job's launchers have said that they can start another plan on the GPUs that it has."""
     report, job = tracked.report, tracked.job
     return report is not None and report.in_place is not None and job is not None and report.restarts == job.restarts
 
 
-def restarted(report: Report) -> RestartedInPlace | None:
-    """Which order the reporting run was begun at."""
+def can_shrink_live(tracked: TrackedJob) -> bool:
+    """Return whether the job's launchers have said that nodes can leave the run at an order."""
+    report = tracked.report
+    return can_restart(tracked) and report is not None and report.in_place is not None and report.in_place.live
+
+
+def can_grow_live(tracked: TrackedJob) -> bool:
+    """Return whether the job's launchers have said that they can bring in nodes that it does not have."""
+    report = tracked.report
+    return can_restart(tracked) and report is not None and report.in_place is not None and report.in_place.grows
+
+
+def join_event(report: Report) -> NodesJoined | None:
+    """Return the launchers' answer to the latest order to bring nodes in, or None if they have answered none."""
+    if report.in_place is None or not report.in_place.joined:
+        return None
+    return NodesJoined(report.restarts, report.in_place.joined, report.in_place.join_refusal)
+
+
+def restart_event(report: Report) -> RestartedInPlace | None:
+    """Return the order at which the reporting run began, or None if it began at none."""
     if report.in_place is None or not report.in_place.order:
         return None
     return RestartedInPlace(report.restarts, report.in_place.order)
 
 
-def begins_unheard(tracked: Tracked, now_s: float) -> list[Learnt]:
-    """A run with another plan has begun, and has said nothing yet: how fast the one before was, or stood still, is not of it."""
+def clear_speed_of_last_report(tracked: TrackedJob, now_s: float) -> list[KeepReport]:
+    """Clear the step time and stall of the last report: the job restarted in place with a new plan and has not reported since."""
     if tracked.report is None:
         return []
     tracked.report = replace(tracked.report, plan=tracked.lifecycle.plan, step_s=None, stalled_s=None)
     tracked.heard_s = now_s
-    return [Learnt(tracked.report, now_s, {})]
+    return [KeepReport(tracked.report, now_s, {})]
 
 
-def tell_crash(tracked: Tracked, before: Report | None) -> list[Remember]:
-    """A line for the job's story where its newest report tells of a crash that `before` did not."""
+def tell_crash(tracked: TrackedJob, before: Report | None) -> list[Remember]:
+    """Return a line for the job's story if its newest report tells of a crash that `before` did not."""
     report, life = tracked.report, tracked.lifecycle
     known = (
         before.in_place.crashes if before and before.in_place and report and before.restarts == report.restarts else 0
@@ -45,8 +65,8 @@ def tell_crash(tracked: Tracked, before: Report | None) -> list[Remember]:
     return [Remember(life, life.state, "Crashed", (text,))]
 
 
-def run_of(report: Report) -> tuple[int, int]:
-    """(incarnation, which of its runs) that the report is of."""
+def run_number(report: Report) -> tuple[int, int]:
+    """Return the incarnation, and which of its runs, that the report comes from."""
     if report.in_place is not None:
         return report.restarts, report.in_place.number
     failure = report.failure

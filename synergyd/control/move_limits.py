@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from synergy_core.records import Job, JobState
+
 from synergyd.control.resize.lifecycle import IN_TRANSIT, LEAVING, JobLifecycle, ResizeState
 from synergyd.control.resize.moves import Moves
-from synergyd.control.tracked import Tracked
-from synergyd.records import Job, JobState
+from synergyd.control.tracked import TrackedJob
+from synergyd.jobmodel.model.counts import parameters
+from synergyd.jobmodel.model.spec import presets
 from synergyd.scheduler.move_caps import NO_CAPS, MoveCaps
 from synergyd.settings import Settings
-from synergyd.task.model.counts import parameters
-from synergyd.task.model.spec import presets
 
 #: bytes a parameter: half-precision weights, and master weights and both of Adam's moments in single precision; the 13.8 TB that
 #: Narayanan et al. 2021, section 5.10, measured for 10^12 parameters
@@ -20,9 +21,11 @@ CHECKPOINT_BYTES = 14
 _GIB = 2.0**30
 
 
-def settled(job: Job, moves: Moves, settings: Settings, now_s: float, minute: int) -> Job:
-    """The job, fixed where only a need may change it now: in QuietHours, and after MaxResizesPerDay changes. `minute`: of the day,
-    by the admin's clock."""
+def with_move_limits(job: Job, moves: Moves, settings: Settings, now_s: float, minute: int) -> Job:
+    """Return the job, fixed if only a need may change it now: in QuietHours, and after MaxResizesPerDay changes.
+
+    `minute`: of the day, by the admin's clock.
+    """
     if job.state is not JobState.RUNNING or job.fixed or job.directive is None or needs_change(job, settings, now_s):
         return job
     end, most = quiet_until(settings.quiet_hours, minute), settings.max_resizes_per_day
@@ -35,20 +38,22 @@ def settled(job: Job, moves: Moves, settings: Settings, now_s: float, minute: in
 
 
 def needs_change(job: Job, settings: Settings, now_s: float) -> bool:
-    """Is a change of the running job more than a gain: a reservation cuts it short soon, or it holds GPUs that others have a right
-    to?"""
+    """Return whether a change of the running job is more than a gain.
+
+    It is if a reservation cuts the job short soon, or if it holds GPUs that others have a right to.
+    """
     near_s = settings.checkpoint_timeout_s + 2 * settings.epoch_s + settings.restart_cost_s
     return (job.cut_s is not None and job.cut_s - now_s <= near_s) or bool(job.gives_back)
 
 
 def quiet_until(spans: Iterable[tuple[int, int]], minute: int) -> int | None:
-    """The minute of the day at which the present quiet hours end; None outside of them. A span may pass midnight."""
+    """Return the minute of the day at which the present quiet hours end, or None outside of them. A span may pass midnight."""
     ends = [end for begin, end in spans if (begin <= minute < end if begin < end else minute >= begin or minute < end)]
     return max(ends, key=lambda end: (end - minute) % 1440, default=None)
 
 
-def caps_beside(jobs: Mapping[int, Tracked], settings: Settings, now_s: float) -> MoveCaps:
-    """What the settings leave for changes of running jobs beside those that are under way."""
+def remaining_move_caps(jobs: Mapping[int, TrackedJob], settings: Settings, now_s: float) -> MoveCaps:
+    """Return what the settings leave for changes of running jobs, besides those that are under way."""
     if not settings.max_resizes and not settings.max_checkpoint_gibps:
         return NO_CAPS
     rates = {}
@@ -58,21 +63,21 @@ def caps_beside(jobs: Mapping[int, Tracked], settings: Settings, now_s: float) -
     return MoveCaps(
         most=settings.max_resizes,
         write_gib_s=settings.max_checkpoint_gibps,
-        under_way=sum(changing(t.lifecycle) for t in jobs.values()),
+        under_way=sum(is_changing(t.lifecycle) for t in jobs.values()),
         writing_gib_s=sum(rates.get(i, settings.max_checkpoint_gibps) for i in writing),
         rates_gib_s=rates,
         needed=frozenset(i for i, t in jobs.items() if t.job is not None and needs_change(t.job, settings, now_s)),
     )
 
 
-def changing(life: JobLifecycle) -> bool:
-    """Is it on its way from one size, plan or set of nodes to another, or to none?"""
+def is_changing(life: JobLifecycle) -> bool:
+    """Return whether the job is on its way from one size, plan or set of nodes to another, or to none."""
     ran = life.origin is not None and bool(life.origin.nodes)
     return life.state in LEAVING or (life.state in IN_TRANSIT and ran)
 
 
-def write_gib_s(tracked: Tracked) -> float | None:
-    """Mean rate at which the job's last checkpoint was written, GiB/s; None where its size or its time is not known."""
+def write_gib_s(tracked: TrackedJob) -> float | None:
+    """Return the mean rate at which the job's last checkpoint was written, in GiB/s, or None if its size or its time is not known."""
     model = tracked.profile.model if tracked.profile is not None else None
     if model is None and tracked.job is not None and tracked.job.directive is not None:
         model = presets().get((tracked.job.directive.model or "").strip().lower())

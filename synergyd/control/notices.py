@@ -6,50 +6,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from synergy_core.formatting import format_duration
+from synergy_core.notice import Notice
+from synergy_core.records import Cell, Job
+
 from synergyd.control.controller import Controller
+from synergyd.control.resize.failed_starts import DIED
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.control.resize.starts import DIED
 from synergyd.control.tracked import Remember
-from synergyd.notice import Notice
-from synergyd.records import Cell, Job
-from synergyd.words import span_words
 
 
 class CellSource(Protocol):
-    """What a job could have."""
+    """A source of the sizes and plans that a job could have."""
 
     @property
     def cells(self) -> Sequence[Cell]: ...
 
 
 DEADLINE = "Deadline"  # the event in the story
-_BACK = (ResizeState.RELEASED, ResizeState.RESIZED, ResizeState.RESTARTING)
+_BACK = (ResizeState.RELEASED, ResizeState.RESIZED, ResizeState.RESTARTING, ResizeState.RETURNING)
 
 
 def notice_of(step: Remember, job: Job | None, now_s: float) -> Notice | None:
-    """The notice of a step that is about to be remembered; None for most. `job`: as it was seen last."""
+    """Return the notice of a step that is about to be remembered, or None for most steps. `job`: as it was last seen."""
     life = step.lifecycle
     if step.event == DEADLINE and job is not None and job.directive is not None:
         number = f"{job.directive.deadline_s or 0:.0f}"
         return _notice("deadline", step.story[0], step, job, now_s, number)
     if step.event == "Failed" and step.story and step.story[0].startswith("its plan ("):
         return _notice("ban", f"{step.story[0]}; it is not taken again", step, job, now_s, f"{life.failure}")
-    if life.state is ResizeState.RUNNING and step.was in _BACK and step.story and (life.restarts or life.orders):
-        return _notice("resize", f"runs again: {life.cause}", step, job, now_s, f"{life.restarts}.{life.orders}")
+    if life.state is ResizeState.RUNNING and step.was in _BACK and step.story and (life.incarnation or life.orders):
+        return _notice("resize", f"runs again: {life.cause}", step, job, now_s, f"{life.incarnation}.{life.orders}")
     if step.event == "Preempted" and life.state is ResizeState.CHECKPOINTING and step.was is ResizeState.RUNNING:
         return _notice(
             "hold", f"is stopped at a checkpoint and waits: {life.cause}", step, job, now_s, f"{life.since_s:.0f}"
         )
     for text in step.story:
         if DIED in text:
-            return _notice("ban", text, step, job, now_s, f"script.{life.restarts}")
+            return _notice("ban", text, step, job, now_s, f"script.{life.incarnation}")
         if "held by Slurm until" in text:
             return _notice("hold", text, step, job, now_s, f"failed.{life.failures.restarts}")
     return None
 
 
 def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float, number: str) -> Notice:
-    """`number` tells it from other notices of the job: a daemon that comes back makes the same key of the same happening."""
+    """Build a notice. `number` tells it from other notices of the job: a daemon that comes back makes the same key for the same event."""
     life = step.lifecycle
     directive = job.directive if job is not None else None
     return Notice(
@@ -67,7 +68,7 @@ def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float
 
 
 def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_s: float) -> Iterator[Remember]:
-    """A line of the story for each job whose deadline has come to be out of reach; once a deadline. `cells`: by job id."""
+    """Yield a line of the story for each job whose deadline is now out of reach, once for each deadline. `cells`: by job id."""
     due = {
         i: t.job
         for i, t in controller.jobs.items()
@@ -77,7 +78,7 @@ def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_
     for job_id, job in due.items():
         until_s, tracked = _until_s(job) or 0.0, controller.jobs[job_id]
         offered = cells[job_id].cells if job_id in cells else ()
-        if why := too_late(until_s, known[job_id].remaining, offered, now_s):
+        if why := deadline_obstacle(until_s, known[job_id].remaining, offered, now_s):
             tracked.lifecycle = replace(tracked.lifecycle, late_deadline=until_s)
             yield Remember(tracked.lifecycle, tracked.lifecycle.state, DEADLINE, (why,))
 
@@ -86,14 +87,14 @@ def _until_s(job: Job) -> float | None:
     return job.directive.deadline_s if job.directive is not None else None
 
 
-def too_late(until_s: float, left: float | None, cells: Sequence[Cell], now_s: float) -> str:
-    """Why the deadline can't be met, "" where it may be. `left`: sequences at the smallest batch; None: not known."""
+def deadline_obstacle(until_s: float, left: float | None, cells: Sequence[Cell], now_s: float) -> str:
+    """Return why the deadline can't be met, or "" if it may be. `left`: sequences at the smallest batch; None: not known."""
     if until_s <= now_s:
         return "its deadline can't be met: it has passed" if left is None or left > 0 else ""
     best = max((cell.goodput for cell in cells), default=0.0)
     if left is None or best <= 0 or left / best <= until_s - now_s:
         return ""
     return (
-        f"its deadline can't be met: what is left takes {span_words(left / best)} on the best of its sizes, "
-        f"and the deadline is in {span_words(until_s - now_s)}"
+        f"its deadline can't be met: what is left takes {format_duration(left / best)} on the best of its sizes, "
+        f"and the deadline is in {format_duration(until_s - now_s)}"
     )

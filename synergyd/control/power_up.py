@@ -1,7 +1,8 @@
 """How long powered-down nodes take until they can be had, as far as epochs have seen them power up. Pure.
 
-Slurm gives a node ResumeTimeout from the request; one that takes longer is DOWN. That is what is expected of a node until one
-power-up of it was seen from its begin to its end, which then counts (seen once an epoch: rounded up by that).
+Slurm gives a node ResumeTimeout from the request; a node that takes longer is DOWN. ResumeTimeout is expected of a node
+until one power-up of it was seen from its beginning to its end, which then counts (seen once an epoch: rounded up by
+that).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from synergy_core.records import Cluster, Decision, Node
+
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import Wake
-from synergyd.control.tracked import Output, Remember, Tracked
-from synergyd.records import Cluster, Decision, Node
+from synergyd.control.tracked import Output, Remember, TrackedJob
 
 # Slurm's default of ResumeTimeout (slurm.conf(5))
 RESUME_TIMEOUT_S = 60.0
@@ -23,7 +25,7 @@ _DOUBLINGS = 4
 
 @dataclass
 class PowerUps:
-    """By node name. `see` is called once an epoch."""
+    """The power-ups of nodes, by node name. `see` is called once an epoch."""
 
     #: when it was first seen to power up, and whether it was seen asleep before
     _since: dict[str, tuple[float, bool]] = field(default_factory=dict)
@@ -35,8 +37,10 @@ class PowerUps:
     _failed: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def see(self, cluster: Cluster, now_s: float) -> Cluster:
-        """The cluster with what is expected of each node that sleeps: `wake_s` is its ResumeTimeout before. Infinite for one that
-        failed to power up lately."""
+        """Return the cluster with what is expected of each node that sleeps.
+
+        `wake_s` is the node's ResumeTimeout before; it becomes infinite for a node that failed to power up lately.
+        """
         if not (self._since or self._asleep or any(n.wakeable for n in cluster.nodes)):
             return cluster
         found = tuple(self._see(node, now_s) for node in cluster.nodes)
@@ -45,8 +49,10 @@ class PowerUps:
         self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if name in cluster.by_name}
         return Cluster(found)
 
-    def answered(self, wake: Wake, answer: CarriedOut | Refused, tracked: Tracked | None, now_s: float) -> list[Output]:
-        """What came of it, for the job's story: nodes that this daemon may not power up are not asked for again for a while."""
+    def note_answer(
+        self, wake: Wake, answer: CarriedOut | Refused, tracked: TrackedJob | None, now_s: float
+    ) -> list[Output]:
+        """Return the outcome of `wake` for the job's story. Nodes that this daemon may not power up are not asked for again for a while."""
         text = f"{', '.join(wake.nodes)} powered up for it to grow onto"
         if isinstance(answer, Refused) and answer.transient:
             return []
@@ -59,7 +65,7 @@ class PowerUps:
         return [] if tracked is None else [Remember(tracked.lifecycle, tracked.lifecycle.state, "Wake", (text,))]
 
     def set_clock(self, by_s: float) -> None:
-        """Somebody has set the clock."""
+        """Shift all times by `by_s` seconds, by which somebody has set the clock."""
         self._since = {name: (at_s + by_s, whole) for name, (at_s, whole) in self._since.items()}
         self._asked_s = {name: at_s + by_s for name, at_s in self._asked_s.items()}
         self._failed = {name: (count, at_s + by_s) for name, (count, at_s) in self._failed.items()}
@@ -96,8 +102,8 @@ class PowerUps:
         self._failed[name] = count, now_s + AGAIN_S * 2.0 ** min(count - 1, _DOUBLINGS)
 
 
-def wakes(decision: Decision, cluster: Cluster) -> list[Wake]:
-    """What has to be powered up before the decision can be carried out: nothing is stopped for it before that."""
+def power_ups_for(decision: Decision, cluster: Cluster) -> list[Wake]:
+    """Return what has to be powered up before the decision can be carried out: nothing is stopped for it before that."""
     nodes = (cluster.by_name[name] for name in decision.node_names if name in cluster.by_name)
     asleep = tuple(node.name for node in nodes if node.wakeable and not node.waking)
     return [Wake(decision.job_id, asleep)] if asleep else []

@@ -1,6 +1,7 @@
-"""What each epoch's summary keeps of the queue for charts: who holds how much, how far jobs are, and the allocation's worth.
+"""The part of each epoch's summary that charts of the queue need: who holds how much, how far jobs are, the allocation's worth.
 
-Only what has changed is written, all of it again each WHOLE_S, so that a reader needs no more of the past than its window and that.
+Only changes are written, and everything again each WHOLE_S, so that a reader needs no more of the past than its window
+and that.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from synergyd.job_report import Report
-from synergyd.records import Cluster, Decision, Job, JobState, Node, Shape, Snapshot
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Decision, Job, JobState, Node, Shape, Snapshot
 
 WHOLE_S = 3600.0
 POINT_SHARE = 1 / 60  # a job's next point comes after this share of its age: about 400 in its first ten hours
@@ -18,7 +19,7 @@ POINT_S = 600.0  # and at the latest after so long
 
 
 class QueueHistory:
-    """Remembers what was written last: a new one, after a restart or a take-over, writes all of it."""
+    """A memory of what was written last: a new one, after a restart or a take-over, writes all of it."""
 
     def __init__(self) -> None:
         self._whole_s: float | None = None
@@ -29,12 +30,12 @@ class QueueHistory:
     def epoch(
         self, snapshot: Snapshot, decisions: Iterable[Decision], reports: Mapping[int, Report], now_s: float
     ) -> dict[str, Any]:
-        """The keys of this epoch's summary; see synergyd/views/timeline.py, which reads them."""
+        """Return the keys of this epoch's summary; see synergyd/views/timeline.py, which reads them."""
         whole = self._whole_s is None or not 0 <= now_s - self._whole_s < WHOLE_S
         if whole:
             self._whole_s, self._jobs, self._nodes = now_s, {}, {}
-        jobs = {job.job_id: held(job) for job in snapshot.jobs}
-        nodes = {f"{n.name} {n.gpu_type}": seen(n) for n in snapshot.cluster.nodes if n.gpus > 0}
+        jobs = {job.job_id: job_row(job) for job in snapshot.jobs}
+        nodes = {f"{n.name} {n.gpu_type}": node_row(n) for n in snapshot.cluster.nodes if n.gpus > 0}
         gone = [job_id for job_id in self._jobs if job_id not in jobs]
         told = {
             "whole": whole,
@@ -44,7 +45,7 @@ class QueueHistory:
             "jobs_gone": gone,
             "node_changes": [row for key, row in nodes.items() if self._nodes.get(key) != row],
             "nodes_gone": [key for key in self._nodes if key not in nodes],
-            "points": [point(r) for job_id in jobs if (r := reports.get(job_id)) and self._due(r, now_s)],
+            "points": [report_point(r) for job_id in jobs if (r := reports.get(job_id)) and self._due(r, now_s)],
         }
         self._jobs, self._nodes = jobs, nodes
         self._points = {job_id: kept for job_id, kept in self._points.items() if job_id in jobs}
@@ -63,8 +64,8 @@ class QueueHistory:
         return True
 
 
-def held(job: Job) -> dict[str, Any]:
-    """A job's row: what it holds (GPUs 0: it waits)."""
+def job_row(job: Job) -> dict[str, Any]:
+    """Return a job's row: what it holds (0 GPUs if it waits)."""
     return {
         "job": job.job_id,
         "gpus": 0 if job.state is JobState.PENDING else job.shape.gpus,
@@ -78,8 +79,8 @@ def held(job: Job) -> dict[str, Any]:
     }
 
 
-def seen(node: Node) -> dict[str, Any]:
-    """A node's row, once for each type of its GPUs."""
+def node_row(node: Node) -> dict[str, Any]:
+    """Return a node's row, one for each type of its GPUs."""
     return {
         "node": node.name,
         "type": node.gpu_type,
@@ -90,16 +91,17 @@ def seen(node: Node) -> dict[str, Any]:
     }
 
 
-def point(report: Report) -> list[float | int | None]:
-    """[job, step, loss, noise scale, batch, seconds of a step, restarts]."""
+def report_point(report: Report) -> list[float | int | None]:
+    """Return [job, step, loss, noise scale, batch, seconds of a step, restarts]."""
     batch = report.plan.global_batch if report.plan else None
     return [report.job_id, report.step, report.loss, report.noise_scale, batch, report.step_s, report.restarts]
 
 
 def decided_gpus(jobs: Iterable[Job], decisions: Iterable[Decision]) -> float:
-    """Return the predicted goodput of the decided allocation. 1: as much as one GPU does in a job of the size that was asked for.
+    """Return the predicted goodput of the decided allocation.
 
-    A job whose goodput can't be predicted counts with the GPUs that it is to have, and with no more than it asked for.
+    A value of 1 is as much as one GPU does in a job of the size that was asked for. A job whose goodput can't be
+    predicted counts with the GPUs that it is to have, and with no more than it asked for.
     """
     asked = {job.job_id: job.asked.gpus for job in jobs}
     total = 0.0
@@ -111,20 +113,21 @@ def decided_gpus(jobs: Iterable[Job], decisions: Iterable[Decision]) -> float:
 
 
 def plain_gpus(snapshot: Snapshot) -> int:
-    """The same of plain Slurm: the jobs that are there now, first come first served with backfill, each at the size asked for.
+    """Return how many GPUs plain Slurm would use, to compare with `decided_gpus`.
 
-    Job ids order them (Slurm resets SubmitTime at requeue). Partitions, limits and what nodes have besides GPUs are left out.
+    It takes the present jobs first come first served with backfill, each at the size it asked for. Job ids order
+    them (Slurm resets SubmitTime at requeue). Partitions, limits and what nodes have besides GPUs are left out.
     """
     free = free_nodes(snapshot.cluster, snapshot.jobs)
     total = 0
     for job in sorted(snapshot.jobs, key=lambda j: j.job_id):
-        if not job.held and take(free, job.asked):
+        if not job.held and take_shape(free, job.asked):
             total += job.asked.gpus
     return total
 
 
 def free_nodes(cluster: Cluster, jobs: Iterable[Job]) -> dict[str, Counter[int]]:
-    """By GPU type: how many nodes have so many GPUs that no job but `jobs` holds."""
+    """Return by GPU type how many nodes have how many GPUs that no job but `jobs` holds."""
     own: Counter[tuple[str, str]] = Counter()
     for job in jobs:
         if job.state is not JobState.PENDING:
@@ -137,8 +140,8 @@ def free_nodes(cluster: Cluster, jobs: Iterable[Job]) -> dict[str, Counter[int]]
     return found
 
 
-def take(free: dict[str, Counter[int]], shape: Shape) -> bool:
-    """Takes the shape out of the fullest nodes that hold it; False where there is no room."""
+def take_shape(free: dict[str, Counter[int]], shape: Shape) -> bool:
+    """Take the shape out of the fullest nodes that hold it. Return False if there is no room."""
     types = [shape.gpu_type] if shape.gpu_type in free else [] if shape.gpu_type else sorted(free)
     each = shape.gpus_per_node
     for nodes in (free[t] for t in types):

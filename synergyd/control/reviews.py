@@ -1,32 +1,33 @@
-"""What an epoch finds out about a running job besides its size: a better batch, whether it is well, and the end of its time."""
+"""Reviews of a running job in each epoch, besides its size: a better batch, whether it is well, and the end of its time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.known.health import warnings
-from synergyd.control.known.rebatch import better_batch
+from synergy_core.job_report import Report
+from synergy_core.loss_trend import can_grow
+from synergy_core.records import Job, Plan
+
 from synergyd.control.resize.events import BatchReviewed, Wanted
 from synergyd.control.resize.instructions import AskCheckpoint, Target
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.control.resize.walltime import due_s
-from synergyd.control.tracked import Output, Remember, TellBatch, Tracked
-from synergyd.job_report import Report
-from synergyd.loss_trend import may_grow
-from synergyd.records import Job, Plan
+from synergyd.control.resize.walltime import checkpoint_due_s
+from synergyd.control.state.health import warnings
+from synergyd.control.state.rebatch import better_batch
+from synergyd.control.tracked import Output, Remember, TellBatch, TrackedJob
 
 #: twice Slurm's default SlurmdTimeout of 300 s, after which it would have found the node down
 SHORT_S = 600.0
 
 
-def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
-    """Tells the job of a better batch on the GPUs that it holds."""
+def review_batch(tracked: TrackedJob | None, event: BatchReviewed) -> list[Output]:
+    """Tell the job of a better batch on the GPUs that it holds."""
     job = tracked.job if tracked else None
     if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
         return []
     if taken := [*take_back(tracked), *take_back_exchange(tracked)]:
         return taken
-    report = event.report or (tracked.alone(tracked.report) if tracked.report else None)
+    report = event.report or (tracked.without_contention(tracked.report) if tracked.report else None)
     noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
     plan = better_batch(job, report, event.cells, noise)
     if plan is not None and _too_soon(tracked, job, report, plan):
@@ -41,18 +42,22 @@ def review_batch(tracked: Tracked | None, event: BatchReviewed) -> list[Output]:
     return told
 
 
-def _too_soon(tracked: Tracked, job: Job, report: Report | None, plan: Plan) -> bool:
-    """A range that nobody but Synergy has chosen is gone through one batch after the other, each with its loss compared."""
+def _too_soon(tracked: TrackedJob, job: Job, report: Report | None, plan: Plan) -> bool:
+    """Return whether the batch of `plan` would come too soon.
+
+    A range that only Synergy has chosen is gone through one batch after the other, and the loss is compared at
+    each.
+    """
     adapts = job.directive is not None and job.directive.adapt
     own = report.base_batch if report is not None else None
     present = report.plan.global_batch if report is not None and report.plan is not None else 0
-    return adapts and plan.global_batch > max(present, own or 0) and not may_grow(tracked.losses)
+    return adapts and plan.global_batch > max(present, own or 0) and not can_grow(tracked.losses)
 
 
-def take_back(tracked: Tracked) -> list[Output]:
-    """A job whose loss does worse at a larger batch does not have that again: the next epoch chooses below it."""
+def take_back(tracked: TrackedJob) -> list[Output]:
+    """Take back a larger batch at which the job's loss does worse: the next epoch chooses below it."""
     life, worse, report = tracked.lifecycle, tracked.losses.worse, tracked.report
-    lost = report.batch_bound if report is not None and report.restarts == life.restarts else None
+    lost = report.batch_bound if report is not None and report.restarts == life.incarnation else None
     bound = min(filter(None, (worse.good if worse is not None else None, lost)), default=0)
     if not bound or (life.batch_cap and life.batch_cap <= bound):
         return []
@@ -66,8 +71,11 @@ def take_back(tracked: Tracked) -> list[Output]:
     return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
 
 
-def take_back_exchange(tracked: Tracked) -> list[Output]:
-    """A job whose loss does worse since its replicas exchange less exchanges every gradient again: the next epoch has no other plan."""
+def take_back_exchange(tracked: TrackedJob) -> list[Output]:
+    """Make a job exchange every gradient again if its loss does worse since its replicas exchange less.
+
+    The next epoch has no other plan.
+    """
     life, worse = tracked.lifecycle, tracked.exchanged.worse
     if worse is None or life.exact_only:
         return []
@@ -80,8 +88,8 @@ def take_back_exchange(tracked: Tracked) -> list[Output]:
     return [Remember(tracked.lifecycle, life.state, "Exchange", (text,))]
 
 
-def review_health(tracked: Tracked, now_s: float) -> list[Output]:
-    """What is newly wrong with the job, for its story."""
+def review_health(tracked: TrackedJob, now_s: float) -> list[Output]:
+    """Return what is newly wrong with the job, for its story."""
     report, job = tracked.report, tracked.job
     running = tracked.lifecycle.state is ResizeState.RUNNING
     if report is None or job is None or not running or report.restarts != job.restarts:
@@ -94,8 +102,8 @@ def review_health(tracked: Tracked, now_s: float) -> list[Output]:
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
 
-def review_loss(tracked: Tracked, now_s: float) -> Wanted | None:
-    """A job that has gone on without a node which Slurm still counts as its own, and as up, is restarted on all that it holds."""
+def review_loss(tracked: TrackedJob, now_s: float) -> Wanted | None:
+    """Ask for a restart, on all that it holds, of a job that has gone on without a node which Slurm still counts as its own and as up."""
     job, report, life = tracked.job, tracked.report, tracked.lifecycle
     short = (
         job is not None
@@ -107,7 +115,7 @@ def review_loss(tracked: Tracked, now_s: float) -> Wanted | None:
         and report.restarts == job.restarts
         and life.state is ResizeState.RUNNING
         and report.plan.gpus < job.shape.gpus
-        and not (job.paused or tracked.form or life.left)
+        and not (job.paused or tracked.form or life.left_to_slurm_reason)
     )
     if not short or job is None:
         tracked.short_since_s = None
@@ -129,23 +137,24 @@ def review_loss(tracked: Tracked, now_s: float) -> Wanted | None:
     return None
 
 
-def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | Wanted]:
-    """A checkpoint is asked for in time before Slurm ends the job, or it is restarted where its limit begins anew.
+def review_time(tracked: TrackedJob, now_s: float, lead_s: float) -> list[Output | Wanted]:
+    """Ask for a checkpoint in time before Slurm ends the job, or for a restart if that begins its time limit anew.
 
-    Only an incarnation that has reported can be asked. A second checkpoint is asked for only where the end was put off.
+    Only an incarnation that has reported can be asked. A second checkpoint is asked for only if the end was put
+    off.
     """
     life, job, report = tracked.lifecycle, tracked.job, tracked.report
     if job is None or job.directive is None or life.state is not ResizeState.RUNNING:
         return []
-    if report is None or report.restarts != job.restarts or tracked.training_over:
+    if report is None or report.restarts != job.restarts or tracked.is_training_over:
         return []
     if (again := review_loss(tracked, now_s)) is not None:
         return [again]
-    due = due_s(life.walltime, lead_s, job.cut_s)
+    due = checkpoint_due_s(life.walltime, lead_s, job.cut_s)
     if due is None or now_s < due:
         return []
     by_limit = job.cut_s is None or (life.walltime.ends_s is not None and life.walltime.ends_s <= job.cut_s)
-    if life.walltime.goes_on and by_limit and not job.paused:
+    if life.walltime.can_begin_anew and by_limit and not job.paused:
         present = Target(job.shape, job.node_names, life.plan)
         cause, asked = "its time limit begins anew", Target(job.asked)
         return [Wanted(present, cause, tracked.checkpoints_taken, present, asked, due=True)]
@@ -156,4 +165,4 @@ def review_time(tracked: Tracked, now_s: float, lead_s: float) -> list[Output | 
     end = "its time limit ends it" if by_limit else (job.cut_why or "a reservation takes its nodes")
     over = not by_limit and job.cut_s is not None and job.cut_s <= now_s
     text = f"checkpoint asked for{':' if over else ' before'} {end}"
-    return [Remember(life, life.state, "Time", (text,)), AskCheckpoint(job.job_id, life.restarts)]
+    return [Remember(life, life.state, "Time", (text,)), AskCheckpoint(job.job_id, life.incarnation)]

@@ -1,14 +1,16 @@
-"""What the controller keeps of one job, and what it gives back."""
+"""The controller's memory of one job, and its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.accepts import NOTHING_MORE
-from synergyd.control.known.credibility import LengthClaim, follow
-from synergyd.control.known.launchers import NO_LAUNCHERS, Launchers
-from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergy_core.accepts import NOTHING_MORE
+from synergy_core.exchange import EXACT, parse_exchange
+from synergy_core.job_report import Report
+from synergy_core.loss_trend import NO_LOSSES, LossTrend
+from synergy_core.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
+
 from synergyd.control.resize.events import Tick
 from synergyd.control.resize.instructions import Instruction, Target
 from synergyd.control.resize.launch_failure import after_loss
@@ -19,17 +21,16 @@ from synergyd.control.resize.lifecycle import (
     ResizeState,
     validate,
 )
-from synergyd.control.resize.start_refusal import has_room, still_refused, unseen, waits_its_turn
+from synergyd.control.resize.start_refusal import current_refusals, has_room, is_unseen, is_waiting_its_turn
 from synergyd.control.resize.start_time import after_writing
-from synergyd.exchange import EXACT, exchange
-from synergyd.job_report import Report
-from synergyd.loss_trend import NO_LOSSES, LossTrend
-from synergyd.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
+from synergyd.control.state.credibility import LengthClaim, follow_claim
+from synergyd.control.state.launchers import NO_LAUNCHERS, Launchers
+from synergyd.control.state.node_health import DrainNode, RememberNodes
 
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep the job's lifecycle, and these lines of its story that `event` caused, before what follows is done."""
+    """An order to keep the job's lifecycle, and these lines of its story that `event` caused, before what follows is done."""
 
     lifecycle: JobLifecycle
     was: ResizeState
@@ -39,7 +40,7 @@ class Remember:
 
 @dataclass(frozen=True)
 class TellBatch:
-    """Tell incarnation `restarts` of the job, in the answer to its next report, to go on with `plan`'s batch."""
+    """An order to tell incarnation `restarts` of the job, in the answer to its next report, to go on with `plan`'s batch."""
 
     job_id: int
     restarts: int
@@ -48,22 +49,22 @@ class TellBatch:
 
 @dataclass(frozen=True)
 class ParkAgain:
-    """Put off the start of a job that was parked before: many of them go into one call."""
+    """An order to put off the start of a job that was parked before: many of them go into one call."""
 
     job_id: int
     park_s: float
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """Keep the job's latest report (None: it has left), which came at `heard_s`, and what was learnt, by key of the store."""
+class KeepReport:
+    """An order to keep the job's latest report (None: it has left), which came at `heard_s`, and what was learnt by store key."""
 
     report: Report | None
     heard_s: float
     profiles: Mapping[str, Profile]
 
 
-Output = Remember | Learnt | Instruction | TellBatch | ParkAgain | RememberNodes | DrainNode
+Output = Remember | KeepReport | Instruction | TellBatch | ParkAgain | RememberNodes | DrainNode
 
 
 # Slurm requeues a job of a node that is down at once, and a start takes a few seconds.
@@ -71,8 +72,8 @@ HURRY_S = 30.0
 
 
 @dataclass(kw_only=True)
-class Tracked:
-    """All that is kept of one job. A pair (restarts, what) is of that incarnation alone."""
+class TrackedJob:
+    """The memory of one job. A pair (restarts, what) is of that incarnation alone."""
 
     lifecycle: JobLifecycle
     #: as the latest snapshot had it; None before the first
@@ -90,9 +91,9 @@ class Tracked:
     #: the latest, and when it came
     report: Report | None = None
     heard_s: float = 0.0
-    #: what it said was left to do, against its own steps
+    #: its claim of what is left to do, against its own steps
     claim: LengthClaim | None = None
-    #: what its reports have taught
+    #: the profile learnt from its reports
     profile: Profile | None = None
     #: its loss, before and after its latest change to a larger batch
     losses: LossTrend = NO_LOSSES
@@ -100,7 +101,7 @@ class Tracked:
     exchanged: LossTrend = NO_LOSSES
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
-    #: what the present incarnation's launchers have said of themselves
+    #: the launchers of the present incarnation, as they have reported themselves
     launchers: Launchers = NO_LAUNCHERS
     #: since this controller looks
     attained_gpu_s: float = 0.0
@@ -112,9 +113,9 @@ class Tracked:
     looked: bool = False
     #: its reports tell how much is left to do; None: there is none so far
     tells: bool | None = None
-    #: by neighbours on shared links, as the latest decisions have it
+    #: slowdown by neighbours on shared links, as the latest decisions have it
     slowdown: float = 1.0
-    #: of the latest epoch, while others still hold its GPUs
+    #: the latest epoch's decision, while others still hold its GPUs
     blocked: Decision | None = None
     #: (restarts, the plan that it was told to go on with)
     told_plan: tuple[int, Plan] | None = None
@@ -151,13 +152,16 @@ class Tracked:
     #: when it was last seen suspended; 0: never
     suspended_s: float = 0.0
 
-    def ran_before(self, now_s: float) -> None:
-        """Read back from a store: it may have run since its first start. What this daemon has seen itself is counted already."""
-        first_s = self.lifecycle.restart.first_s
+    def count_time_before(self, now_s: float) -> None:
+        """Count the time since its first start, if it was read from a store.
+
+        Time that this daemon has seen itself is counted already.
+        """
+        first_s = self.lifecycle.restart_history.first_s
         self.before_s = max(0.0, now_s - first_s) if first_s and not self.attained_gpu_s else 0.0
 
     def validate(self) -> str:
-        """What may never be of one job, and is; "" where all is well."""
+        """Return the first violated invariant of this job, or "" if there is none."""
         state, job_id = self.lifecycle.state, self.lifecycle.job_id
         if problem := validate(self.lifecycle):
             return problem
@@ -175,12 +179,12 @@ class Tracked:
     def take_report(self, report: Report, heard_s: float) -> None:
         self.take_idle(report, heard_s)
         low = self.job.batch_range if self.job is not None else None
-        self.claim = follow(self.claim, report, low[0] if low else None, heard_s)
+        self.claim = follow_claim(self.claim, report, low[0] if low else None, heard_s)
         if report.step > 0:  # before its first step a program that tells its length has not told it yet
             self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
         self.report, self.heard_s = report, heard_s
-        self.launchers = self.launchers.hear(report)
-        self.count_checkpoints(report.restarts, self.launchers.most_taken)
+        self.launchers = self.launchers.with_report(report)
+        self.count_checkpoints(report.restarts, self.launchers.most_checkpoints_taken)
 
     def forget_reports(self) -> None:
         self.report, self.profile, self.heard_s = None, None, 0.0
@@ -195,14 +199,15 @@ class Tracked:
 
     @property
     def plan(self) -> Plan | None:
-        """That it runs with: the one that it reports, else the one that Synergy gave it.
+        """Return the plan that the job runs with: the one that it reports, else the one that Synergy gave it.
 
-        Its exchange is the one that it was given, unless it can't: a run warms up with the exact one, and a script may have its own.
+        Its exchange is the one that it was given, unless it can't have it: a run warms up with the exact one, and a
+        script may have its own.
         """
         report, job, given = self.report, self.job, self.lifecycle.plan
         if report is None or report.plan is None or job is None or report.restarts != job.restarts:
             return given
-        how = EXACT if given is None else exchange(given.exchange, "plan")
+        how = EXACT if given is None else parse_exchange(given.exchange, "plan")
         accepts = self.profile.accepts if self.profile is not None else NOTHING_MORE
         if accepts.exact_only or how.way in accepts.refuses.split("+"):
             how = EXACT
@@ -210,14 +215,16 @@ class Tracked:
 
     @property
     def waits_for_nodes(self) -> bool:
-        """Slurm has looked at the job, which was released onto named nodes, and has not started it."""
+        """Return whether Slurm has looked at the job, which was released onto named nodes, and has not started it."""
         target, reason = self.lifecycle.target, self.reason
         released = self.lifecycle.state is ResizeState.RELEASED and target is not None and bool(target.nodes)
-        return released and waits_its_turn(reason) and not unseen(reason)
+        return released and is_waiting_its_turn(reason) and not is_unseen(reason)
 
     def tick(self, cluster: Cluster, now: Cluster | None = None) -> Tick:
-        """Time has passed: with what a released job's start is judged by. `now`: the nodes as they are just now, where they were
-        read; `cluster`: as the last epoch read them."""
+        """Return the event that time has passed, with what a released job's start is judged by.
+
+        `now`: the nodes as they are just now, if they were read; `cluster`: as the last epoch read them.
+        """
         target = self.lifecycle.target
         if target is None or self.job is None or self.lifecycle.state is not ResizeState.RELEASED:
             return Tick()
@@ -228,13 +235,13 @@ class Tracked:
         return Tick(has_room(target, now or cluster, self.job), self.reason, contested)
 
     def lost_target(self, up: frozenset[str]) -> list[str]:
-        """Nodes that it is to get and Slurm would not start it on: not up, or reserved since."""
+        """Return the target nodes that Slurm would not start the job on: not up, or reserved since."""
         life = self.lifecycle
         barred = self.job.barred if self.job is not None and life.state in STARTING else ()
         return sorted({n for n in life.target.nodes if n not in up or n in barred} if life.target else ())
 
     def lose_nodes(self, up: frozenset[str], now_s: float) -> list[Output]:
-        """Nodes that Slurm took it off just now, and that can't take jobs, are not taken again for a while."""
+        """Remember nodes that Slurm took the job off just now, and that can't take jobs: they are not taken again for a while."""
         life = self.lifecycle
         # its own requeues, and nodes that only do not answer for a moment (slurmctld starts again), are no loss
         if self.job is None or self.ran_on is None or life.state is not ResizeState.QUEUED:
@@ -249,8 +256,11 @@ class Tracked:
         self.lifecycle = replace(life, failures=failures)
         return [Remember(self.lifecycle, life.state, "NodesLost")]
 
-    def hurries(self, up: frozenset[str], now_s: float) -> bool:
-        """It stands on a node that can't take jobs any more, or waits since then: for HURRY_S, since a node may be only drained."""
+    def needs_early_epoch(self, up: frozenset[str], now_s: float) -> bool:
+        """Return whether the job stands on a node that can't take jobs any more, or waits since then.
+
+        This holds for HURRY_S, since a node may be only drained. `up`: the nodes that can.
+        """
         job = self.ran_on
         if job is None or self.job is None or self.job.restarts - job.restarts not in (0, 1):
             return False
@@ -261,16 +271,18 @@ class Tracked:
             self.hurried = job.restarts, now_s
         return now_s - self.hurried[1] < HURRY_S
 
-    def puts_off(self, start_s: float) -> Remember:
-        """Synergy is about to write the start time `start_s`: no user has set it."""
+    def note_postponed_start(self, start_s: float) -> Remember:
+        """Remember that Synergy is about to write the start time `start_s`: no user has set it."""
         life = self.lifecycle
-        restarts = life.restarts if self.job is None else self.job.restarts
-        self.lifecycle = replace(life, written=after_writing(life.written, restarts, start_s))
+        restarts = life.incarnation if self.job is None else self.job.restarts
+        self.lifecycle = replace(life, written_start=after_writing(life.written_start, restarts, start_s))
         return Remember(self.lifecycle, life.state, "Park")
 
-    def named(self) -> list[Output]:
-        """What Slurm calls it goes into its story where that is not its id: people ask by it. A record of several tasks is not
-        told: its name changes with each that leaves it."""
+    def record_slurm_name(self) -> list[Output]:
+        """Put what Slurm calls the job into its story if that is not its id: people ask by it.
+
+        A record of several tasks is left out: its name changes with each that leaves it.
+        """
         life, name = self.lifecycle, self.job.slurm_name if self.job else ""
         if name == life.slurm_name or not name or "[" in name:
             return []
@@ -278,11 +290,11 @@ class Tracked:
         return [Remember(self.lifecycle, life.state, NAMED, (CALLED.format(name),))]
 
     def forget_refusals(self, cluster: Cluster, now_s: float) -> list[Output]:
-        """Refusals that no longer hold, in the light of what the nodes are now."""
+        """Forget refusals that no longer hold, in the light of what the nodes are now."""
         life = self.lifecycle
         if not life.refusals:
             return []
-        kept = still_refused(life.refusals, life.refused, self.refused_on, cluster, now_s)
+        kept = current_refusals(life.refusals, life.refused, self.refused_on, cluster, now_s)
         names = {name for refusal in kept for name in refusal.nodes}
         self.refused_on = {n: self.refused_on.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}
         if kept == life.refusals:
@@ -292,37 +304,37 @@ class Tracked:
 
     @property
     def keeps_size(self) -> bool:
-        """Its checkpoints load on as many GPUs as have saved them alone, as its reports say."""
+        """Return whether the job's reports say that its checkpoints load only on as many GPUs as have saved them."""
         return self.profile is not None and self.profile.accepts.own_size
 
     @property
-    def training_over(self) -> bool:
-        """Whether the present incarnation's launchers have all said that their run is over: nobody is there to be asked."""
-        return self.launchers.restarts == self.lifecycle.restarts and self.launchers.over
+    def is_training_over(self) -> bool:
+        """Return whether the present incarnation's launchers have all said that their run is over: nobody is there to be asked."""
+        return self.launchers.restarts == self.lifecycle.incarnation and self.launchers.have_ended
 
     @property
     def checkpoint_request(self) -> int:
-        """The number of the checkpoint request that is awaited, or of the next one; launchers count it over the incarnation."""
+        """Return the number of the checkpoint request that is awaited, or of the next one; launchers count over the incarnation."""
         life = self.lifecycle
         return 1 + (life.acks_before if life.state is ResizeState.CHECKPOINTING else self.checkpoints_taken)
 
     @property
     def checkpoints_taken(self) -> int:
-        """Checkpoints that this incarnation was asked for and has completed."""
-        return self.checkpoints[1] if self.checkpoints[0] == self.lifecycle.restarts else 0
+        """Return how many checkpoints this incarnation was asked for and has completed."""
+        return self.checkpoints[1] if self.checkpoints[0] == self.lifecycle.incarnation else 0
 
-    def alone(self, report: Report) -> Report:
-        """The report without what neighbours on shared links cost, by the latest decisions: that is theirs, not the plan's."""
+    def without_contention(self, report: Report) -> Report:
+        """Return the report without what neighbours on shared links cost, by the latest decisions: that is theirs, not the plan's."""
         return report if report.step_s is None else replace(report, step_s=report.step_s / self.slowdown)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the controller's own story: what an event did to a job."""
+class StoryEntry:
+    """A line of the controller's own story: the effect of an event on a job."""
 
     at_s: float
     job_id: int
     event: str
-    was: str
-    state: str
+    was: ResizeState
+    state: ResizeState
     instructions: tuple[str, ...]

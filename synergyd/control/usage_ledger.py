@@ -1,7 +1,8 @@
-"""What each job makes of the GPUs that it holds, from one look at the cluster to the next. Pure.
+"""The use that each job makes of the GPUs that it holds, from one look at the cluster to the next. Pure.
 
-An incarnation is cut at each midnight, so that months can be told apart. Held time is by Slurm's own times; training counts by what
-the job reports and by the relative goodput of what it runs with.
+An incarnation is cut at each midnight, so that months can be told apart, and while it runs at each change of its GPUs or of what it
+trains with, as Slurm's accounting and the audit count them. GPUs that join it are an allocation of their own beside it. Held time is
+by Slurm's own times; training counts by what the job reports and by the relative goodput of what it runs with.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from synergyd.usage import Usage, ending, with_less_training, without_training
+from synergy_core.usage import RESIZING, Usage, with_end_time, with_less_training, without_training
 
 WRITE_S = (
     600.0  # a part that goes on is stored so often: a daemon that dies loses so much of what was trained at the most
 )
-OLDEST_S = 400 * 86400.0  # a run that began before that is one that Slurm's clock is wrong about
+OLDEST_S = 400 * 86400.0  # if a run began before that, Slurm's clock is wrong about it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Holding:
     account: str
     gpus: int
     asked_gpus: int
-    #: of its present incarnation; None: it is pending
+    #: start of its present incarnation; None: it is pending
     start_s: float | None
     #: when it came into the queue, which a requeue sets anew
     submit_s: float
@@ -35,6 +36,16 @@ class Holding:
     ended_s: float | None = None
     #: since when it trains; None: it has not said so
     training_s: float | None = None
+    #: the job that this allocation is beside; 0: it is a job's own
+    of_job: int = 0
+    #: Synergy's latest order to restart in place after which it has reported steps; None: it has not reported any
+    order: int | None = None
+    #: seconds that restarts of Synergy's choice have taken so far, the one in place that has just ended included
+    lost_s: float = 0.0
+    #: it is on its way to another plan or size, or has not been measured there: `lost_s` may lack what that takes
+    in_transit: bool = False
+    #: GPUs that it trains on by the same report; 0: not known
+    trains_on: int = 0
     #: earlier incarnations have trained
     trained_before: bool = False
     #: relative goodput of what it runs with, and its relative error (one sigma); None: not known
@@ -54,14 +65,14 @@ class Holding:
 
 @dataclass(frozen=True)
 class _Change:
-    """What a job ran with last, and what was decided for it since."""
+    """The last thing that a job ran with, and what was decided for it since."""
 
     relative: float | None
     goodput: float | None
     decided: tuple[int, float] | None = None
 
     def ratio(self, gpus: int) -> float:
-        """Return the predicted goodput of a run on so many GPUs over that of the run before, 0 where it is not known."""
+        """Return the predicted goodput of a run on so many GPUs over that of the run before, or 0 if it is not known."""
         if self.decided is None or self.decided[0] != gpus or not self.relative:
             return 0.0
         return self.decided[1] / self.relative
@@ -69,32 +80,44 @@ class _Change:
 
 @dataclass
 class _Open:
-    """A part that goes on. `counted_s`: until when its training has been counted."""
+    """A part that goes on.
+
+    `run_s`: start of its incarnation, None if that was read from a store. `counted_s`: until when its training has been counted.
+    `order`, `lost_s`, `trains_on`: as in Holding, before the change that is under way.
+    """
 
     part: Usage
     restarts: int
+    run_s: float | None = None
+    order: int | None = None
+    lost_s: float | None = None
+    trains_on: int = 0
     training_s: float | None = None
     counted_s: float | None = None
     relative: float | None = None
     sigma: float = 0.0
     goodput: float | None = None
     decided: tuple[int, float] | None = None
+    before: Usage | None = None  # the part before it, of the same run
     seen_s: float = 0.0
     written_s: float = 0.0
 
 
 @dataclass
 class UsageLedger:
-    """`look` once an epoch; `pending` is what is to be stored. `midnight`: the first midnight after a time."""
+    """The account of the GPUs that all jobs hold.
+
+    `look` is called once an epoch; `pending` is what is to be stored. `midnight`: the first midnight after a time.
+    """
 
     midnight: Callable[[float], float]
     _open: dict[int, _Open] = field(default_factory=dict)
     _ended: dict[int, float] = field(default_factory=dict)  # starts of runs that are over, while they are shown still
-    _restarting: dict[int, _Change] = field(default_factory=dict)  # of jobs that are on their way to their next run
+    _restarting: dict[int, _Change] = field(default_factory=dict)  # jobs on their way to their next run
     _changed: dict[tuple[int, float], Usage] = field(default_factory=dict)
 
     def restore(self, parts: Iterable[Usage]) -> None:
-        """Parts that were open when they were stored last."""
+        """Restore the parts that were open when they were last stored."""
         for part in sorted(parts, key=lambda p: p.from_s):
             self._open[part.job_id] = _Open(part, -1, counted_s=part.to_s, seen_s=part.to_s)
 
@@ -110,11 +133,11 @@ class UsageLedger:
         self._restarting = {i: change for i, change in self._restarting.items() if i in here}
 
     def pending(self) -> list[Usage]:
-        """What is to be stored."""
+        """Return the parts that are to be stored."""
         return list(self._changed.values())
 
-    def stored(self, parts: Iterable[Usage]) -> None:
-        """These have been."""
+    def note_stored(self, parts: Iterable[Usage]) -> None:
+        """Note that these parts have been stored."""
         for part in parts:
             if self._changed.get((part.job_id, part.from_s)) is part:
                 del self._changed[part.job_id, part.from_s]
@@ -123,7 +146,7 @@ class UsageLedger:
         now = self._open.get(job.job_id)
         # Slurm says whole seconds, and may begin a run in the second in which it looks
         start_s = None if job.start_s is None or job.start_s > now_s + 1 else job.start_s
-        if now is not None and (start_s is None or abs(start_s - now.part.start_s) >= 1.0):
+        if now is not None and (start_s is None or not _is_same_run(now, start_s)):
             self._restarting[job.job_id] = _Change(now.relative, now.goodput, now.decided)
             self._end(job.job_id, _over_s(now, job, start_s, now_s), job.checkpoint_s, "REQUEUED")
             now = None
@@ -135,10 +158,13 @@ class UsageLedger:
             now = self._begin(job, start_s, now_s)
         elif now.restarts < 0:
             now.restarts = job.restarts
+        now.run_s = start_s
         now.decided = job.decided or now.decided
+        until_s = min(now_s, job.ended_s or now_s)
+        self._follow_changes(now, job, until_s)
         if job.nodes and job.nodes != now.part.nodes:
             now.part = replace(now.part, nodes=job.nodes)
-        self._train(now, job, min(now_s, job.ended_s or now_s))
+        self._train(now, job, until_s)
         if job.ended_s is not None:
             self._end(job.job_id, job.ended_s)
             self._ended[job.job_id] = start_s
@@ -147,7 +173,7 @@ class UsageLedger:
         waited_s, change = max(0.0, start_s - job.submit_s), self._restarting.pop(job.job_id, None)
         part = Usage(
             job_id=job.job_id, user=job.user, account=job.account, start_s=start_s, from_s=start_s, to_s=start_s, is_open=True,
-            gpus=job.gpus, asked_gpus=job.asked_gpus, nodes=job.nodes, waited_s=waited_s,
+            gpus=job.gpus, asked_gpus=job.asked_gpus, nodes=job.nodes, waited_s=waited_s, of_job=job.of_job,
         )  # fmt: skip
         if job.chosen and job.restarts:
             part = replace(
@@ -160,22 +186,70 @@ class UsageLedger:
         self._open[job.job_id] = made = _Open(part, job.restarts, seen_s=now_s)
         return made
 
+    def _follow_changes(self, now: _Open, job: Holding, until_s: float) -> None:
+        """Cut the part of a run that trains with another plan or on other GPUs since the last look, or holds others."""
+        ordered = now.order is not None and job.order is not None and job.order > now.order
+        other = bool(now.trains_on and job.trains_on) and now.trains_on != job.trains_on  # a node was lost
+        if job.training_s is not None and (ordered or other):
+            self._change(now, job, until_s, ordered)
+        now.order = now.order if job.order is None else job.order
+        now.trains_on = job.trains_on or now.trains_on
+        if now.lost_s is None or not job.in_transit:
+            now.lost_s = job.lost_s
+        if job.ended_s is None and job.gpus != now.part.gpus:
+            at_s = max(now.part.from_s, _between(now.seen_s, until_s))
+            self._count_until(now, at_s, job)
+            began_s = now.part.start_s if now.part.changed_s is None else now.part.changed_s
+            now.part = replace(now.part, state=RESIZING)
+            self._cut(now, at_s)
+            now.part = replace(now.part, start_s=at_s, gpus=job.gpus, nodes=job.nodes, changed_s=began_s, state="")
+
+    def _change(self, now: _Open, job: Holding, until_s: float, ordered: bool) -> None:
+        """Begin a part with what the run trains with now: at an order of Synergy's, which is audited, or not."""
+        assert job.training_s is not None
+        # what is counted already was before the change: its first report took its time to come
+        at_s = min(until_s, max(job.training_s, now.seen_s, now.part.from_s))
+        ratio = _Change(now.relative, now.goodput, now.decided).ratio(job.trains_on)
+        lost_s = max(0.0, job.lost_s - (now.lost_s or 0.0)) if ordered else 0.0
+        self._count_until(now, at_s, job)
+        self._cut(now, at_s, lost_s)
+        now.part = replace(
+            now.part,
+            changed_s=at_s,
+            checkpoint_s=lost_s,
+            predicted_ratio=ratio if ordered else None,
+            before_goodput=now.goodput if ordered else None,
+        )
+        now.relative = now.decided[1] if now.decided is not None and ratio else None  # until the next decision
+        now.goodput, now.decided = None, None
+
+    def _count_until(self, now: _Open, until_s: float, job: Holding) -> None:
+        """Count what passed since the last look, cut at each midnight."""
+        while (midnight_s := self.midnight(now.part.from_s)) < until_s:
+            self._count(now, midnight_s, job)
+            self._cut(now, midnight_s)
+        self._count(now, until_s, job)
+
+    def _cut(self, now: _Open, at_s: float, lost_s: float = 0.0) -> None:
+        """End the part, whose last `lost_s` seconds were no training, and begin another one of the same run."""
+        part, before = replace(now.part, is_open=False), now.before
+        if before is not None and lost_s > part.trained_s:  # its GPUs or the day have changed meanwhile
+            self._changed[before.job_id, before.from_s] = _less_training(before, lost_s - part.trained_s)
+        self._changed[part.job_id, part.from_s] = now.before = _less_training(part, lost_s)
+        now.part = replace(
+            without_training(now.part), from_s=at_s, to_s=at_s, stopped_s=0.0, waited_s=0.0, checkpoint_s=0.0
+        )  # fmt: skip
+        now.written_s = 0.0
+
     def _train(self, now: _Open, job: Holding, until_s: float) -> None:
-        """Counts what passed since the last look, cut at each midnight."""
+        """Count what passed since the last look or change, with what is known now."""
         if now.training_s is None and job.training_s is not None:
             now.training_s = max(job.training_s, now.part.start_s)
             now.counted_s = max(now.counted_s or 0.0, now.training_s)
         if job.relative is not None:
             now.relative, now.sigma = job.relative, job.sigma
         now.goodput = job.goodput if job.goodput is not None else now.goodput
-        while (midnight_s := self.midnight(now.part.from_s)) < until_s:
-            self._count(now, midnight_s, job)
-            self._changed[now.part.job_id, now.part.from_s] = replace(now.part, is_open=False)
-            now.part = replace(
-                without_training(now.part), from_s=midnight_s, to_s=midnight_s, stopped_s=0.0, waited_s=0.0, checkpoint_s=0.0
-            )  # fmt: skip
-            now.written_s = 0.0
-        self._count(now, until_s, job)
+        self._count_until(now, until_s, job)
         now.seen_s = until_s
         if until_s - now.written_s >= WRITE_S:
             self._changed[now.part.job_id, now.part.from_s] = now.part
@@ -206,15 +280,25 @@ class UsageLedger:
         if to_s > part.to_s and now.training_s is not None and now.relative is not None:
             self._count(now, to_s, _NOBODY)
             part = now.part
-        part = replace(ending(part, to_s), state=state)
-        lost_s = min(checkpoint_s, part.trained_s)
-        if lost_s > 0:  # it did not train meanwhile
-            part = with_less_training(part, lost_s)
-        self._changed[job_id, part.from_s] = part
+        part = replace(with_end_time(part, to_s), state=state)
+        self._changed[job_id, part.from_s] = _less_training(part, checkpoint_s)
+
+
+def _is_same_run(now: _Open, start_s: float) -> bool:
+    """Return whether the part is of the incarnation that began at `start_s`. A part that a change of size began, began later."""
+    if now.run_s is None:
+        return start_s < now.part.start_s + 1.0
+    return abs(start_s - now.run_s) < 1.0
+
+
+def _less_training(part: Usage, lost_s: float) -> Usage:
+    """Return the part with `lost_s` seconds, in which it did not train, in a restart instead of in training."""
+    lost_s = min(lost_s, part.trained_s)
+    return with_less_training(part, lost_s) if lost_s > 0 else part
 
 
 def _over_s(now: _Open, job: Holding, start_s: float | None, now_s: float) -> float:
-    """When the run that was open ended, now that the job is pending or has another start."""
+    """Return when the run that was open ended, now that the job is pending or has another start."""
     if now.part.start_s < job.submit_s <= now_s:
         return job.submit_s  # its requeue
     if start_s is not None and start_s > now.part.start_s and now.restarts in (-1, job.restarts):
@@ -224,7 +308,7 @@ def _over_s(now: _Open, job: Holding, start_s: float | None, now_s: float) -> fl
 
 
 def _between(seen_s: float, now_s: float) -> float:
-    """When a run ended that was there at `seen_s` and is not now. After a long time without a look the end is not known."""
+    """Return when a run ended that was there at `seen_s` and is not now. After a long time without a look the end is not known."""
     return min((seen_s + now_s) / 2, seen_s + WRITE_S)
 
 

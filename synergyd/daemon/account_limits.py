@@ -1,4 +1,4 @@
-"""What Slurm's associations and QOS leave to Synergy's jobs: Slurm's records in, limits of the allocation out."""
+"""The limits that Slurm's associations and QOS leave to Synergy's jobs: Slurm's records in, limits of the allocation out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from synergyd.records import Cluster, JobState, Shape
+from synergy_core.records import Cluster, JobState, Shape
+
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits
 from synergyd.scheduler.problem.records import GPUS, Rate, UsageLimit
 from synergyd.slurm.client import SlurmError, SlurmWriter
@@ -25,18 +26,18 @@ from synergyd.slurm.parsed.associations import (
     parse,
 )
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
-from synergyd.slurm.parsed.snapshot import Known, shape_of, state_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, state_of
 
 log = logging.getLogger("synergyd")
 RULES_S = 600.0  # between two looks at what changes seldom: three or four calls
 _ONE_JOB = Rate(per_job=1.0, per_gpu=0.0)
 _UNITS = {"gres/gpu": "GPUs", "cpu": "CPUs", "mem": "MiB of memory", "node": "nodes"}
-_USING = (JobState.RUNNING, JobState.SUSPENDED)  # whom Slurm counts
+_USING = (JobState.RUNNING, JobState.SUSPENDED)  # states of the jobs that Slurm counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobUse:
-    """A Synergy job as limits see it. Memory is MiB; minutes are of its time limit, None where it has none."""
+    """A Synergy job as limits see it. Memory is MiB; minutes are of its time limit, None if it has none."""
 
     job_id: int
     account: str
@@ -44,7 +45,7 @@ class JobUse:
     uid: int
     partition: str
     qos: str
-    #: what it holds where Slurm counts it, None elsewhere
+    #: the shape it holds if Slurm counts it, else None
     holds: Shape | None
     asked: Shape
     cpus_per_node: float
@@ -52,12 +53,12 @@ class JobUse:
     memory_per_node: float = 0.0
     memory_per_gpu: float = 0.0
     limit_min: float | None = None
-    #: of a running one, until it ends at the latest
+    #: minutes until a running job ends at the latest
     left_min: float | None = None
 
     @property
     def alike(self) -> Hashable:
-        """All but the job's id."""
+        """Return everything but the job's id."""
         whose = self.account, self.user, self.uid, self.partition, self.qos
         size = self.holds, self.asked, self.cpus_per_node, self.cpus_per_gpu, self.memory_per_node, self.memory_per_gpu
         return *whose, *size, self.limit_min, self.left_min
@@ -65,17 +66,17 @@ class JobUse:
 
 def use_of(
     row: JobRow,
-    known: Known,
+    known: SubmittedJob,
     gpu_type_of_node: Mapping[str, str],
     now_s: float,
     partitions: Mapping[str, PartitionRow],
 ) -> JobUse:
-    """What a row of the queue says of it."""
+    """Return the JobUse that a row of the queue describes."""
     using = state_of(row) in _USING
     nodes = max(1, row.num_nodes)
     per_gpu, memory = float(row.cpus_per_gpu), row.memory_mib / nodes
     memory_per_gpu = per_gpu * row.min_memory_mib if row.memory_per_cpu else float(row.memory_per_gpu_mib)
-    # where Slurm does not count memory it charges none of a job that runs, though a pending one's TRES has it (22.05)
+    # where Slurm does not count memory, it charges a running job none, though a pending job's TRES has it (22.05)
     if not any(p.counts_memory for name in row.partition.split(",") if (p := partitions.get(name))):
         memory = memory_per_gpu = 0.0
     limit_s, end_s = row.time_limit_s, row.end_s
@@ -88,7 +89,7 @@ def use_of(
         qos=row.qos,
         holds=shape_of(row, gpu_type_of_node) if using else None,
         asked=known.asked,
-        # of a job that asks by GPU, the CPUs of a node are those of the size that it had when it was first seen
+        # if a job asks by GPU, the CPUs of a node are those of the size that it had when it was first seen
         cpus_per_node=1.0 if per_gpu else row.num_cpus / nodes if using else float(known.cpus_per_node),
         cpus_per_gpu=per_gpu,
         memory_per_node=0.0 if memory_per_gpu else memory,
@@ -99,7 +100,7 @@ def use_of(
 
 
 class _Bound(NamedTuple):
-    """One limit on one job. `used`: of all that Slurm counts; `own`: of this job alone."""
+    """One limit on one job. `used`: by everything that Slurm counts; `own`: of this job alone."""
 
     kind: str
     name: str
@@ -116,7 +117,7 @@ class _Bound(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Whose limits: an association or a QOS."""
+    """The holder of limits: an association or a QOS."""
 
     kind: str
     name: str
@@ -131,7 +132,7 @@ class Accounting:
     associations: Associations = field(default_factory=Associations)
 
     def limits(self, uses: Iterable[JobUse], cluster: Cluster) -> SlurmLimits:
-        """Of Synergy's jobs in the queue."""
+        """Return the limits on Synergy's jobs in the queue."""
         if not len(self.associations):
             return NO_SLURM_LIMITS
         whole = {kind: gpus for kind, gpus, *_ in sorted(cluster.kinds, key=lambda kind: kind[1])}
@@ -154,7 +155,7 @@ class Accounting:
             if kind.own:
                 own[use.job_id] = kind.own
         return SlurmLimits(
-            shared=tuple(limit.made() for limit in shared.values()), own=own, stuck=stuck, fair_shares=fair_shares
+            shared=tuple(limit.build() for limit in shared.values()), own=own, stuck=stuck, fair_shares=fair_shares
         )
 
     def _alike(self, use: JobUse, whole: int) -> _Alike:
@@ -176,16 +177,16 @@ class Accounting:
         return _Alike(fair_share=fair_share, stuck=stuck, shared=shared, own=own)
 
     def _bounds(self, use: JobUse, leaf: Association | None, whole: int) -> Iterator[_Bound]:
-        """Every limit on one job. Where a QOS sets one, those of associations do not count (Slurm: acct_policy.c)."""
+        """Yield every limit on one job. Where a QOS sets one, those of associations do not count (Slurm: acct_policy.c)."""
         quality = [_Source("QOS", q.name, q) for q in self._qos(use)]
         chain = [] if leaf is None else [_source(a) for a in self.associations.chain(leaf)]
         rates = _Rates(use, whole)
         for source, tres, usage in _in_force(quality, chain, lambda of: of.tres):
-            yield from rates.bound(source, "GrpTRES", tres, usage)
+            yield from rates.bounds(source, "GrpTRES", tres, usage)
         for source, tres, usage in _in_force(quality, chain, lambda of: of.run_mins):
             yield from rates.minutes(source, "GrpTRESRunMins", tres, usage)
         for source, tres, usage in _in_force(quality, chain, lambda of: of.mins):
-            yield from self._used_up(rates, source, tres, usage)
+            yield from self._minute_bounds(rates, source, tres, usage)
         for source, _, usage in _in_force(quality, chain, lambda of: {"": of.jobs}):
             yield from _jobs(source.kind, source.name, "GrpJobs", usage)
         for source, _, usage in _in_force(quality, chain, lambda of: {"": of.wall_min}):
@@ -193,11 +194,11 @@ class Accounting:
         yield from self._holders(use, leaf, rates)
         last = chain[:1]
         for source, tres, usage in _in_force(quality, last, lambda of: of.job_tres):
-            yield from rates.bound(source, "MaxTRESPerJob", tres, usage, own=True)
+            yield from rates.bounds(source, "MaxTRESPerJob", tres, usage, own=True)
         for source, tres, usage in _in_force(quality, last, lambda of: of.node_tres):
-            yield from rates.bound(source, "MaxTRESPerNode", tres, usage, own=True, one_node=True)
+            yield from rates.bounds(source, "MaxTRESPerNode", tres, usage, own=True, one_node=True)
         for source, tres, usage in _in_force(quality, [], lambda of: of.least_tres):
-            yield from rates.bound(source, "MinTRESPerJob", tres, usage, own=True, at_least=True)
+            yield from rates.bounds(source, "MinTRESPerJob", tres, usage, own=True, at_least=True)
         for source, tres, usage in _in_force(quality, last, lambda of: of.job_mins):
             yield from rates.minutes(source, "MaxTRESMinsPerJob", tres, usage, own=True)
         for source, _, usage in _in_force(quality, last, lambda of: {"": Usage(of.job_wall_min)}):
@@ -206,7 +207,7 @@ class Accounting:
                 yield _Bound(source.kind, source.name, "MaxWall", "", "minutes", usage.limit, 0.0, rate, own=True)
 
     def _qos(self, use: JobUse) -> list[Qos]:
-        """Those that bind the job, the one that comes first first."""
+        """Return the QOS that bind the job, in the order of their precedence."""
         of_partition = self.rules.partition_qos.get(use.partition.split(",")[0], "")
         names = [of_partition, use.qos]
         if self._rules_of(use.qos).over_partition:
@@ -217,7 +218,7 @@ class Accounting:
         return self.rules.qos.get(name, QosRules())
 
     def _holders(self, use: JobUse, leaf: Association | None, rates: _Rates) -> Iterator[_Bound]:
-        """Of one user's and one account's jobs in a QOS; MaxJobs of the association where no QOS says it."""
+        """Yield the limits on one user's and one account's jobs in a QOS, and MaxJobs of the association where no QOS sets it."""
         taken: set[tuple[str, str]] = set()
         for qos in self._qos(use):
             rules = self._rules_of(qos.name)
@@ -230,7 +231,7 @@ class Accounting:
                 source = _Source(kind, f"{name} in QOS {qos.name}", qos)
                 for tres, usage in holder.tres.items():
                     if (what, tres) not in taken:
-                        yield from rates.bound(source, f"MaxTRESPer{what}", tres, usage)
+                        yield from rates.bounds(source, f"MaxTRESPer{what}", tres, usage)
                 if (what, "") not in taken:
                     yield from _jobs(source.kind, source.name, f"MaxJobsPer{what}", holder.jobs)
                 taken |= {(what, tres) for tres in holder.tres}
@@ -239,8 +240,11 @@ class Accounting:
             source = _source(leaf)
             yield from _jobs(source.kind, source.name, "MaxJobs", leaf.user_jobs)
 
-    def _used_up(self, rates: _Rates, source: _Source, tres: str, usage: Usage) -> Iterator[_Bound]:
-        """GrpTRESMins. Without `safe` Slurm starts any job while some are left: growth alone is held to what is left."""
+    def _minute_bounds(self, rates: _Rates, source: _Source, tres: str, usage: Usage) -> Iterator[_Bound]:
+        """Yield the bounds of GrpTRESMins.
+
+        Without `safe` Slurm starts any job while some minutes are left: only growth is held to what is left.
+        """
         if self.rules.safe:
             running = source.limits.run_mins.get(tres, Usage()).used
             usage = Usage(usage.limit, usage.used + running)
@@ -259,7 +263,7 @@ class Accounting:
 
 
 class _Rates:
-    """What one job uses of each TRES."""
+    """The use that one job makes of each TRES."""
 
     def __init__(self, use: JobUse, whole: int) -> None:
         self.use = use
@@ -272,12 +276,12 @@ class _Rates:
             self._rates["mem"] = Rate(0.0, use.memory_per_node, use.memory_per_gpu)
 
     def of(self, tres: str) -> Rate | None:
-        """None for a TRES that does not depend on a job's GPUs as far as is known: Slurm looks after it."""
+        """Return the rate of a TRES, or None if it does not depend on a job's GPUs as far as is known: Slurm looks after it."""
         if tres.startswith("gres/gpu:"):
             return GPUS._replace(gpu_type=tres.removeprefix("gres/gpu:"))
         return self._rates.get(tres)
 
-    def bound(
+    def bounds(
         self, source: _Source, slurm: str, tres: str, usage: Usage, *, own: bool = False, at_least: bool = False,
         one_node: bool = False,
     ) -> Iterator[_Bound]:  # fmt: skip
@@ -288,7 +292,7 @@ class _Rates:
             yield _Bound(source.kind, source.name, slurm, tres, unit, usage.limit, usage.used, rate, own, at_least)
 
     def minutes(self, source: _Source, slurm: str, tres: str, usage: Usage, *, own: bool = False) -> Iterator[_Bound]:
-        """Of its time limit; nothing of a job without one."""
+        """Yield the limit on the minutes of the job's time limit, or nothing for a job without one."""
         rate, use = self.of(tres), self.use
         if rate is None or usage.limit is None or use.limit_min is None:
             return
@@ -303,7 +307,7 @@ class _Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class _Alike:
-    """What is the same for all jobs that limits do not tell apart."""
+    """The limits that are the same for all jobs that limits do not tell apart."""
 
     fair_share: float | None
     stuck: str = ""
@@ -312,7 +316,7 @@ class _Alike:
 
 
 class _Shared:
-    """One limit over several jobs, as it is put together."""
+    """One limit over several jobs, while it is put together."""
 
     def __init__(self, bound: _Bound) -> None:
         self._bound, self._held = bound, 0.0
@@ -324,7 +328,7 @@ class _Shared:
             by_rate = bound.rate.of(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
             self._held += by_rate if bound.holds is None else bound.holds
 
-    def made(self) -> UsageLimit:
+    def build(self) -> UsageLimit:
         b = self._bound
         most = max(0.0, b.limit - max(0.0, b.used - self._held))
         return UsageLimit(b.kind, b.name, most, b.limit, unit=b.unit, slurm=b.slurm, rates=self._rates)
@@ -337,7 +341,7 @@ def _own_limit(b: _Bound) -> UsageLimit:
 def _in_force(
     quality: Sequence[_Source], chain: Sequence[_Source], pick: Callable[[Limits], Tres]
 ) -> Iterator[tuple[_Source, str, Usage]]:
-    """The first QOS that sets a TRES; else every association of the chain that does."""
+    """Yield the usages of the first QOS that sets a TRES, else of every association of the chain that does."""
     taken: set[str] = set()
     for source in quality:
         own = {tres: usage for tres, usage in pick(source.limits).items() if usage.limit is not None}
@@ -363,7 +367,7 @@ def _jobs(kind: str, name: str, slurm: str, usage: Usage) -> Iterator[_Bound]:
 
 
 def _holder(shown: HolderLimits | None, rules: HolderLimits) -> HolderLimits:
-    """Limits with what is used; Slurm shows no user or account that has had no job in the QOS."""
+    """Return the limits with what is used. Slurm shows no user or account that has had no job in the QOS."""
     if shown is None:
         return rules
     tres = {name: Usage(usage.limit) for name, usage in rules.tres.items()} | dict(shown.tres)
@@ -375,7 +379,7 @@ def _unit(tres: str) -> str:
 
 
 class AccountReader:
-    """Slurm's accounting, read anew at most once an epoch, and not at all where nothing of it counts."""
+    """The reader of Slurm's accounting, which reads at most once an epoch, and not at all where nothing of it counts."""
 
     def __init__(self, slurm: SlurmWriter, *, fair_share: bool, clock: Callable[[], float]) -> None:
         self._slurm, self._fair_share, self._clock = slurm, fair_share, clock
@@ -384,23 +388,23 @@ class AccountReader:
         self._last = Accounting()
 
     @property
-    def limited(self) -> bool:
-        """Does Slurm hold jobs to limits, as far as is known?"""
+    def has_limits(self) -> bool:
+        """Return whether Slurm holds jobs to limits, as far as is known."""
         return self._last.rules.limits
 
     def qos_flags(self, name: str) -> frozenset[str] | None:
-        """Of a QOS as it was last read; None where that is not known."""
+        """Return the flags of a QOS as it was last read, or None if they are not known."""
         rules = self._last.rules.qos.get(name)
         return rules.flags if rules is not None else None if name else frozenset()
 
     def read(self) -> Accounting:
-        """The last reading where Slurm does not answer."""
+        """Read Slurm's accounting. Return the last reading if Slurm does not answer."""
         rules = self._last.rules
         try:
             if self._clock() >= self._looked_s + RULES_S:
                 rules = self._slurm.accounting_rules()
                 self._looked_s = self._clock()
-            wanted = rules.limits or (self._fair_share and rules.enforced)
+            wanted = rules.limits or (self._fair_share and rules.enforcement)
             self._last = Accounting(rules, parse(self._slurm.associations()) if wanted else Associations())
             self._problem = ""
         except SlurmError as problem:

@@ -1,4 +1,7 @@
-"""Jobs that Synergy does not start are told where to report: while they run, or before, where they need it from their start on."""
+"""The addresses for jobs that Synergy does not start.
+
+They are told where to report while they run, or before, if they need it from their start on.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,37 @@ import stat
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.wire import plan_file
+
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
-from synergyd.errors import SynergyError, UsageError
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError
-from synergyd.wire import plan_file
 
 log = logging.getLogger("synergyd")
 ADOPTED_AN_EPOCH = 200  # each is an update to slurmctld
 
 
 class Adoption:
-    """`reports` and `links` are this daemon's own addresses; `state_dir` is where jobs are handed theirs."""
+    """The hand-over of addresses. `reports` and `links` are this daemon's own; `state_dir` is where jobs are handed theirs."""
 
     def __init__(self, actuator: Actuator, state_dir: Path, reports: str, links: str) -> None:
         self._actuator, self._state_dir, self._addresses = actuator, state_dir, (reports, links)
         self._told: set[tuple[int, int]] = set()
 
     def adopt(self, lives: Iterable[JobLifecycle], waiting: Container[int] = ()) -> None:
-        """Tell those of the jobs that run, or that Slurm is to start next (`waiting`), and were not told yet, a number an epoch. Raise
-        DeniedError where this daemon may not update jobs."""
+        """Tell their addresses to jobs that were not told yet, a limited number an epoch.
+
+        These are jobs that run, or that Slurm is to start next (`waiting`). Raise DeniedError if this daemon may not
+        update jobs.
+        """
         reports, links = self._addresses
         room = ADOPTED_AN_EPOCH
         for life in lives:
             is_due = life.state is ResizeState.RUNNING or life.job_id in waiting
-            if (life.job_id, life.restarts) in self._told or not is_due:
+            if (life.job_id, life.incarnation) in self._told or not is_due:
                 continue
-            given = handed_over(self._state_dir, life.job_id)
+            given = read_start_answer(self._state_dir, life.job_id)
             told = None if given is None else (given.report, given.by, given.links)
             if self._is_open(life.job_id) or told != (reports, os.getuid(), links):
                 if not room:
@@ -48,7 +55,7 @@ class Adoption:
                 except (SynergyError, OSError) as error:
                     log.warning("job %d could not be told where to report: %s", life.job_id, error)
                     continue
-            self._told.add((life.job_id, life.restarts))
+            self._told.add((life.job_id, life.incarnation))
 
     def _is_open(self, job_id: int) -> bool:
         """Return whether any user can read the plan of this job, as an earlier version wrote it, although Slurm hides jobs."""
@@ -64,8 +71,8 @@ class Adoption:
         self._told = set()
 
 
-def handed_over(state_dir: Path, job_id: int) -> plan_file.PlanFile | None:
-    """What a job was told at its start; None where it was told nothing that can be read."""
+def read_start_answer(state_dir: Path, job_id: int) -> plan_file.PlanFile | None:
+    """Return what a job was told at its start, or None if it was told nothing that can be read."""
     try:
         return plan_file.read(plan_file.plan_path(state_dir, job_id), job_id)
     except UsageError:
@@ -73,7 +80,7 @@ def handed_over(state_dir: Path, job_id: int) -> plan_file.PlanFile | None:
 
 
 def remove_plan(state_dir: Path, job_id: int) -> None:
-    """Of a job that is gone."""
+    """Remove the plan of a job that is gone."""
     path = plan_file.plan_path(state_dir, job_id)
     try:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Carries out what the controller gives back: lifecycles and stories into the store, instructions to Slurm, plans to jobs."""
+"""The execution of what the controller gives back: lifecycles and stories into the store, instructions to Slurm, plans to jobs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synergyd.control.known.node_health import DrainNode, RememberNodes
+from synergy_core.records import Job, Plan
+from synergy_core.wire.codec import encode
+from synergy_core.wire.report import Told
+
 from synergyd.control.notices import notice_of
 from synergyd.control.resize.events import Answered, Refused
-from synergyd.control.resize.instructions import AskCheckpoint, Park, Restart, Split, Update
+from synergyd.control.resize.instructions import AskCheckpoint, JoinNodes, Park, Restart, Split, Update
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
+from synergyd.control.state.node_health import DrainNode, RememberNodes
+from synergyd.control.tracked import KeepReport, Output, ParkAgain, Remember, TellBatch
 from synergyd.daemon.adoption import remove_plan
-from synergyd.records import Job, Plan
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import DeniedError, SlurmError
 from synergyd.slurm.parsed.job_forms import Forms
 from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.records import StoredEvent, StoredLifecycle, StoredNode, StoredReport
-from synergyd.wire.codec import encode
-from synergyd.wire.report import Told
 
 log = logging.getLogger("synergyd")
 
 
 @dataclass
 class Executor:
-    """`do` one output at a time, in order. `batches`, `orders`: what jobs are told in the answer to a report, by (job, incarnation):
-    another batch, a restart in place. `requests` likewise: a checkpoint."""
+    """The executor of the controller's outputs.
+
+    `do` takes one at a time, in order. `batches`, `orders`: what jobs are told in the answer to a report, by (job,
+    incarnation): another batch, a restart in place. `requests` likewise: a checkpoint.
+    """
 
     store: BufferedStore
     actuator: Actuator
@@ -43,20 +47,24 @@ class Executor:
     orders: dict[tuple[int, int], Told] = field(default_factory=dict)
     requests: dict[tuple[int, int], Told] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
-    _let_go: set[int] = field(default_factory=set)  # of the last epoch
+    _grace_ended: set[int] = field(default_factory=set)  # jobs of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
     def begin(self) -> None:
-        """A new epoch's outputs follow: what an earlier one left undone is void."""
+        """Discard what an earlier epoch left undone: a new epoch's outputs follow."""
         self.batches, self._again = {}, {}
 
     def do(self, output: Output) -> Answered | None:
-        """The answer to an instruction; None where there is none. Raises DeniedError where this daemon may not write to jobs."""
+        """Carry out `output`.
+
+        Return the answer to an instruction, or None if there is none. Raises DeniedError if this daemon may not write
+        to jobs.
+        """
         match output:
             case Remember():
                 self._remember(output)
-            case Learnt(report=report, heard_s=heard_s, profiles=profiles):
+            case KeepReport(report=report, heard_s=heard_s, profiles=profiles):
                 if report is not None:
                     self.store.put_reports([StoredReport(report, heard_s)])
                 self.store.put_profiles(profiles, heard_s)
@@ -72,7 +80,7 @@ class Executor:
             case _:
                 self.store.flush()  # what is intended is stored before it is done
                 lifts = self.beyond(output) if isinstance(output, Update) else ""
-                # others of the account may be on their way out: asked a few times more, then decided about anew
+                # other jobs of the account may be on their way out: ask a few times more, then decide anew
                 answer = Refused(output, lifts, transient=False) if lifts else self.actuator.carry_out(output)
                 if isinstance(output, AskCheckpoint) and not isinstance(answer, Refused):
                     number = self.actuator.request_of(output.job_id)
@@ -80,39 +88,44 @@ class Executor:
                         self.requests[output.job_id, output.restarts] = Told(Plan(), request=number)
                         return None
                 if isinstance(output, Restart) and not isinstance(answer, Refused):
-                    self.orders[output.job_id, output.restarts] = Told(output.plan, output.number)
+                    self.orders[output.job_id, output.restarts] = Told(output.plan, output.number, nodes=output.nodes)
+                if isinstance(output, JoinNodes) and not isinstance(answer, Refused):
+                    told = Told(output.plan, output.number, nodes=output.nodes, joins=True)
+                    self.orders[output.job_id, output.restarts] = told
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return Answered(answer)
         return None
 
     def keep_forms(
-        self, forms: Forms, rows: Mapping[int, JobRow], park_s: float, puts_off: Callable[[int], None]
+        self, forms: Forms, rows: Mapping[int, JobRow], park_s: float, note_postponed_start: Callable[[int], None]
     ) -> None:
-        """Array tasks that are to wait are kept from starting; the next ones become jobs, which the next epoch sees. `puts_off` is
-        told of each before its start time is written. Raises DeniedError."""
+        """Keep array tasks that are to wait from starting, and make jobs of the next ones, which the next epoch sees.
+
+        Call `note_postponed_start` with each job before its start time is written. Raise DeniedError.
+        """
         soon_s = self.clock() + park_s / 2
         self._parked &= rows.keys()
         for job_id in forms.park:
             if job_id not in self._parked:
-                puts_off(job_id)
+                note_postponed_start(job_id)
                 answer = self.actuator.carry_out(Park(job_id, park_s))
                 self._tell(job_id, answer.error if isinstance(answer, Refused) else "")
                 self._parked |= set() if isinstance(answer, Refused) else {job_id}
             elif (eligible_s := rows[job_id].eligible_s) is None or eligible_s < soon_s:
-                puts_off(job_id)
+                note_postponed_start(job_id)
                 self._again.setdefault(park_s, []).append(job_id)
         for job_id, task in forms.split:
             answer = self.actuator.carry_out(Split(job_id, task, park_s))
             if isinstance(answer, Refused):
                 log.warning("task %d of array %d could not be made a job of its own: %s", task, job_id, answer.error)
 
-    def let_go(self, job_ids: Sequence[int]) -> None:
-        """Jobs that are left to Slurm may start at once: nobody will decide about them. Asked for once a job."""
-        fresh = [i for i in job_ids if i not in self._let_go]
-        self._let_go = set(job_ids)
-        if fresh and (problem := self.actuator.let_go(fresh)):
-            self._let_go -= set(fresh)
+    def end_plugin_grace(self, job_ids: Sequence[int]) -> None:
+        """Let the jobs that are left to Slurm start at once, because nobody will decide about them. Asks Slurm once a job."""
+        fresh = [i for i in job_ids if i not in self._grace_ended]
+        self._grace_ended = set(job_ids)
+        if fresh and (problem := self.actuator.end_plugin_grace(fresh)):
+            self._grace_ended -= set(fresh)
             log.warning("jobs left to Slurm wait for the plugin's grace to end: %s", problem)
 
     def restore_mails(self, job_ids: Iterable[int]) -> None:
@@ -124,7 +137,7 @@ class Executor:
                 log.warning("job %d: its MailType could not be restored: %s", job_id, problem)
 
     def park_again(self) -> None:
-        """Those that were parked before and are to be put off once more, in one call for all."""
+        """Postpone again the jobs that were parked before, in one call for all with the same `park_s`."""
         again, self._again = self._again, {}
         for park_s, job_ids in again.items():
             self._tell(job_ids[0], self.actuator.park_again(job_ids, park_s))
@@ -134,7 +147,7 @@ class Executor:
         job_id, state = lifecycle.job_id, lifecycle.state.value
         if step.was is ResizeState.CHECKPOINTING is not lifecycle.state or lifecycle.state is ResizeState.GONE:
             self.requests = {key: told for key, told in self.requests.items() if key[0] != job_id}
-        if self.orders and lifecycle.state is not ResizeState.RESTARTING:
+        if self.orders and lifecycle.state not in (ResizeState.RESTARTING, ResizeState.JOINING):
             self.orders = {key: told for key, told in self.orders.items() if key[0] != job_id}
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
@@ -148,7 +161,7 @@ class Executor:
         self.store.put_lifecycles([StoredLifecycle(job_id, lifecycle.submit_s, state, encode(lifecycle), now_s)])
 
     def _drain(self, output: DrainNode) -> None:
-        """No job depends on it: a daemon that may not write to nodes goes on without."""
+        """Drain a node. No job depends on it: a daemon that may not write to nodes goes on without."""
         self.store.flush()  # what is intended is stored before it is done
         try:
             self.actuator.slurm.drain(output.name, output.reason)

@@ -1,4 +1,4 @@
-"""Hands each incarnation of each of Synergy's jobs the key that it may sign its reports with."""
+"""The keys with which each incarnation of each of Synergy's jobs may sign its reports."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from synergy_core.wire import job_key
+from synergy_core.wire.job_key import SecretFile
+from synergy_core.wire.plan_file import plan_path
+
 from synergyd.slurm.owner_file import write_for
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.wire import job_key
-from synergyd.wire.job_key import SecretFile
-from synergyd.wire.plan_file import plan_path
 
 log = logging.getLogger("synergyd")
 WRITES_AN_EPOCH = 200  # refused ones too; 5 file operations each, and StateDir may be on a shared file system
 
 
 def key_path(state_dir: Path, job_id: int) -> Path:
-    """Beside the job's plan."""
+    """Return the path of the job's key, beside its plan."""
     return plan_path(state_dir, job_id).with_suffix(".key")
 
 
 class JobKeys:
-    """No job depends on it: most have munge."""
+    """The key files of jobs. No job depends on them: most have munge."""
 
     def __init__(self, state_dir: Path, secret: SecretFile) -> None:
         self._state_dir, self._secret = state_dir, secret
@@ -34,7 +35,10 @@ class JobKeys:
         self._problem = ""  # told once, not for every job at every epoch
 
     def keep(self, rows: Iterable[JobRow]) -> None:
-        """Files for these jobs, where they lack one, a number an epoch; none for others. To be given all that run or are about to."""
+        """Write key files for these jobs if they lack one, a limited number an epoch, and remove all others.
+
+        `rows` are all jobs that run or are about to.
+        """
         if self._no_acls:
             return
         here = {r.job_id: (r.restarts, r.uid) for r in rows}
@@ -48,7 +52,7 @@ class JobKeys:
         self._tell(self._write({i: here[i] for i in due[:WRITES_AN_EPOCH]}))
 
     def _write(self, lives: dict[int, tuple[int, int]]) -> OSError | None:
-        """What went wrong last."""
+        """Write the key files. Return what went wrong last, or None."""
         problem = None
         for job_id, life in lives.items():
             try:

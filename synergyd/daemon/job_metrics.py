@@ -6,11 +6,11 @@ from collections import Counter as Count
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from synergy_core.records import Action, Decision, Job, JobState
 
 from synergyd.control.resize.lifecycle import IN_TRANSIT, ResizeState
-from synergyd.control.tracked import Entry, Tracked
+from synergyd.control.tracked import StoryEntry, TrackedJob
 from synergyd.daemon.loop import Daemon
-from synergyd.records import Action, Decision, Job, JobState
 from synergyd.slurm.parsed.associations import ALL_PRIVATE
 
 _QUEUE_BUCKETS = (10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400)
@@ -20,8 +20,12 @@ _CAUSES = {"Wanted": "decision", "Preempted": "preemption", "PlanFailed": "faile
 
 
 class JobMetrics:
-    """`epoch` after each epoch. Counters begin at the daemon's start, as Prometheus expects. The page has no password, so it names what
-    PrivateData lets every user see: accounts that are hidden count together under no name, and hidden jobs have no series."""
+    """The metrics of jobs and accounts.
+
+    Call `epoch` after each epoch. Counters begin at the daemon's start, as Prometheus expects. The page has no
+    password, so it names what PrivateData lets every user see: accounts that are hidden count together under no name,
+    and hidden jobs have no series.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.gpus = Gauge(
@@ -49,7 +53,7 @@ class JobMetrics:
             registry=registry,
         )
         self.idle = Counter(
-            "synergy_idle_gpu_seconds", "GPU time of nodes that are up and that nobody held", registry=registry
+            "synergy_idle_gpu_seconds", "GPU time of nodes that were up and not allocated", registry=registry
         )
         self.queue = Histogram(
             "synergy_queue_seconds",
@@ -71,12 +75,12 @@ class JobMetrics:
         )
         self._at_s: float | None = None
         self._started: set[int] = set()  # jobs that have been seen to run
-        self._last: Entry | None = None
+        self._last: StoryEntry | None = None
         self._private = ALL_PRIVATE
 
     def epoch(self, daemon: Daemon, now_s: float) -> None:
-        """`now_s`: the start of the epoch that has ended."""
-        self._private = daemon.tools.writer.private
+        """Update the metrics. `now_s` is the start of the epoch that has ended."""
+        self._private = daemon.dependencies.writer.private
         tracked = daemon.controller.jobs
         jobs = [t.job for t in tracked.values() if t.job is not None]
         self._counts(jobs, {d.job_id: d for d in daemon.decisions})
@@ -113,10 +117,10 @@ class JobMetrics:
             self.goodput_gpus.labels(account).set(value)
 
     def _account(self, job: Job) -> str:
-        """Return the job's account, or "" where users may not see it."""
+        """Return the job's account, or "" if users may not see it."""
         return "" if self._private & {"accounts", "jobs", "usage"} else job.account
 
-    def _times(self, tracked: Mapping[int, Tracked], seconds: float) -> None:
+    def _times(self, tracked: Mapping[int, TrackedJob], seconds: float) -> None:
         for each in tracked.values():
             job = each.job
             if job is not None and job.state is JobState.RUNNING:
@@ -131,31 +135,31 @@ class JobMetrics:
                     self.queue.observe(max(0.0, job.start_s - job.submit_s))
         self._started &= here.keys()
 
-    def _errors(self, tracked: Mapping[int, Tracked], decisions: Iterable[Decision]) -> None:
+    def _errors(self, tracked: Mapping[int, TrackedJob], decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             each = tracked.get(decision.job_id)
             if each is None or each.report is None or decision.cell is None or decision.action is not Action.KEEP:
                 continue
-            report, job = each.alone(each.report), each.job
+            report, job = each.without_contention(each.report), each.job
             if job is None or report.restarts != job.restarts or not report.step_s or report.plan != decision.cell.plan:
                 continue
             self.error.observe(abs(decision.cell.step_s / report.step_s - 1.0))
 
-    def _causes(self, log: Iterable[Entry]) -> None:
+    def _causes(self, log: Iterable[StoryEntry]) -> None:
         fresh = []
         for entry in reversed(list(log)):
             if entry is self._last:
                 break
             fresh.append(entry)
         for entry in fresh:
-            moved = {s.value for s in IN_TRANSIT} | {ResizeState.QUEUED.value}
-            if entry.was == ResizeState.RUNNING.value and entry.state in moved:
+            moved = IN_TRANSIT | {ResizeState.QUEUED}
+            if entry.was is ResizeState.RUNNING and entry.state in moved:
                 self.resizes.labels(_CAUSES.get(entry.event, "other")).inc()
         self._last = fresh[0] if fresh else self._last
 
 
-def use_of(tracked: Tracked, job: Job) -> str:
-    """What a running job does with its GPUs, by its reports."""
+def use_of(tracked: TrackedJob, job: Job) -> str:
+    """Return what a running job does with its GPUs, judged by its reports."""
     report = tracked.report
     if report is not None and report.restarts == job.restarts:
         return "training"

@@ -1,4 +1,4 @@
-"""What is known of each job in the queue: its directive and its own size, read once, when it is first seen."""
+"""The known facts of each job in the queue: its directive and its own size, read once, when it is first seen."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from synergyd.errors import UsageError
-from synergyd.records import Directive
+from synergy_core.errors import UsageError
+from synergy_core.records import Directive
+from synergy_core.wire import admin_comment
+
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import parse_script, read_stamp
 from synergyd.slurm.directives.second_run import second_run_problem
-from synergyd.slurm.parsed.het_jobs import beyond_resizing, is_resized, parts_of
-from synergyd.slurm.parsed.job_forms import is_rest, name_of, throttle_of
-from synergyd.slurm.parsed.needs import beyond_placing
+from synergyd.slurm.parsed.het_jobs import is_resized, parts_of, resize_obstacle
+from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, throttle_of
+from synergyd.slurm.parsed.needs import placement_obstacle
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import Known, not_resizable, shape_of
-from synergyd.wire import admin_comment
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, size_obstacle
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
@@ -27,36 +28,39 @@ AGAIN_S = 600.0  # until a script is tried again that could not be read for a re
 
 
 class JobRegistry:
-    """`known` by job id holds Synergy's jobs only; the others are remembered as plain, by job id and submit time."""
+    """The registry of the queue's jobs.
+
+    `submitted` by job id holds Synergy's jobs only; the others are remembered as plain, by job id and submit time.
+    """
 
     def __init__(self, slurm: SlurmWriter, report_grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._slurm = slurm
         self._clock = clock
         self._again_s: dict[tuple[int, float], float] = {}
         self._grace_s = report_grace_s
-        self.known: dict[int, Known] = {}
+        self.submitted: dict[int, SubmittedJob] = {}
         self.kept: Collection[int] = ()  # jobs that may come back into the queue after they have left it
         self._looked_at: set[int] = set()  # whose scripts were looked at for what ends a second run
         self._stamped: set[int] = set()  # had been parked by a daemon before when they were first seen
         self.plain: set[tuple[int, float]] = set()
         self._excluded_read: set[int] = set()
         self._reads = 0
-        self.names: dict[int, int | str] = {}  # what names a job to Slurm, where its id is not it
+        self.names: dict[int, int | str] = {}  # the name of a job for Slurm, if it is not its id
         self.throttles: dict[int, int] = {}  # by array id
         self.topology = False  # the nodes' leaf switches are known
-        self.parts: dict[int, tuple[JobRow, ...]] = {}  # of heterogeneous jobs, by the leader's id
+        self.parts: dict[int, tuple[JobRow, ...]] = {}  # parts of heterogeneous jobs, by the leader's id
 
     def learn(self, rows: Iterable[JobRow], gpu_type_of_node: Mapping[str, str]) -> set[tuple[int, float]]:
-        """Reads the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
+        """Read the directives of jobs seen for the first time, at most SCRIPTS_AN_EPOCH scripts a call.
 
-        Returns the (job id, submit time) that turned out to have none. Raises SlurmError only if nothing could be read.
+        Return the (job id, submit time) that turned out to have none. Raises SlurmError only if nothing could be read.
         """
         rows = list(rows)
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
         self.parts = parts_of(rows)
-        for gone in [i for i in self.known if i not in here and i not in self.kept]:
-            del self.known[gone]
+        for gone in [i for i in self.submitted if i not in here and i not in self.kept]:
+            del self.submitted[gone]
             self._stamped.discard(gone)
             self._looked_at.discard(gone)
         present = {(r.job_id, r.submit_s) for r in rows}
@@ -64,7 +68,7 @@ class JobRegistry:
         self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}
         self._again_s = {k: s for k, s in self._again_s.items() if k in present and began_s < s}
         self.plain &= present
-        fresh = [r for r in rows if r.job_id not in self.known and (r.job_id, r.submit_s) not in self.plain]
+        fresh = [r for r in rows if r.job_id not in self.submitted and (r.job_id, r.submit_s) not in self.plain]
         comments = self._slurm.admin_comments([r.job_id for r in fresh])
         found: set[tuple[int, float]] = set()
         budget = SCRIPTS_AN_EPOCH
@@ -87,7 +91,7 @@ class JobRegistry:
             except SlurmError as problem:
                 log.warning("job %d: its script could not be read: %s", row.job_id, problem)
                 if not problem.transient:
-                    # not for ever: with the rights it needs, or when whatever it was is mended, it is read
+                    # not for ever: it can be read once the rights or another cause are mended
                     self.plain.add((row.job_id, row.submit_s))
                     self._again_s[row.job_id, row.submit_s] = self._clock() + AGAIN_S
                 continue  # else tried again at the next epoch
@@ -96,7 +100,7 @@ class JobRegistry:
                 continue
             if first is not None and first.asked is None and (stamp is None or stamp.asked is None):
                 known = replace(known, put_off_s=float(first.begin_s or 0))
-            self.known[row.job_id] = known
+            self.submitted[row.job_id] = known
             if known.throttle:
                 self.throttles.setdefault(row.array_job_id, known.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
@@ -109,28 +113,30 @@ class JobRegistry:
         return found
 
     def begin_s(self, row: JobRow) -> float | None:
-        """The start time that the user of a pending job has set, of a job that no daemon has written to."""
+        """Return the start time that the user of a pending job has set, for a job that no daemon has written to; else None."""
         if row.eligible_s is None or row.job_id in self._stamped or row.restarts:
             return None
         if row.eligible_s > row.submit_s + self._grace_s + 5:
             return row.eligible_s
-        known = self.known.get(row.job_id)
+        known = self.submitted.get(row.job_id)
         return (known.put_off_s or None) if known is not None else None
 
     def release_at_once(self, row: JobRow, now_s: float) -> bool:
-        """Is it only the plugin's grace, which a decision would have ended, that keeps this pending job from starting?"""
-        known = self.known[row.job_id]
+        """Return whether only the plugin's grace, which a decision would have ended, keeps this pending job from starting."""
+        known = self.submitted[row.job_id]
         if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
             return False
         return now_s + 1 < row.eligible_s <= row.submit_s + self._grace_s + 5
 
     def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
-        """--exclude of jobs that are new, and now and then of all that wait: their users may change it. One call, most often none."""
-        self._excluded_read &= self.known.keys()
+        """Read --exclude of new jobs, and now and then of all that wait, since their users may change it. One call, most often none."""
+        self._excluded_read &= self.submitted.keys()
         self._reads += 1
         if self._reads % EXCLUSIONS_EPOCHS == 0:
             self._excluded_read -= {r.job_id for r in rows if r.state == "PENDING"}
-        ours = [i for i, known in self.known.items() if known.directive is not None and i not in self._excluded_read]
+        ours = [
+            i for i, known in self.submitted.items() if known.directive is not None and i not in self._excluded_read
+        ]
         if not ours:
             return
         try:
@@ -140,16 +146,16 @@ class JobRegistry:
             return  # tried again at the next epoch
         for job_id in ours:
             excluded = lists.get(job_id, ((), ()))[1]
-            self.known[job_id] = replace(self.known[job_id], excluded=excluded)
+            self.submitted[job_id] = replace(self.submitted[job_id], excluded=excluded)
             self._excluded_read.add(job_id)
 
     def _look_at_scripts(self, rows: Iterable[JobRow], budget: int, began_s: float) -> None:
         """Find the scripts that would not survive a requeue: `budget` of those that were not looked at, within READING_S."""
         for row in rows:
-            known = self.known.get(row.job_id)
+            known = self.submitted.get(row.job_id)
             if known is None or known.directive is None or row.job_id in self._looked_at:
                 continue
-            if not_resizable(row, known.directive):
+            if size_obstacle(row, known):
                 self._looked_at.add(row.job_id)
                 continue
             if budget == 0 or self._clock() - began_s > READING_S:
@@ -162,25 +168,28 @@ class JobRegistry:
                     return  # tried again at the next epoch
                 script = ""
             self._looked_at.add(row.job_id)
-            self.known[row.job_id] = replace(known, second_run=_beyond_second_run(script))
+            self.submitted[row.job_id] = replace(known, second_run=_beyond_second_run(script))
 
     def _learn_arrays(self, rows: list[JobRow]) -> None:
-        """Only the record of several pending tasks says the throttle, so it is kept until the last task is gone: each task's stamp
-        has it too, for the next daemon."""
+        """Read each array's throttle.
+
+        Only the record of several pending tasks says it, so it is kept until the last task is gone: each task's stamp
+        has it too, for the next daemon.
+        """
         tasks = [r for r in rows if r.array]
         self.names.clear()
-        self.names.update({r.job_id: name_of(r) for r in tasks})
-        said = {r.array_job_id: throttle_of(r) for r in tasks if is_rest(r) and not r.merged}
+        self.names.update({r.job_id: slurm_name(r) for r in tasks})
+        said = {r.array_job_id: throttle_of(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
         for r in tasks:
-            known, throttle = self.known.get(r.job_id), self.throttles.get(r.array_job_id, 0)
+            known, throttle = self.submitted.get(r.job_id), self.throttles.get(r.array_job_id, 0)
             if known is not None and known.throttle != throttle:
-                self.known[r.job_id] = replace(known, throttle=throttle)
+                self.submitted[r.job_id] = replace(known, throttle=throttle)
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
-    ) -> Known | None:
+    ) -> SubmittedJob | None:
         error = second_run = ""
         directive: Directive | None = None
         try:
@@ -204,8 +213,8 @@ class JobRegistry:
         except Exception as problem:  # a fault of ours: it costs this job alone
             log.error("job %d: its directive can't be read", row.job_id, exc_info=problem)
             error = f"its directive can't be read ({type(problem).__name__}): Synergy leaves the job to Slurm"
-        beyond = beyond_resizing(self.parts.get(row.het_job_id, ())) if row.het else ""
-        if directive is not None and (beyond := beyond or beyond_placing(row, self.topology)):
+        beyond = resize_obstacle(self.parts.get(row.het_job_id, ())) if row.het else ""
+        if directive is not None and (beyond := beyond or placement_obstacle(row, self.topology)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
@@ -219,7 +228,7 @@ class JobRegistry:
             row.cpus_per_gpu
         ):  # Slurm counts its CPUs anew when it starts; those that it holds belong to its present GPUs
             cpus = cpus or max(row.min_cpus, row.tasks_per_node * row.cpus_per_task)
-        return Known(
+        return SubmittedJob(
             directive,
             error,
             asked or shape_of(row, gpu_type_of_node if row.node_names else {}),
@@ -238,7 +247,7 @@ class JobRegistry:
 
 
 def _beyond_second_run(script: str) -> str:
-    """Why the script would not get to its training again; "" where nothing is seen."""
+    """Return why the script would not reach its training again, or "" if no reason is seen."""
     try:
         found = second_run_problem(script)
     except Exception as problem:  # a fault of ours must not keep all other jobs from being read

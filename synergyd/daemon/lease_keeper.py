@@ -1,4 +1,4 @@
-"""Keeps this daemon's lease: renews it from a thread of its own, whatever an epoch takes, as long as epochs are completed."""
+"""The renewal of this daemon's lease, from a thread of its own, whatever an epoch takes, as long as epochs are completed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+
 from synergyd.slurm.client import SlurmError
 from synergyd.store.leader import Leader, elapsed_s
 
@@ -17,10 +18,12 @@ LEAST_S = 0.5  # a write is not begun with less of the lease left: a process mus
 
 
 class LeaseKeeper:
-    """`grace_s`: a daemon that has completed no epoch for so long leaves the lease to one that does. `waited_s`: for how many
-    seconds it has waited in all for its turn with Slurm, which does not count as silence.
+    """The keeper of this daemon's lease.
 
-    The loop calls `turn` before each epoch or tick: leadership may end at any moment, but begins between two turns only. An
+    `grace_s`: a daemon that has completed no epoch for so long leaves the lease to one that does. `waited_s`: for how
+    many seconds it has waited in all for its turn with Slurm, which does not count as silence.
+
+    The loop calls `begin_turn` before each epoch or tick: leadership may end at any moment, but begins between two turns only. An
     epoch that began as a stand-by's, or in an earlier term, never acts.
     """
 
@@ -41,53 +44,53 @@ class LeaseKeeper:
 
     @property
     def problem(self) -> str:
-        """Why the database could not be asked; "" if it could."""
+        """Return why the database could not be asked, or "" if it could."""
         return self._leader.problem
 
     @property
     def term(self) -> int:
-        """The term in which this daemon led last; 0 where it never did, or did so without the database."""
+        """Return the term in which this daemon led last, or 0 if it never did, or did so without the database."""
         return self._leader.term or 0
 
     def start(self) -> None:
-        """Asks once, then goes on in the thread. Raises UsageError where leading is not possible."""
+        """Ask once, then go on in the thread. Raises UsageError if leading is not possible."""
         self._leader.try_lead()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
-    def turn(self) -> bool:
-        """May this turn of the loop act? Raises UsageError where leading turned out to be impossible."""
+    def begin_turn(self) -> bool:
+        """Return whether this turn of the loop may act. Raises UsageError if leading turned out to be impossible."""
         if self._fault is not None:
             raise self._fault
-        self._turn = self._leader.acts, self._leader.term
+        self._turn = self._leader.is_leading, self._leader.term
         return self._turn[0]
 
     def leads(self) -> bool:
-        """May this daemon act, now and in this turn?"""
-        return self._turn[0] and self._leader.acts and self._leader.term == self._turn[1]
+        """Return whether this daemon may act, now and in this turn."""
+        return self._turn[0] and self._leader.is_leading and self._leader.term == self._turn[1]
 
-    def epoch_completed(self) -> None:
+    def note_completed_epoch(self) -> None:
         self._completed_s = self._clock() - self._waited_s()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Around the start of a call that changes jobs. Raises SlurmError where this daemon does not lead.
+    def guard_write(self) -> Iterator[None]:
+        """Guard the start of a call that changes jobs. Raises SlurmError if this daemon does not lead.
 
         A process that is stopped (SIGSTOP, a debugger) between the look at the lease and the call would make it when it goes on,
         however late. So the kernel is told first to end the process when the lease ends: a stopped process gets that signal
-        before it runs one more instruction. In `with` stands no more than the start of a program, so this never happens otherwise.
+        before it runs one more instruction. The `with` block holds no more than the start of a program, so this never happens otherwise.
         """
-        left_s = self._leader.left_s
+        left_s = self._leader.time_left_s
         before = signal.setitimer(signal.ITIMER_REAL, max(left_s, LEAST_S))
         try:
-            if not self.leads() or self._leader.left_s < LEAST_S:
+            if not self.leads() or self._leader.time_left_s < LEAST_S:
                 raise SlurmError("lease", "another synergyd may lead by now", transient=True)
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, *before)
 
     def close(self) -> None:
-        """Gives the lease back."""
+        """Give the lease back."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,21 +1,25 @@
 """The daemon's loop: a shell over the controller. observe -> model -> allocate -> plan -> act, and ticks between two epochs.
 
-What happens to a job is the controller's; formulas live in task/ and scheduler/. Here is what is asked of whom, in which order.
+The controller says what happens to a job; formulas live in task/ and scheduler/. This module says which part is asked for what, and
+in which order.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from synergyd.control.arrivals import Arrivals, JobCounts, come_early
-from synergyd.control.checkpoint_request import told_request
+from synergy_core.reasons import Reason, Reasons, text_reason
+from synergy_core.records import Action, Decision, Job, JobState, Snapshot
+
+from synergyd.control.arrivals import Arrivals, JobCounts, should_come_early
+from synergyd.control.checkpoint_request import current_request_number
 from synergyd.control.controller import Controller
-from synergyd.control.decision_log import DecisionLog, JobStatus, present
-from synergyd.control.move_limits import caps_beside
+from synergyd.control.decision_log import DecisionLog, JobStatus, job_statuses
+from synergyd.control.epoch import collect_inputs, pump
+from synergyd.control.fault_monitor import smallest_target
 from synergyd.control.notices import late_deadlines
 from synergyd.control.queue_history import QueueHistory
 from synergyd.control.resize.events import (
@@ -30,139 +34,141 @@ from synergyd.control.resize.events import (
     Ticked,
     Unblocked,
 )
-from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
-from synergyd.control.resize.starts import ends_matter
-from synergyd.control.tracked import Remember
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, jobs_with_awaited_end, times_of
+from synergyd.control.tracked import Output, Remember
 from synergyd.control.waiting import is_put_off
-from synergyd.control.watch import smallest_of
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.day_time import DayTime
+from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.executor import Executor
-from synergyd.daemon.forecast import CellsOrWhy, Forecast
-from synergyd.daemon.heartbeat import Heartbeat, grace_of
+from synergyd.daemon.forecast import Forecast
+from synergyd.daemon.heartbeat import Heartbeat, grace_s_for
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.links.members import members_of
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restart_place import RestartPlace
 from synergyd.daemon.restore import restore
-from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_look import holdings
-from synergyd.records import Action, Decision, Job, JobState, Snapshot
-from synergyd.scheduler.decide import decide
-from synergyd.scheduler.delayed_starts import watched
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.jobmodel.cell_search import CellSearchResult
+from synergyd.scheduler.decide import STAGES
+from synergyd.scheduler.epoch import begin, run
+from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set
+from synergyd.scheduler.problem.rules import rules_of
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
+from synergyd.slurm.parsed.expanders import JoinedNodes
 from synergyd.slurm.parsed.rows import JobRow
 from synergyd.slurm.parsed.snapshot import state_of
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
 LOSSES_EVERY_S = 2.0
-AS_SUBMITTED = " It waits in Slurm's queue as it was submitted."
 _WITHOUT_KEY = (ResizeState.QUEUED, ResizeState.GONE)
 
 
 class Daemon:
-    """One instance, one thread. `epoch` decides and starts what was decided; `tick` carries resizes on in between."""
+    """The daemon: one instance, one thread. `epoch` decides and starts what was decided; `tick` carries resizes on in between."""
 
-    def __init__(self, settings: Settings, tools: Tools, times: ResizeTimes | None = None) -> None:
-        self.settings, self.tools = settings, tools
+    def __init__(self, settings: Settings, dependencies: DaemonDependencies, times: ResizeTimes | None = None) -> None:
+        self.settings, self.dependencies = settings, dependencies
         # longest that a new job waits for a daemon that has stopped deciding
-        self.grace_s = grace_of(settings.epoch_s)
-        self.registry = JobRegistry(tools.writer, self.grace_s)
+        self.grace_s = grace_s_for(settings.epoch_s)
+        self.registry = JobRegistry(dependencies.writer, self.grace_s)
         accounts = AccountReader(
-            tools.writer, fair_share=settings.fair_share_weight, clock=tools.monotonic or tools.clock
+            dependencies.writer,
+            fair_share=settings.fair_share_weight,
+            clock=dependencies.monotonic or dependencies.clock,
         )
-        self.observer = Observer(settings, tools.reader, tools.writer, self.registry, accounts)
-        self.controller = Controller(times or times_of(settings), settings.epoch_s)
-        addresses = tools.report_address, tools.links_address
+        self.observer = Observer(settings, dependencies.reader, dependencies.writer, self.registry, accounts)
+        self.controller = Controller(times or times_of(settings), settings.epoch_s, live=settings.live)
+        addresses = dependencies.report_address, dependencies.links_address
         self.actuator = Actuator(
-            tools.writer,
+            dependencies.writer,
             settings.state_dir,
             addresses[0],
-            self.registry.known,
+            self.registry.submitted,
             addresses[1],
-            self._put_off,
+            self._is_start_postponed,
             self._request_of,
             names=self.registry.names,
-            check=RestartPlace(self.observer, self.controller, tools.clock),
+            check=RestartPlace(self.observer, self.controller, dependencies.clock),
         )
-        self.keys = JobKeys(settings.state_dir, tools.secret) if tools.secret else None
+        self.keys = JobKeys(settings.state_dir, dependencies.secret) if dependencies.secret else None
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
         self.executor = Executor(
-            tools.store, self.actuator, settings.state_dir, tools.clock, self.observer.beyond_limits
+            dependencies.store, self.actuator, settings.state_dir, dependencies.clock, self.observer.exceeded_limit
         )
         self.forecast = Forecast(settings)
-        self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, tools.paced_s)
+        self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, dependencies.paced_s)
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
-        self.decisions: tuple[Decision, ...] = ()  # of the last epoch, changed or not
+        self.decisions: tuple[Decision, ...] = ()  # all decisions of the last epoch, changed or not
         self._decision_log, self._history = DecisionLog(), QueueHistory()
         self._delays = NO_DELAYS  # in memory alone: after a start of the daemon waits count anew
         self._loaded = False
         self._acted: int | None = None  # the term in which the last epoch acted
-        self._cleared = False  # of what a daemon before this one left in Slurm
-        self._monotonic = tools.monotonic or tools.clock
-        self._day_time = DayTime(tools.clock, self._monotonic)
+        self._cleared = False  # whether what an earlier daemon left in Slurm is cleared
+        self._monotonic = dependencies.monotonic or dependencies.clock
+        self._day_time = DayTime(dependencies.clock, self._monotonic)
         self._looked_s: float | None = None  # by the monotonic clock
         self._losses_looked_s = -math.inf  # likewise
-        self.hurries = False  # a job has lost a node, or was submitted: the next epoch should not wait
+        self.needs_early_epoch = False  # a job has lost a node, or was submitted: the next epoch should not wait
         self._arrivals = Arrivals(settings.epoch_s)
         self._count_denied = False
-        self._comes_early = come_early(settings, policy_named(settings.policy))
+        self._policy, self._rules = policy_named(settings.policy), rules_of(settings)
+        self._comes_early = should_come_early(settings, self._policy)
 
     @property
-    def acts(self) -> bool:
-        """This daemon writes to jobs and to the store; one that stands by or runs dry only looks."""
-        return not self.settings.dry_run and self.tools.leads()
+    def is_acting(self) -> bool:
+        """Return whether this daemon writes to jobs and to the store; one that stands by or runs dry only looks."""
+        return not self.settings.dry_run and self.dependencies.leads()
 
     @property
-    def busy(self) -> bool:
-        """This daemon is resizing some job, so ticks should come often."""
-        return self.acts and bool(self.controller.in_transit)
+    def is_resizing(self) -> bool:
+        """Return whether this daemon is resizing some job, so that ticks should come often."""
+        return self.is_acting and bool(self.controller.in_transit)
 
     def epoch(self) -> EpochRecord:
-        """Observes, decides, stores, and (unless dry-run) acts. Raises SlurmError when Slurm can't be read."""
-        began, counted_s, self.hurries = self._now(), self._monotonic(), False
-        phase = self.tools.phases.of
-        self._arrivals.epoch_began(counted_s, self._job_counts())
+        """Observe, decide, store, and (unless dry-run) act. Raises SlurmError when Slurm can't be read."""
+        began, counted_s, self.needs_early_epoch = self.now_s(), self._monotonic(), False
+        phase = self.dependencies.phases.of
+        self._arrivals.begin_epoch(counted_s, self._job_counts())
         with phase("observe"):
             snapshot = self._observe(began)
         with phase("model"):
             forecasts = self._forecasts(snapshot)
         with phase("decide"):
-            self.decisions = self._decide(snapshot, forecasts, began)
+            self.decisions = self._decide(snapshot, forecasts)
         self._run(EpochDecided(self.decisions))
         record = epoch_record(
-            self._decision_log.among(self.decisions, began),
+            self._decision_log.with_news(self.decisions, began),
             tuple(self._present(snapshot, forecasts)),
             snapshot,
             duration_s=self._monotonic() - counted_s,
             dry_run=self.settings.dry_run,
-            backend=self.tools.reader.name,
+            backend=self.dependencies.reader.name,
             history=self._history.epoch(snapshot, self.decisions, self.controller.reports, began),
         )
-        if self.acts or self.settings.dry_run:
-            self.tools.store.save_epoch(record)
+        if self.is_acting or self.settings.dry_run:
+            self.dependencies.store.save_epoch(record)
         with phase("act"):
             self._act(snapshot, forecasts)
         self._account(forecasts, began)
         with phase("store"):
-            self.tools.store.flush()
-        self._arrivals.epoch_ended(
-            self._monotonic(), waits=self._is_awaited(snapshot), limited=self.tools.paced_s() > 0
+            self.dependencies.store.flush()
+        self._arrivals.end_epoch(
+            self._monotonic(), waits=self._is_awaited(snapshot), limited=self.dependencies.paced_s() > 0
         )
         return record
 
     def tick(self) -> None:
-        """Takes reports in and moves the jobs that are being resized. Raises SlurmError when Slurm can't be read."""
+        """Take reports in and move the jobs that are being resized. Raises SlurmError when Slurm can't be read."""
         self._take_reports()
-        if not self.acts:
+        if not self.is_acting:
             return
         leaving = self.controller.leaving
         events = list(self.observer.moving_events(self.controller.in_transit))
@@ -176,64 +182,66 @@ class Daemon:
             self._unblock()
         self._look_for_losses()
         self._look_for_arrivals()
-        self.heartbeat.go_on(self._now())
-        self.tools.store.flush()
+        self.heartbeat.beat_if_due(self.now_s())
+        self.dependencies.store.flush()
 
     # -- an epoch's parts ----------------------------------------------------------------------------------------------
 
     def _observe(self, now_s: float) -> Snapshot:
-        store = self.tools.store
+        store = self.dependencies.store
         store.refresh()
-        term = self.tools.term() if self.acts else None
-        if term is not None and term != self._acted and store.loaded:
-            # another led until now: what this one saw of that is no match for what the leader before it wrote
-            self.controller.taken_over()
+        term = self.dependencies.term() if self.is_acting else None
+        if term is not None and term != self._acted and store.is_loaded:
+            # another daemon led until now: its records are better than what this one saw
+            self.controller.take_over()
             self._history = QueueHistory()
             self._loaded = self._cleared = False
             self.executor.orders, self.executor.requests = {}, {}
             self.adoption.forget_all()
         self._acted = term
-        if store.loaded and not self._loaded:
+        if store.is_loaded and not self._loaded:
             self._loaded = True
-            restore(self.controller, store.remembered, now_s)
+            restore(self.controller, store.state, now_s)
         self._take_reports()  # the last words of a job that this look finds gone
-        self.registry.kept = ends_matter(self.controller.lifecycles)
-        newly_plain = self.observer.read(store.remembered.no_directive, now_s)
+        self.registry.kept = jobs_with_awaited_end(self.controller.lifecycles)
+        lives = self.controller.lifecycles.items()
+        joined = {i: JoinedNodes(restarts=x.incarnation, names=frozenset(x.joined)) for i, x in lives if x.joined}
+        newly_plain = self.observer.read(store.state.no_directive, now_s, joined)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
         self._take_reports()
         for event in self.observer.queue_events(self.registry.kept):
             self._run(event)
         self._run(NodesRead(self.observer.may_take_jobs))
-        kept = store.remembered
+        kept = store.state
         snapshot = self.observer.snapshot(self.controller, kept.paused, now_s, kept.steering)
         before_s, self._looked_s = self._looked_s, self._monotonic()
         self._run(SnapshotTaken(snapshot, 0.0 if before_s is None else self._looked_s - before_s))
         return snapshot
 
-    def _forecasts(self, snapshot: Snapshot) -> dict[int, CellsOrWhy]:
+    def _forecasts(self, snapshot: Snapshot) -> dict[int, CellSearchResult]:
         jobs = [j for j in snapshot.jobs if j.directive]
-        plans, believed = self.controller.plans(), self.controller.believed(jobs)
-        self.forecast.begin()
+        plans, believed = self.controller.plans(), self.controller.believed_profiles(jobs)
+        self.forecast.begin_epoch()
         self.forecast.learn_prior(self.controller.shared_profiles.programs(), snapshot.cluster)
-        self.forecast.expect(jobs, believed, snapshot.cluster)
+        self.forecast.fit_changed(jobs, believed, snapshot.cluster)
         bans, cells = self.controller.failed_plans.of, self.forecast.cells
         found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
         for job_id, offered in found.items():
             self.controller.jobs[job_id].out_of_plans = offered.all_failed
             if self.settings.idle_reclaim_s:
-                self.controller.jobs[job_id].smallest = smallest_of(offered.cells)
+                self.controller.jobs[job_id].smallest = smallest_target(offered.cells)
         return found
 
-    def _act(self, snapshot: Snapshot, forecasts: dict[int, CellsOrWhy]) -> None:
-        links, acts = self.tools.links, self.acts
+    def _act(self, snapshot: Snapshot, forecasts: dict[int, CellSearchResult]) -> None:
+        links, acts = self.dependencies.links, self.is_acting
         self.executor.begin()
         if links is not None:
             links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
-            jobs = [j for j in snapshot.jobs if self.registry.known[j.job_id].directive is not None]
+            jobs = [j for j in snapshot.jobs if self.registry.submitted[j.job_id].directive is not None]
             lives = self.controller.lifecycles
-            self.adoption.adopt((lives[j.job_id] for j in jobs), self.observer.start_informed())
+            self.adoption.adopt((lives[j.job_id] for j in jobs), self.observer.jobs_to_inform_at_start())
             for job_id, forecast in forecasts.items():
                 self._run(BatchReviewed(job_id, forecast.cells))
         self._tell()
@@ -242,74 +250,76 @@ class Daemon:
             for late in late_deadlines(self.controller, forecasts, snapshot.time_s):
                 self.executor.do(late)
             for decision in self.decisions:
-                if decision.job_id in self.observer.slurms:
+                if decision.job_id in self.observer.left_to_slurm:
                     continue  # Slurm carries it out, in the order of its own queue
                 offered = forecasts.get(decision.job_id)
                 self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
-                self.heartbeat.go_on(self._now())  # many starts at Slurm's pace for one user (rl_enable) take minutes
+                self.heartbeat.beat_if_due(
+                    self.now_s()
+                )  # many starts at Slurm's pace for one user (rl_enable) take minutes
             self._keep_keys(jobs)
             park_s = self.controller.times.park_s
-            self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._puts_off)
-            self.executor.let_go(list(self._slurms(snapshot, forecasts)))
-            hushed = [j.job_id for j in jobs if self.registry.known[j.job_id].mail]
+            self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._note_postponed_start)
+            self.executor.end_plugin_grace(list(self._jobs_left_to_slurm(snapshot, forecasts)))
+            hushed = [j.job_id for j in jobs if self.registry.submitted[j.job_id].mail]
             lives = self.controller.lifecycles
             self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
             if self.observer.shields and not self._cleared:
                 self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded})
             self._cleared = True
             self.executor.park_again()
-            self.heartbeat.completed(self._now())
+            self.heartbeat.note_completed_epoch(self.now_s())
 
-    def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> tuple[Decision, ...]:
+    def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> tuple[Decision, ...]:
         controller = self.controller
-        deciding = controller.deciding(snapshot)
-        policy = policy_named(self.settings.policy)
-        self._delays = watched(self._delays, deciding, policy, self.settings.placement)
-        decisions = decide(
-            deciding,
-            self.settings,
-            {i: f.cells for i, f in forecasts.items()},
-            {i: f.why_none for i, f in forecasts.items() if f.why_none},
-            controller.plans(),
-            controller.ages_s(now_s),
-            policy,
+        inputs = collect_inputs(
+            controller,
+            snapshot,
+            forecasts,
+            settings=self.settings,
+            observes_delays=self._policy.observes_delays,
+            current_plans=controller.plans(),
             progress=controller.progress(snapshot.jobs),
-            typical_s=controller.durations.typical_s,
-            slurm_limits=self.observer.slurm_limits,
-            caps=caps_beside(controller.jobs, self.settings, now_s),
-            restarts=controller.restarts.of(snapshot.jobs, controller.jobs, now_s),
-            passed=self.observer.passed,
             delays=self._delays,
+            slurm_limits=self.observer.slurm_limits,
+            overtaken=self.observer.overtaken,
         )
-        advice = {i: f.advice for i, f in forecasts.items() if f.advice}
-        notes = dict.fromkeys(self.observer.slurms, AS_SUBMITTED)
-        notes |= {d.job_id: advice[d.job_id] for d in decisions if d.action is Action.KEEP and d.job_id in advice}
-        return tuple(replace(d, why=d.why + notes[d.job_id]) if d.job_id in notes else d for d in decisions)
+        self._delays = inputs.delays
+        stage = self.dependencies.phases.of_stage
+        decisions = run(STAGES, begin(inputs, self._rules, self._policy), stage).decisions
+        notes: dict[int, Reasons] = dict.fromkeys(self.observer.left_to_slurm, (Reason("slurms-queue"),))
+        for d in decisions:
+            found = forecasts.get(d.job_id)
+            if d.action is Action.KEEP and found is not None and found.advice:
+                notes[d.job_id] = text_reason(found.advice.strip())
+        return tuple(replace(d, reasons=d.reasons + notes[d.job_id]) if d.job_id in notes else d for d in decisions)
 
-    def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[JobStatus]:
+    def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[JobStatus]:
         hints = {i: f.hint for i, f in forecasts.items() if f.hint}
-        return present(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports, hints)
+        return job_statuses(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports, hints)
 
-    def _account(self, forecasts: Mapping[int, CellsOrWhy], now_s: float) -> None:
-        """What jobs hold goes to the thread that keeps it."""
-        if self.tools.usage is not None and self.acts:
+    def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:
+        """Hand what jobs hold to the thread that keeps their usage."""
+        if self.dependencies.usage is not None and self.is_acting:
             seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
-            self.tools.usage.see(now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.tools.term())
+            self.dependencies.usage.see(
+                now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.dependencies.term()
+            )
 
-    def _slurms(self, snapshot: Snapshot, forecasts: Mapping[int, CellsOrWhy]) -> Iterator[int]:
+    def _jobs_left_to_slurm(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[int]:
         """Yield the pending jobs that nobody will decide about, and that only a start time of Synergy's still holds back."""
         forms = self.observer.forms
         for job in snapshot.jobs:
             job_id, offered, tracked = job.job_id, forecasts.get(job.job_id), self.controller.jobs.get(job.job_id)
             if job.state is not JobState.PENDING:
                 continue
-            if tracked is not None and job_id in self.observer.slurms and is_put_off(tracked, snapshot.time_s):
-                self.executor.do(tracked.puts_off(snapshot.time_s))
+            if tracked is not None and job_id in self.observer.left_to_slurm and is_put_off(tracked, snapshot.time_s):
+                self.executor.do(tracked.note_postponed_start(snapshot.time_s))
                 yield job_id
                 continue
-            if job_id in self.observer.slurms:
+            if job_id in self.observer.left_to_slurm:
                 slurms = True
-            elif job_id in forms.waits and self.registry.known[job_id].directive is not None:
+            elif job_id in forms.waits and self.registry.submitted[job_id].directive is not None:
                 slurms = job_id in forms.slurms and not job.held and not job.paused
             else:
                 none = offered is not None and not offered.cells and not self.observer.waits_for_nodes
@@ -319,8 +329,8 @@ class Daemon:
                 yield job_id
 
     def _tell(self) -> None:
-        """What jobs are told in the answers to their reports from now on."""
-        inbox, rows = self.tools.inbox, self.observer.rows if self.acts else {}
+        """Set what jobs are told in the answers to their reports from now on."""
+        inbox, rows = self.dependencies.inbox, self.observer.rows if self.is_acting else {}
         told = {**self.executor.batches, **self.executor.requests, **self.executor.orders}
         if inbox is not None:
             answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
@@ -328,49 +338,52 @@ class Daemon:
             inbox.tell(answers, {**owners, **{key: uid for key, (uid, _) in answers.items()}})
 
     def _keep_keys(self, jobs: Iterable[Job]) -> None:
-        """Those that run or were just handed their plan have a key; a queue without end costs none."""
+        """Keep keys for the jobs that run or were just handed their plan; a queue without end costs none."""
         if self.keys is not None:
             tracked = self.controller.jobs
             lives = (tracked[j.job_id].lifecycle for j in jobs if j.job_id in tracked)
             self.keys.keep(self.observer.rows[i.job_id] for i in lives if i.state not in _WITHOUT_KEY)
 
-    def _puts_off(self, job_id: int) -> None:
+    def _note_postponed_start(self, job_id: int) -> None:
         if (tracked := self.controller.jobs.get(job_id)) is not None:
-            self.executor.do(tracked.puts_off(self._now() + self.controller.times.park_s))
+            self.executor.do(tracked.note_postponed_start(self.now_s() + self.controller.times.park_s))
 
     def _take_reports(self) -> None:
-        if self.tools.inbox is None:
+        if self.dependencies.inbox is None:
             return
-        self.observer.hear()
-        for received in self.tools.inbox.take():
+        self.observer.prepare_for_reports()
+        for received in self.dependencies.inbox.take():
             for event in self.observer.report_events(received, self.controller, self.forecast):
                 self._run(event)
 
     def _look_for_losses(self) -> None:
-        """Where spares are kept a job that has lost a node is decided about at once: one call to Slurm each LOSSES_EVERY_S."""
+        """Look for jobs that have lost a node, which are decided about at once if spares are kept.
+
+        This takes one call to Slurm each LOSSES_EVERY_S.
+        """
         settings, at_s = self.settings, self._monotonic()
         if not (settings.spare_nodes or settings.qos_spare_nodes) or at_s - self._losses_looked_s < LOSSES_EVERY_S:
             return
         self._losses_looked_s = at_s
         up = frozenset(n.name for n in self.observer.read_nodes().nodes if n.up)
-        self.hurries |= self.controller.lost_nodes(up, self._now())
+        self.needs_early_epoch |= self.controller.has_lost_node(up, self.now_s())
 
     def _look_for_arrivals(self) -> None:
-        if self._arrivals.may_look(self._monotonic()):
-            self.hurries |= self._arrivals.came(self._monotonic(), self._job_counts())
+        if self._arrivals.can_look(self._monotonic()):
+            self.needs_early_epoch |= self._arrivals.is_epoch_due(self._monotonic(), self._job_counts())
 
     def _is_awaited(self, snapshot: Snapshot) -> bool:
         """Return whether a job waits that Synergy is to start: the end of another may let it."""
-        slurms = self.observer.slurms
+        slurms = self.observer.left_to_slurm
         waiting = (j for j in snapshot.jobs if j.state is JobState.PENDING and j.job_id not in slurms)
         return any(j.directive is not None and not (j.held or j.paused) for j in waiting)
 
     def _job_counts(self) -> JobCounts | None:
-        """Return Slurm's counts; None where no epoch comes early, or Slurm does not tell."""
-        if not (self._comes_early and self.acts):
+        """Return Slurm's counts, or None if no epoch comes early or Slurm does not tell."""
+        if not (self._comes_early and self.is_acting):
             return None
         try:
-            return self.tools.writer.job_counts()
+            return self.dependencies.writer.job_counts()
         except SlurmError as error:
             if not error.transient and not self._count_denied:
                 log.warning("epochs do not come early: %s", error)
@@ -378,15 +391,17 @@ class Daemon:
             return None
 
     def _unblock(self) -> None:
-        """What the last epoch decided and could not be done yet is done as soon as others have left its GPUs: not for a job that
-        is not as it was, which the next epoch decides about."""
-        if any(tracked.blocked for tracked in self.controller.jobs.values()):
-            for job_id in self.controller.unblockable(self.observer.read_nodes(), self._now()):
-                job = self.controller.jobs[job_id].job
-                self._run(Unblocked(job_id, job if self.observer.unchanged(job_id) else None))
+        """Carry out what the last epoch decided and could not be done yet, as soon as others have left its GPUs.
 
-    def _now(self) -> float:
-        """The time of day. Where somebody has set it, all that waits is moved with it first."""
+        Leave out a job that is not as it was, which the next epoch decides about.
+        """
+        if any(tracked.blocked for tracked in self.controller.jobs.values()):
+            for job_id in self.controller.jobs_to_unblock(self.observer.read_nodes(), self.now_s()):
+                job = self.controller.jobs[job_id].job
+                self._run(Unblocked(job_id, job if self.observer.is_unchanged(job_id) else None))
+
+    def now_s(self) -> float:
+        """Return the time of day. If somebody has set it, first move everything that waits with it."""
         now_s, by_s = self._day_time.read()
         if by_s:
             log.warning("the clock was set by %+.1f s", by_s)
@@ -394,27 +409,31 @@ class Daemon:
             self._decision_log.set_clock(by_s)
             self._delays = clock_set(self._delays, by_s)
             for output in self.controller.handle(ClockSet(by_s), now_s):
-                if self.acts:
+                if self.is_acting:
                     self.executor.do(output)
         return now_s
 
     def _request_of(self, job_id: int) -> int:
-        return told_request(self.controller.jobs.get(job_id)) if self.tools.inbox is not None else 0
+        return current_request_number(self.controller.jobs.get(job_id)) if self.dependencies.inbox is not None else 0
 
-    def _put_off(self, row: JobRow) -> bool:
-        return self.controller.put_off(row.job_id, row.restarts, row.eligible_s, self.tools.clock())
+    def _is_start_postponed(self, row: JobRow) -> bool:
+        return self.controller.is_start_postponed(row.job_id, row.restarts, row.eligible_s, self.dependencies.clock())
 
     def _run(self, event: ControlEvent) -> None:
-        """One event, and all that follows from it."""
-        queue: deque[ControlEvent] = deque([event])
+        """Carry `event` to its end."""
         told = dict(self.executor.orders), dict(self.executor.requests)
-        while queue:
-            for output in self.controller.handle(queue.popleft(), self._now()):
-                if isinstance(output, Remember) and output.lifecycle.state is ResizeState.GONE:
-                    self.forecast.forget(output.lifecycle.job_id)
-                    self.adoption.forget(output.lifecycle.job_id)
-                    self._decision_log.forget(output.lifecycle.job_id)
-                if self.acts and (answer := self.executor.do(output)) is not None:
-                    queue.append(answer)
+        pump(self.controller, event, self)
         if (self.executor.orders, self.executor.requests) != told:
             self._tell()
+
+    def carry_out(self, output: Output) -> Iterator[ControlEvent]:
+        """Forget a job that is gone, carry the output out if this daemon leads, and yield the answer."""
+        if isinstance(output, Remember) and output.lifecycle.state is ResizeState.GONE:
+            self.forecast.forget(output.lifecycle.job_id)
+            self.adoption.forget(output.lifecycle.job_id)
+            self._decision_log.forget(output.lifecycle.job_id)
+        if self.is_acting and (answer := self.executor.do(output)) is not None:
+            yield answer
+
+    def complete(self) -> None:
+        """Do nothing: an event's outputs are done one by one."""

@@ -8,24 +8,24 @@ from collections import Counter as Count
 from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from synergy_core.errors import UsageError
 
 from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.ports.refusals import Refusals
-from synergyd.errors import UsageError
 from synergyd.store.records import EpochRecord
 
 log = logging.getLogger("synergyd.metrics")
-# from a local call's few milliseconds to the time-out of 30 s
+# from the few milliseconds of a local call to the time-out of 30 s
 _CALL_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _BOUNDS = ServerBounds(max_bytes=8192, max_open=64, max_source=32, workers=1)
 _HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
 
 
 class PrometheusMetrics:
-    """Served on `port` (0 = not at all). Raises UsageError when the port can't be had."""
+    """The metrics, served on `port` (0 = not at all). Raises UsageError when the port can't be had."""
 
     def __init__(self, port: int) -> None:
         registry = CollectorRegistry()
@@ -42,6 +42,12 @@ class PrometheusMetrics:
         self._lag_s = Gauge(
             "synergy_store_lag_seconds",
             "For how long decisions have waited for the database, 0 where none waits",
+            registry=registry,
+        )
+        self._stages = Gauge(
+            "synergy_decision_stage_seconds",
+            "Of the last epoch's decision, by stage; docs/concepts/epoch.md lists the stages",
+            ["stage"],
             registry=registry,
         )
         self._phases = Gauge(
@@ -92,11 +98,11 @@ class PrometheusMetrics:
                 raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
 
     def tell_leading(self, leads: Callable[[], bool]) -> None:
-        """Asked at each look at the page: leadership may end between two epochs."""
+        """Set the function that tells whether this daemon leads. It is asked at each look at the page: leadership may end at any time."""
         self._leads.set_function(lambda: float(leads()))
 
     def epoch(self, record: EpochRecord, daemon: Daemon) -> None:
-        """After each epoch."""
+        """Update the metrics after an epoch."""
         self._duration.set(record.duration_s)
         self._last.set(record.started_s)
         self._jobs.clear()
@@ -106,38 +112,42 @@ class PrometheusMetrics:
             self._decisions.labels(action).inc(count)
         self._job_metrics.epoch(daemon, record.started_s)
         self._nodes.clear()
-        worst, named = dict[str, float](), "nodes" not in daemon.tools.writer.private
-        for name, penalty in daemon.controller.watch.nodes.penalties(record.started_s + record.duration_s).items():
+        worst, named = dict[str, float](), "nodes" not in daemon.dependencies.writer.private
+        for name, penalty in daemon.controller.faults.nodes.penalties(record.started_s + record.duration_s).items():
             worst[name if named else ""] = max(penalty, worst.get(name if named else "", 0.0))
         for name, penalty in worst.items():
             self._nodes.labels(name).set(penalty)
-        self._lag.set(daemon.tools.store.lag)
-        self._lag_s.set(daemon.tools.store.lag_s)
-        for phase, seconds in daemon.tools.phases.seconds.items():
+        self._lag.set(daemon.dependencies.store.lag)
+        self._lag_s.set(daemon.dependencies.store.lag_s)
+        for phase, seconds in daemon.dependencies.phases.seconds.items():
             self._phases.labels(phase).set(seconds)
+        for stage, seconds in daemon.dependencies.phases.stages.items():
+            self._stages.labels(stage).set(seconds)
         for took in {
-            id(t): t for c in (daemon.tools.reader, daemon.tools.writer) if (t := getattr(c, "took", None))
+            id(t): t
+            for c in (daemon.dependencies.reader, daemon.dependencies.writer)
+            if (t := getattr(c, "took", None))
         }.values():
             while took:
                 command, seconds = took.popleft()
                 self._slurm.labels(command).observe(seconds)
-        outages = daemon.tools.store.outages
+        outages = daemon.dependencies.store.outages
         self._outages.inc(outages - self._outages_told)
         self._outages_told = outages
-        self._healthy.set(1.0 if daemon.tools.store.healthy else 0.0)
-        if daemon.tools.links is not None:
-            self.links(*daemon.tools.links.counts())
-        for cause, number in getattr(daemon.tools.inbox, "refused", {}).items():
+        self._healthy.set(1.0 if daemon.dependencies.store.is_healthy else 0.0)
+        if daemon.dependencies.links is not None:
+            self.set_link_counts(*daemon.dependencies.links.counts())
+        for cause, number in getattr(daemon.dependencies.inbox, "refusals", {}).items():
             self._refused.labels(cause).inc(number - self._refused_told.get(cause, 0))
             self._refused_told[cause] = number
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
     def _page(self, request: bytes, _source: str) -> bytes:
-        """The answer to an HTTP request: the metrics, whatever path is asked for."""
+        """Return the answer to an HTTP request: the metrics, whatever path is asked for."""
         method = request.partition(b" ")[0]
         if method not in (b"GET", b"HEAD"):
             return _HEAD % (b"405 Method Not Allowed", b"text/plain", 0)
@@ -145,8 +155,8 @@ class PrometheusMetrics:
         head = _HEAD % (b"200 OK", CONTENT_TYPE_LATEST.encode(), len(page))
         return head if method == b"HEAD" else head + page
 
-    def links(self, counts: ArbiterCounts, connections: int) -> None:
-        """What the link arbiter has counted since the daemon's start, and its open connections."""
+    def set_link_counts(self, counts: ArbiterCounts, connections: int) -> None:
+        """Add what the link arbiter has counted since the daemon's start, and set its open connections."""
         before, self._links_told = self._links_told, counts
         more = {f.name: getattr(counts, f.name) - getattr(before, f.name) for f in dataclasses.fields(counts)}
         more["at_once"] = more["asked"] - more["waited"]
@@ -154,6 +164,6 @@ class PrometheusMetrics:
             self._links[name].inc(max(0, number))
         self._connections.set(connections)
 
-    def failure(self) -> None:
-        """After an epoch that Slurm cut short."""
+    def count_failure(self) -> None:
+        """Count an epoch that Slurm cut short."""
         self._failures.inc()

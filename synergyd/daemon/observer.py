@@ -7,28 +7,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Job, JobState, Profile, Snapshot
+from synergy_core.steering import Steering, steer_job
+
 from synergyd.control.controller import Controller
-from synergyd.control.known.time_view import Reservation, in_time
-from synergyd.control.move_limits import settled
+from synergyd.control.move_limits import with_move_limits
 from synergyd.control.resize.events import JobObserved, Observed, QueueRead, Reported
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.walltime import Walltime
-from synergyd.control.tracked import Tracked
+from synergyd.control.state.time_view import Reservation, with_time_left
+from synergyd.control.tracked import TrackedJob
 from synergyd.control.waiting import is_slurms_to_start
 from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.ports.report_inbox import ReceivedReport
 from synergyd.daemon.user_groups import UserGroups
-from synergyd.job_report import Report
-from synergyd.records import Cluster, Job, JobState, Profile, Snapshot
+from synergyd.jobmodel.batch_range import with_range
+from synergyd.jobmodel.exchange_choice import with_exchange
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.parsed.crowded import (
     LOOKED_AT,
     Crowded,
-    crowded,
+    find_crowded,
     held_to_asked,
     holders_of,
     is_filled_now,
@@ -36,14 +40,15 @@ from synergyd.slurm.parsed.crowded import (
     waiting_of,
     who_gives_back,
 )
+from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, expanders_of, with_expanders
 from synergyd.slurm.parsed.het_jobs import apart, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
 from synergyd.slurm.parsed.job_forms import Forms, forms_of
-from synergyd.slurm.parsed.needs import beyond_placing, open_partitions
+from synergyd.slurm.parsed.needs import open_partitions, placement_obstacle
 from synergyd.slurm.parsed.node_states import UNHEARD
-from synergyd.slurm.parsed.partition_cpus import capped, cpu_caps
+from synergyd.slurm.parsed.partition_cpus import cpu_caps, with_caps
 from synergyd.slurm.parsed.reservations import Shield, read_reservations, read_shields
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import (
     cluster_of,
     drains,
@@ -54,35 +59,33 @@ from synergyd.slurm.parsed.snapshot import (
     launch_failed,
     leaks,
     node_of,
-    not_resizable,
     passed_over,
+    size_obstacle,
     state_of,
     with_leaks,
 )
 from synergyd.slurm.parsed.switches import Leaves
-from synergyd.steering import Steering, as_steered
-from synergyd.task.batch_range import with_range
-from synergyd.task.exchange_choice import with_exchange
 
 log = logging.getLogger("synergyd")
 NOT_STEERED: Mapping[int, Steering] = {}
+NONE_JOINED: Mapping[int, JoinedNodes] = {}
 NO_RESERVATIONS = 3  # epochs until a cluster without reservations is asked again: they are made minutes ahead
 SINGLE_READS = 4  # up to so many jobs in transit are read one by one in a tick, more in one bulk read
-PASSED_EPOCHS = 2  # that a job waits at the least before it counts as passed by others
+PASSED_EPOCHS = 2  # least epochs that a job waits before it counts as passed by others
 LIMITS_EPOCHS = 20  # until the partitions' groups and the cluster's defaults are read again
 
 
 class Predictor(Protocol):
-    """What the bare model says of a report's plan, and of one that failed (forecast.py)."""
+    """The bare model's prediction of a report's plan, and of one that failed (forecast.py)."""
 
-    def predicted(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None: ...
+    def predict(self, report: Report, job: Job | None, profile: Profile) -> tuple[float, int] | None: ...
 
     def least_memory(self, report: Report, job: Job | None, profile: Profile) -> float | None: ...
 
 
 @dataclass
 class Observer:
-    """`rows`: Synergy's jobs in the queue as the last epoch read them, by id; `cluster` likewise."""
+    """The daemon's look at Slurm. `rows`: Synergy's jobs in the queue as the last epoch read them, by id; `cluster` likewise."""
 
     settings: Settings
     reader: SlurmReader
@@ -91,15 +94,16 @@ class Observer:
     accounts: AccountReader
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS  # as the last epoch read them
     rows: dict[int, JobRow] = field(default_factory=dict)
-    everybodys: tuple[JobRow, ...] = ()  # of all jobs, Synergy's or not, as the last epoch read them
+    everybodys: tuple[JobRow, ...] = ()  # rows of all jobs and of allocations beside them, as the last epoch read them
     cluster: Cluster = field(default_factory=lambda: Cluster(()))
     forms: Forms = field(default_factory=Forms)  # as the last snapshot found them
     shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
-    slurms: frozenset[int] = frozenset()  # that wait and are Slurm's to start, as the last snapshot found
-    passed: frozenset[int] = frozenset()  # that wait, and that jobs which Slurm starts have passed
-    _by_slurm: frozenset[int] = frozenset()  # that are or were in `slurms`
+    left_to_slurm: frozenset[int] = frozenset()  # waiting jobs that are Slurm's to start, as the last snapshot found
+    overtaken: frozenset[int] = frozenset()  # waiting jobs that jobs started by Slurm have passed
+    _by_slurm: frozenset[int] = frozenset()  # jobs that are or were in `left_to_slurm`
     _here: frozenset[int] = frozenset()
-    _nodes: tuple[NodeRow, ...] = ()  # as the last epoch read them
+    _nodes: tuple[SlurmNodeRow, ...] = ()  # as the last epoch read them
+    _beside: dict[int, tuple[JobRow, ...]] = field(default_factory=dict)  # allocations beside jobs' own, likewise
     _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _unread: set[int] = field(default_factory=set)  # whose first speed since the last epoch is still to be learnt
     _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
@@ -119,16 +123,24 @@ class Observer:
     _waiting: dict[tuple[int, float], float] = field(default_factory=dict)
     _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
-    def read(self, plain: frozenset[tuple[int, float]], now_s: float) -> set[tuple[int, float]]:
-        """Reads queue and nodes. `plain`: (job id, submit time) known to have no directive; returns those newly found to have
-        none. Raises SlurmError when Slurm can't be read."""
+    def read(
+        self, plain: frozenset[tuple[int, float]], now_s: float, joined: Mapping[int, JoinedNodes] = NONE_JOINED
+    ) -> set[tuple[int, float]]:
+        """Read queue and nodes.
+
+        `plain`: (job id, submit time) known to have no directive. `joined`: nodes beyond jobs' own allocations. Return
+        those newly found to have none. Raises SlurmError when Slurm can't be read.
+        """
         rows, nodes = self.reader.jobs(), self.reader.nodes()
+        self._beside = expanders_of(rows, joined)
+        self.everybodys = rows
+        rows = as_whole_jobs(rows, self._beside)
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
-        nodes = self._hidden.shown(nodes, self.limits)
+        nodes = self._hidden.with_hidden(nodes, self.limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self.limits)
-        self.cluster = cluster_of(capped(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits)
+        self.cluster = cluster_of(with_caps(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits)
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
@@ -136,27 +148,27 @@ class Observer:
         self.gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
-        # one that Slurm has started in another of its partitions is still ours
-        ours = [r for r in rows if is_in(r, self.settings.partitions) or r.job_id in self.registry.known]
+        # a job that Slurm has started in another of its partitions is still ours
+        ours = [r for r in rows if is_in(r, self.settings.partitions) or r.job_id in self.registry.submitted]
         newly_plain = self.registry.learn(ours, self.gpu_types)
-        known = self.registry.known
-        self._nodes, self.everybodys = nodes, rows
+        known = self.registry.submitted
+        self._nodes = nodes
         present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
-        self._unread.clear()  # who runs is known again
+        self._unread.clear()  # the running jobs are known again
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.passed = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
+        self.overtaken = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
         uses = (use_of(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
     def queue_events(self, moving: Iterable[int] = ()) -> Iterator[JobObserved | QueueRead]:
-        """What the last read showed of each job, and who has left: of those `moving`, how. Raises SlurmError."""
+        """Yield what the last read showed of each job, and which jobs have left: for those `moving`, also how. Raises SlurmError."""
         for job_id, row in self.rows.items():
-            yield self._seen(job_id, row)
+            yield self._job_event(job_id, row)
         requeued = set()
         for event in self.moving_events([i for i in moving if i not in self._here]):
             yield event
@@ -171,7 +183,7 @@ class Observer:
         now_s: float,
         steering: Mapping[int, Steering] = NOT_STEERED,
     ) -> Snapshot:
-        """The cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
+        """Return the cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         self.cluster = controller.power_ups.see(self.cluster, now_s)
         # a node is shown to be reserved some seconds longer than it is
         held = frozenset[str]().union(*(r.nodes for r in self._reservations))
@@ -180,13 +192,13 @@ class Observer:
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
-            known = self.registry.known[job_id]
+            known = self.registry.submitted[job_id]
             groups = self._groups.of(row.uid) if self._by_group else None
             job = job_of(
                 row,
                 known,
                 self.gpu_types,
-                paused=job_id in paused,
+                is_paused=job_id in paused,
                 partitions=self.limits,
                 groups=groups,
                 topology=topology,
@@ -194,23 +206,25 @@ class Observer:
             )
             job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
-                job = as_steered(job, steering[job_id])
+                job = steer_job(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
                 job = replace(job, fixed=self.slurm_limits.stuck[job_id])
             job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
-                job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap, self.settings.adapt_batch)
+                job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap)
                 job = with_exchange(job, tracked.lifecycle.exact_only, self.settings.comm_options)
                 if job.directive is not None and job.directive.adapt and job.batches != known.batches:
-                    self.registry.known[job_id] = replace(known, batches=job.batches)
-                restart_s = controller.restarts.cost(tracked, job).mean_s + controller.times.restart_delay_s
-                job = in_time(
+                    self.registry.submitted[job_id] = replace(known, batches=job.batches)
+                restart_s = (
+                    controller.restart_budgets.expected_cost(tracked, job).mean_s + controller.times.restart_delay_s
+                )
+                job = with_time_left(
                     job,
                     tracked.lifecycle.walltime,
                     self._reservations,
                     now_s,
-                    lead_s=controller.restarts.lead_s(tracked),
+                    lead_s=controller.restart_budgets.lead_s(tracked),
                     restart_s=restart_s,
                     least_s=row.min_time_s,
                     reserved=reserved,
@@ -220,33 +234,39 @@ class Observer:
             if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self.limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             jobs.append(job)
-        self.slurms = frozenset(j.job_id for j in jobs if self._is_slurms(j, controller.jobs.get(j.job_id)))
-        self._by_slurm = (self._by_slurm & self.rows.keys()) | self.slurms
-        others = self._crowded(controller, jobs, now_s)
+        self.left_to_slurm = frozenset(
+            j.job_id for j in jobs if self._is_left_to_slurm(j, controller.jobs.get(j.job_id))
+        )
+        self._by_slurm = (self._by_slurm & self.rows.keys()) | self.left_to_slurm
+        others = self._find_crowding(controller, jobs, now_s)
         for i, job in enumerate(jobs):
             if why := others.why(job):
                 job = held_to_asked(job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None)
             tracked = controller.jobs.get(job.job_id)
             moves = None if tracked is None else tracked.lifecycle.moves
-            jobs[i] = job if moves is None else settled(job, moves, self.settings, now_s, minute)
-        penalties = controller.watch.nodes.penalties(now_s)
+            jobs[i] = job if moves is None else with_move_limits(job, moves, self.settings, now_s, minute)
+        penalties = controller.faults.nodes.penalties(now_s)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
 
-    def start_informed(self) -> frozenset[int]:
-        """Return the jobs that the plugin's grace alone keeps from Slurm's start, on several nodes: where the links' arbiter is they are
-        told at their start alone."""
-        known = self.registry.known
-        return frozenset(i for i in self.slurms if known[i].put_off_s is not None and self.rows[i].num_nodes > 1)
+    def jobs_to_inform_at_start(self) -> frozenset[int]:
+        """Return the jobs on several nodes that only the plugin's grace keeps from Slurm's start.
 
-    def _is_slurms(self, job: Job, tracked: Tracked | None) -> bool:
-        as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.known[job.job_id])
+        They are told the address of the link arbiter only at their start.
+        """
+        known = self.registry.submitted
+        return frozenset(i for i in self.left_to_slurm if known[i].put_off_s is not None and self.rows[i].num_nodes > 1)
+
+    def _is_left_to_slurm(self, job: Job, tracked: TrackedJob | None) -> bool:
+        as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.submitted[job.job_id])
         return tracked is not None and as_submitted and is_slurms_to_start(tracked, job)
 
-    def _crowded(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
-        """Where jobs that Synergy does not decide about wait, and who gives GPUs back for them: once Slurm has said for an epoch that
-        they wait for what others hold."""
-        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left}
-        decided = {i for i in self.rows if self.registry.known[i].directive is not None} - left - self.slurms
+    def _find_crowding(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
+        """Return where jobs that Synergy does not decide about wait, and which jobs give GPUs back for them.
+
+        It counts them once Slurm has said for an epoch that they wait for what others hold.
+        """
+        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left_to_slurm_reason}
+        decided = {i for i in self.rows if self.registry.submitted[i].directive is not None} - left - self.left_to_slurm
         waiting = waiting_of(self._queue, decided)
         named = {r.job_id: r for r in waiting if reason_of(r) in LOOKED_AT or is_filled_now(reason_of(r))}
         still = {(r.job_id, r.submit_s) for r in waiting}
@@ -254,7 +274,7 @@ class Observer:
         for row in named.values():
             self._waiting.setdefault((row.job_id, row.submit_s), now_s)
         long = {i for i, r in named.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
-        others = crowded(waiting, self.cluster.nodes, long)
+        others = find_crowded(waiting, self.cluster.nodes, long)
         holders = holders_of(j for j in jobs if others.why(j))
         ready = [r for r in waiting if r.job_id in long and reason_of(r) in LOOKED_AT]
         if not (holders and ready):
@@ -270,91 +290,100 @@ class Observer:
         keeps = who_gives_back(ready, holders, self.cluster.nodes, lists, self.limits, now_s, barred)
         return replace(others, keeps=keeps)
 
-    def beyond_limits(self, update: Update) -> str:
-        """Which limit of Slurm the job would be beyond with this size, as things are now: of a daemon that writes in its own name,
-        where Slurm would take it as lifted. "" for none."""
+    def exceeded_limit(self, update: Update) -> str:
+        """Return which limit of Slurm the job would exceed with this size, as things are now, or "" for none.
+
+        Only for a daemon that writes in its own name, where Slurm would take the limit as lifted.
+        """
         row = self.rows.get(update.job_id)
-        if row is None or self.writer.acts_as_owner or not self.accounts.limited:
+        if row is None or self.writer.acts_as_owner or not self.accounts.has_limits:
             return ""
-        use = replace(use_of(row, self.registry.known[row.job_id], self.gpu_types, 0.0, self.limits), holds=None)
+        use = replace(use_of(row, self.registry.submitted[row.job_id], self.gpu_types, 0.0, self.limits), holds=None)
         return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
-        known = self.registry.known
+        known = self.registry.submitted
         jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
         begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
         untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
-        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or beyond_placing(r, bool(self._leaves))}
-        untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left}
-        fixed = {i for i, d in jobs.items() if not_resizable(self.rows[i], d)}
+        untouched |= {i for i, r in self.rows.items() if r.priority == 0 or placement_obstacle(r, bool(self._leaves))}
+        untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left_to_slurm_reason}
+        fixed = {i for i in jobs if size_obstacle(self.rows[i], known[i])}
         self.forms = forms_of(
             self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
         )
         return self.forms
 
     def moving_events(self, moving: list[int]) -> Iterator[JobObserved]:
-        """Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""
-        moving = [i for i in moving if i in self.registry.known]
+        """Yield Slurm's present state of jobs that are being resized. Raises SlurmError when Slurm can't be read."""
+        moving = [i for i in moving if i in self.registry.submitted]
         if len(moving) <= SINGLE_READS:
             now = {i: self.writer.job(i, ended=True) for i in moving}
         else:
             everything = {r.job_id: r for r in self.reader.jobs()}
             now = {i: everything.get(i) for i in moving}
         for job_id, row in now.items():
-            yield self._seen(job_id, row)
+            yield self._job_event(job_id, row)
 
     @property
-    def unheard(self) -> frozenset[str]:
-        """Nodes that slurmctld, which has just started, waits to hear of, as they were read last."""
+    def unheard_nodes(self) -> frozenset[str]:
+        """Return the nodes that slurmctld, which has just started, waits to hear of, as they were read last."""
         return frozenset(n.name for n in self._nodes if n.state == UNHEARD)
 
-    def shut(self, row: JobRow) -> str:
-        """Why this running job's partition would not start it again, as partitions were read last; "" where it would."""
-        known, groups = self.registry.known[row.job_id], self._groups.of(row.uid) if self._by_group else None
+    def partition_obstacle(self, row: JobRow) -> str:
+        """Return why this running job's partition would not start it again, as partitions were read last, or "" if it would."""
+        known, groups = self.registry.submitted[row.job_id], self._groups.of(row.uid) if self._by_group else None
         flags = self.accounts.qos_flags(row.qos)
         return open_partitions(row, known.asked.nodes, self.limits, groups, flags)[1] or drains(row, self.limits)
 
     def read_nodes(self) -> Cluster:
-        """The nodes as they are now, between two epochs. Raises SlurmError."""
-        self._nodes = self._hidden.shown(self.reader.nodes(), self.limits)
-        return cluster_of(capped(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
+        """Read the nodes as they are now, between two epochs. Raises SlurmError."""
+        self._nodes = self._hidden.with_hidden(self.reader.nodes(), self.limits)
+        return cluster_of(with_caps(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
 
     @property
     def waits_for_nodes(self) -> bool:
-        """slurmctld, which has just started, waits to hear of nodes that a job may get."""
-        return bool(self.unheard)
+        """Return whether slurmctld, which has just started, waits to hear of nodes that a job may get."""
+        return bool(self.unheard_nodes)
 
     @property
     def may_take_jobs(self) -> frozenset[str]:
-        """Nodes that a job on its way to them may still get: those that are up, and those that slurmctld, which has just started, waits
-        to hear of. It does so for a few seconds, and a job that were sent elsewhere then would be restarted once more."""
-        unheard = self.unheard
+        """Return the nodes that a job on its way to them may still get.
+
+        These are the nodes that are up, and those that slurmctld, which has just started, waits to hear of. It does so
+        for a few seconds, and a job that was sent elsewhere then would be restarted once more.
+        """
+        unheard = self.unheard_nodes
         return frozenset(n.name for n in self.cluster.nodes if n.up or n.name in unheard)
 
-    def unchanged(self, job_id: int) -> bool:
-        """Is the job as the last epoch read it, as far as a decision about it goes? Raises SlurmError."""
+    def is_unchanged(self, job_id: int) -> bool:
+        """Return whether the job is as the last epoch read it, as far as a decision about it goes. Raises SlurmError."""
         now, then = self.writer.job(job_id), self.rows.get(job_id)
         if now is None or then is None:
             return False
+        now = with_expanders(now, self._beside.get(job_id, ()))
         same = all(getattr(now, n) == getattr(then, n) for n in ("state", "restarts", "node_names", "tres_per_node"))
         return same and bool(now.priority) == bool(then.priority)
 
-    def hear(self) -> None:
-        """Reports follow: each look reads few single jobs for them."""
+    def prepare_for_reports(self) -> None:
+        """Prepare for reports: each look reads few single jobs for them."""
         self._looked.clear()
 
     def report_events(self, received: ReceivedReport, controller: Controller, model: Predictor) -> Iterator[Reported]:
-        """A report of a job in the queue by its owner; nothing of any other, whose next one comes soon where it was too early."""
+        """Yield the event of a report of a job in the queue by its owner.
+
+        Yield nothing for any other: if it was too early, the next one comes soon.
+        """
         report, row = received.report, self.rows.get(received.report.job_id)
         tracked = controller.jobs.get(report.job_id)
         if row is None or tracked is None or row.uid != received.uid:
             return
-        if report.restarts != max(tracked.lifecycle.restarts, row.restarts):
+        if report.restarts != max(tracked.lifecycle.incarnation, row.restarts):
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
         speed = running is None and (_first_speed(report, tracked.report) or report.job_id in self._unread)
-        fresh = self._now(report.job_id) if running is None and (speed or report.failure is not None) else None
+        fresh = self._read_job(report.job_id) if running is None and (speed or report.failure is not None) else None
         if speed:
             (self._unread.add if fresh is None else self._unread.discard)(report.job_id)
             if fresh is not None and fresh.restarts == report.restarts and fresh.state is JobState.RUNNING:
@@ -362,10 +391,10 @@ class Observer:
         fresh = fresh if report.failure is not None else None
         known = report, running or fresh, tracked.profile or Profile()
         shape = running.shape if running else None
-        yield Reported((report,), row.restarts, model.predicted(*known), shape, model.least_memory(*known), fresh)
+        yield Reported((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
 
-    def _now(self, job_id: int) -> Job | None:
-        """The job as Slurm shows it now; None where Slurm can't be read, or where many were read since the last look."""
+    def _read_job(self, job_id: int) -> Job | None:
+        """Return the job as Slurm shows it now, or None if Slurm can't be read or many jobs were read since the last look."""
         if job_id in self._looked or len(self._looked) >= SINGLE_READS:
             return None  # its launcher says it again, and its agent reports again
         self._looked.add(job_id)
@@ -373,10 +402,12 @@ class Observer:
             row = self.writer.job(job_id)
         except SlurmError:
             return None
-        known = self.registry.known.get(job_id)
-        return job_of(row, known, self.gpu_types, paused=False) if row is not None and known is not None else None
+        known = self.registry.submitted.get(job_id)
+        if row is None or known is None:
+            return None
+        return job_of(with_expanders(row, self._beside.get(job_id, ())), known, self.gpu_types, is_paused=False)
 
-    def _seen(self, job_id: int, row: JobRow | None) -> JobObserved:
+    def _job_event(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:
             without = row is not None and gpuless(row, self.limits)
             failed = row is not None and row.state == "FAILED"
@@ -392,15 +423,18 @@ class Observer:
         elif state in (JobState.RUNNING, JobState.SUSPENDED):
             ends_s = None if row.time_limit_s is None else row.end_s
             observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self.limits))
-        known = self.registry.known[job_id]
+        known = self.registry.submitted[job_id]
         continues = known.directive.continues if known.directive else 0
         walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
         requeuing = pending and row.state != "PENDING"
         return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
     def _read_limits(self, names: frozenset[str]) -> None:
-        """Partitions' states and limits. The cluster's own defaults and users' groups are read again when partitions have come or gone
-        and each LIMITS_EPOCHS."""
+        """Read partitions' states and limits.
+
+        The cluster's own defaults and users' groups are read again when partitions have come or gone and each
+        LIMITS_EPOCHS.
+        """
         again = self._limits_left <= 1 or names != self._limited
         try:
             self.read_partitions(again=again)
@@ -412,12 +446,12 @@ class Observer:
             self._groups.forget()
 
     def read_partitions(self, *, again: bool = False) -> None:
-        """The partitions as they are now; with `again` the cluster's own defaults too. Raises SlurmError."""
+        """Read the partitions as they are now; with `again` the cluster's own defaults too. Raises SlurmError."""
         self.limits = {p.name: p for p in self.writer.partitions(again=again)}
         self._by_group = any(p.allow_groups for p in self.limits.values())
 
     def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
-        """Each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
+        """Read the reservations each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
         if self._reserved_left > 0 and not shown:
             self._reserved_left -= 1
             return
@@ -441,6 +475,6 @@ class Observer:
 
 
 def _first_speed(report: Report, before: Report | None) -> bool:
-    """Does it say how long a step takes, as the first of its incarnation?"""
+    """Return whether the report says how long a step takes, as the first of its incarnation."""
     known = before is not None and before.restarts == report.restarts and before.step_s is not None
     return report.step_s is not None and not known

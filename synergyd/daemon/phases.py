@@ -1,4 +1,4 @@
-"""How long each phase of the last epoch took."""
+"""The time that each phase of the last epoch took, and each stage of its decision."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ PHASES = ("observe", "model", "decide", "store", "act")
 
 @dataclass
 class Phases:
-    """`seconds`: of the last epoch, by phase."""
+    """The times of phases. `seconds`: of the last epoch, by phase."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    #: seconds of the stages of `decide`
+    stages: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """The block is (a part of) the phase; the first phase of an epoch forgets the epoch before."""
+        """Time the block as (a part of) the phase `name`; the first phase of an epoch forgets the epoch before."""
         if name == PHASES[0]:
             self.seconds = {}
         began_s = perf_counter()
@@ -27,3 +29,12 @@ class Phases:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - began_s
+
+    @contextmanager
+    def of_stage(self, name: str) -> Iterator[None]:
+        """Measure one stage of the decision."""
+        began_s = perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[name] = perf_counter() - began_s

@@ -1,28 +1,29 @@
-"""What a requeue depends on, read anew just before it: a job that would not start again at once goes on as it is."""
+"""The state that a requeue depends on, read anew just before it: a job that would not start again at once goes on as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from synergy_core.formatting import format_names
+from synergy_core.records import Cluster, Job
+
 from synergyd.control.controller import Controller
-from synergyd.control.known.time_view import START_S, Reservation
 from synergyd.control.resize.gpus_free import has_cpus
 from synergyd.control.resize.instructions import Requeue, Target
+from synergyd.control.state.time_view import START_S, Reservation
 from synergyd.daemon.account_limits import use_of
 from synergyd.daemon.observer import Observer
-from synergyd.records import Cluster, Job
 from synergyd.scheduler.problem.gpu_limits import beyond
 from synergyd.slurm.actuator import NoPlaceError, PlaceCheck
 from synergyd.slurm.parsed.crowded import can_use, waiting_of
 from synergyd.slurm.parsed.reservations import read_reservations, read_shields
 from synergyd.slurm.parsed.rows import JobRow, gpus_of
-from synergyd.words import names_words
 
 
 @dataclass(frozen=True)
 class RestartPlace(PlaceCheck):
-    """Of one daemon. Seven calls to Slurm for a requeue at the most, a few milliseconds each."""
+    """The check of a job's place before its requeue. It makes at most seven calls to Slurm for a requeue, a few milliseconds each."""
 
     observer: Observer
     controller: Controller
@@ -31,17 +32,18 @@ class RestartPlace(PlaceCheck):
     def conflict(self, requeue: Requeue) -> str:
         """Return which other job that is being restarted has one of the nodes kept for it. Raises SlurmError.
 
-        By the reservations themselves: of two jobs that were put off for a third one's, none waits for the other."""
+        The reservations themselves are read: two jobs that were put off for a third one's do not wait for each other.
+        """
         for shield in read_shields(self.observer.writer.reservations()):
             if shield.job_id != requeue.job_id and (shared := shield.nodes.intersection(requeue.shield)):
-                return f"{names_words(sorted(shared))} kept for job {shield.job_id} until it has started again"
+                return f"{format_names(sorted(shared))} kept for a job that is started again"
         return ""
 
     def obstacle(self, requeue: Requeue, row: JobRow, unshielded: str) -> str:
         """Return why the job would not start again at once, "" if it would. Raises SlurmError."""
         observer = self.observer
         observer.read_partitions()
-        if why := observer.shut(row):
+        if why := observer.partition_obstacle(row):
             return why
         if requeue.target is None:
             return ""
@@ -51,33 +53,33 @@ class RestartPlace(PlaceCheck):
         cpus = {n.name: n.room.cpus for n in cluster.nodes if n.room is not None}
         return (
             _nodes_taken(requeue.target, row, job, cluster)
-            or _reserved(requeue.target, row, read_reservations(text, cpus), self.clock())
+            or _reservation_obstacle(requeue.target, row, read_reservations(text, cpus), self.clock())
             or self._limit(requeue.target, row, cluster)
             or (self._rival(requeue, row, cluster, unshielded) if unshielded else "")
         )
 
     def _nodes(self, target: Target) -> Cluster:
-        """The nodes as they are now. Raises SlurmError; a transient one while slurmctld, which has just started, waits for them."""
+        """Return the nodes as they are now. Raises SlurmError; a transient one while slurmctld, which has just started, waits for them."""
         cluster = self.observer.read_nodes()
-        if silent := self.observer.unheard & set(target.nodes):
-            raise NoPlaceError("its place", f"slurmctld waits for {names_words(sorted(silent))}", transient=True)
+        if silent := self.observer.unheard_nodes & set(target.nodes):
+            raise NoPlaceError("its place", f"slurmctld waits for {format_names(sorted(silent))}", transient=True)
         return cluster
 
     def _limit(self, target: Target, row: JobRow, cluster: Cluster) -> str:
         observer = self.observer
-        if not observer.accounts.limited:
+        if not observer.accounts.has_limits:
             return ""
-        use = use_of(row, observer.registry.known[row.job_id], observer.gpu_types, self.clock(), observer.limits)
+        use = use_of(row, observer.registry.submitted[row.job_id], observer.gpu_types, self.clock(), observer.limits)
         return beyond(observer.accounts.read().limits([use], cluster), row.job_id, target.shape)
 
     def _rival(self, requeue: Requeue, row: JobRow, cluster: Cluster, unshielded: str) -> str:
-        """Which job that waits could take the place, which can't be kept."""
-        known = self.observer.registry.known
-        ours = {i for i, k in known.items() if k.directive is not None} - self.observer.slurms
+        """Return which waiting job could take the place, which can't be kept, or "" if there is none."""
+        known = self.observer.registry.submitted
+        ours = {i for i, k in known.items() if k.directive is not None} - self.observer.left_to_slurm
         names = {*row.node_names, *requeue.shield}
         for other in waiting_of(self.observer.reader.jobs(), ours):
             if can_use(other, names, cluster.nodes):
-                return f"job {other.job_id} waits for GPUs there, and they can't be kept ({unshielded})"
+                return f"another job waits for GPUs there, and they can't be kept ({unshielded})"
         return ""
 
 
@@ -94,11 +96,11 @@ def _nodes_taken(target: Target, row: JobRow, job: Job | None, cluster: Cluster)
     return ""
 
 
-def _reserved(target: Target, row: JobRow, reservations: Iterable[Reservation], now_s: float) -> str:
+def _reservation_obstacle(target: Target, row: JobRow, reservations: Iterable[Reservation], now_s: float) -> str:
     left_s = None if row.end_s is None or row.time_limit_s is None else row.end_s - now_s
     for one in reservations:
         begins = left_s is None or now_s + START_S + left_s > one.start_s
         names = one.nodes.intersection(target.nodes)
         if names and one.name != row.reservation and one.bars and begins and one.end_s > now_s:
-            return f"the reservation {one.name} takes {names_words(sorted(names))}"
+            return f"the reservation {one.name} takes {format_names(sorted(names))}"
     return ""

@@ -1,4 +1,4 @@
-"""What a daemon before this one left in the store, taken over once."""
+"""The state that a daemon before this one left in the store, taken over once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from synergy_core.errors import SynergyError
+from synergy_core.wire.codec import Checks, decode
+from synergy_core.wire.plan import PLAN_CHECKS
+
 from synergyd.control.controller import Controller
-from synergyd.control.known.node_health import NodeRecord
 from synergyd.control.resize.lifecycle import JobLifecycle, validate
-from synergyd.errors import SynergyError
-from synergyd.store.records import Remembered
-from synergyd.wire.codec import Checks, decode
-from synergyd.wire.plan import PLAN_CHECKS
+from synergyd.control.state.node_health import NodeRecord
+from synergyd.store.records import StoredState
 
 _CHECKS: Checks = {**PLAN_CHECKS, JobLifecycle: validate}
 log = logging.getLogger("synergyd")
 
 
-def restore(controller: Controller, remembered: Remembered, now_s: float) -> None:
-    """Lifecycles, profiles and latest reports; what can't be read back is logged, and its job taken as new."""
+def restore(controller: Controller, remembered: StoredState, now_s: float) -> None:
+    """Restore lifecycles, profiles and latest reports. Log what can't be read back, and take its job as new."""
     lifecycles: list[JobLifecycle] = []
     for job_id, stored in remembered.lifecycles.items():
         try:
@@ -30,10 +31,10 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     profiles = {
         int(text): remembered.profiles[key] for key, (kind, _, text) in keys.items() if kind == "job" and text.isdigit()
     }
-    controller.watch.nodes.load(_node_records(remembered), now_s)
+    controller.faults.nodes.load(_node_records(remembered), now_s)
     controller.shared_profiles.load(remembered.profiles)
     controller.failed_plans.load(remembered.profiles)
-    controller.restarts.costs.load(remembered.profiles)
+    controller.restart_budgets.load(remembered.profiles)
     controller.lengths.load(remembered.profiles)
     controller.size_changes.load(remembered.profiles)
     controller.restore(
@@ -41,7 +42,7 @@ def restore(controller: Controller, remembered: Remembered, now_s: float) -> Non
     )
 
 
-def _node_records(remembered: Remembered) -> Iterator[NodeRecord]:
+def _node_records(remembered: StoredState) -> Iterator[NodeRecord]:
     for name, stored in remembered.nodes.items():
         try:
             yield replace(decode(NodeRecord, stored.payload, "node"), name=name)

@@ -1,4 +1,4 @@
-"""Runs the daemon: epochs at their time, ticks in between, back-off when Slurm is away, a clean end on SIGTERM."""
+"""The daemon's run: epochs at their time, ticks in between, back-off when Slurm is away, a clean end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
+from synergy_core.errors import SynergyError, UnavailableError, UsageError
+from synergy_core.wire.job_key import SecretFile
+
 from synergyd.daemon import heartbeat
+from synergyd.daemon.dependencies import DaemonDependencies
+from synergyd.daemon.heartbeat import StateDirWitness
 from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.notices.sender import start_notices
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.daemon.state_dir_witness import StateDirWitness
-from synergyd.daemon.tools import Tools
 from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
-from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
 from synergyd.slurm.command_line import CommandLine
@@ -33,19 +35,22 @@ from synergyd.store import private_file
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import Leader
 from synergyd.store.store import open_store
-from synergyd.wire.job_key import SecretFile
 
 _COLLECT_EVERY = 500  # epochs
 log = logging.getLogger("synergyd")
 KEEP_S, PRUNE_EVERY_S = 30 * 86400.0, 86400.0  # history in the database
-# Others reach what they need in StateDir by its name: the heartbeat, a plan, the REST service's socket. Nobody else lists it.
+KEEP_USAGE_S = 400 * 86400.0  # GPU hours: this year and the last one's same month
+# Longest wait of an all-reduce for its turn: the time that the daemon takes to fail, and far above a turn's own length.
+LINK_WAIT_S = 0.5
+# Others open what they need in StateDir by name (the heartbeat, a plan, the REST service's socket). They can't list it.
 STATE_DIR_MODE = 0o711
 BUSY_TICK_S, CALM_TICK_S, STAND_BY_TICK_S, MAX_BACK_OFF_S = 0.3, 1.0, 0.5, 300.0
 
 
 def _spare_collector(epochs: int) -> None:
-    """Tell the collector to pass over the millions of Cells that stay from epoch to epoch, so that it does not walk through them in the
-    middle of a decision. Now and then it looks at everything after all.
+    """Tell the collector to pass over the millions of Cells that stay from epoch to epoch.
+
+    Otherwise it would walk through them in the middle of a decision. Now and then it looks at everything after all.
 
     What this epoch left behind is collected first: freezing garbage would keep it until then.
     """
@@ -58,11 +63,11 @@ def _spare_collector(epochs: int) -> None:
 def run(
     settings: Settings, *, once: bool = False, on_epoch: Callable[[Daemon], None] | None = None, cluster: str = ""
 ) -> int:
-    """Runs until SIGTERM or SIGINT (or for one epoch). Returns the exit code. Raises UsageError for wrong settings.
+    """Run until SIGTERM or SIGINT (or for one epoch). Return the exit code. Raise UsageError for wrong settings.
 
-    `cluster`: its name, where the database may hold others'.
+    `cluster`: its name, if the database may hold others'.
     """
-    prepare(settings)
+    prepare_state_dir(settings)
     stop = threading.Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -71,8 +76,8 @@ def run(
 
     url = settings.database_url()
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
-    keeper = LeaseKeeper(leader, heartbeat.grace_of(settings.epoch_s), waited_s=lambda: writer.paced_s())
-    writer = CommandLine(writing=keeper.writing)
+    keeper = LeaseKeeper(leader, heartbeat.grace_s_for(settings.epoch_s), waited_s=lambda: writer.paced_s())
+    writer = CommandLine(writing=keeper.guard_write)
     reader, why = open_reader({}, line=writer)
     log.info("reads through %s: %s", reader.name, why)
     store = BufferedStore(
@@ -80,7 +85,7 @@ def run(
     )
 
     def leads() -> bool:
-        # the store knows of a later term first where this machine was stopped, its clocks and all
+        # if this machine was stopped with its clocks, the store is the first to know of a later term
         return keeper.leads() and keeper.term > store.fenced_term
 
     metrics = PrometheusMetrics(settings.metrics_port)
@@ -95,11 +100,11 @@ def run(
     usage = UsageKeeper(
         lambda: open_store(url),
         CommandLine().past_runs,
-        settings.keep_usage_s,
+        KEEP_USAGE_S,
         time.time,
         min(ASK_S, 5 * settings.epoch_s),
     )
-    tools = Tools(
+    dependencies = DaemonDependencies(
         reader=reader,
         writer=writer,
         store=store,
@@ -116,7 +121,7 @@ def run(
         usage=usage,
     )
     notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
-    daemon = Daemon(settings, tools)
+    daemon = Daemon(settings, dependencies)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         may = partial(writer.demand_rights, writes=not settings.dry_run)
@@ -138,22 +143,22 @@ def run(
 
 
 def _inbox(settings: Settings, secret: SecretFile) -> ReportInbox | None:
-    """Where jobs report, if they may. Raises UsageError."""
+    """Return the inbox where jobs report, or None if they may not. Raises UsageError."""
     if not settings.report_port or settings.dry_run:
         return None
     return ReportInbox("", settings.report_port, secret=secret)
 
 
 def _link_arbiter(settings: Settings) -> LinkProcess | None:
-    """The link arbiter where it is wanted. Raises UsageError."""
+    """Start the link arbiter if a port is set for it. Raise UsageError."""
     if not settings.link_arbiter_port or settings.dry_run:
         return None
-    told = settings.link_arbiter_port, settings.link_arbiter_rule, settings.link_arbiter_wait_s
+    told = settings.link_arbiter_port, settings.link_arbiter_rule, LINK_WAIT_S
     return LinkProcess("", *told, settings.node_link)
 
 
-def prepare(settings: Settings) -> None:
-    """Makes the state folder; raises UsageError where it can't be used."""
+def prepare_state_dir(settings: Settings) -> None:
+    """Create the state folder. Raises UsageError if it can't be used."""
     try:
         if not settings.state_dir.exists():
             settings.state_dir.mkdir(parents=True, exist_ok=True)
@@ -186,12 +191,12 @@ def _close_to_others(settings: Settings) -> None:
 
 
 def _back_off_s(failures: int, epoch_s: float) -> float:
-    """Until the next try after so many in a row that failed, one or more."""
+    """Return the seconds until the next try after `failures` failed tries in a row (one or more)."""
     return min(MAX_BACK_OFF_S, epoch_s * 2.0 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
 
 
 def _log_standing_by(cause: str, before: str) -> str:
-    """Log why this daemon stands by, where that is not what it was `before`; "" where it does not. Return `cause`."""
+    """Log why this daemon stands by if that differs from `before` ("" if it does not stand by). Return `cause`."""
     if cause and cause != before:
         log.info("standing by: %s", cause)
     return cause
@@ -206,39 +211,42 @@ def _loop(
     on_epoch: Callable[[Daemon], None] | None,
     may: Callable[[], None] = lambda: None,
 ) -> int:
-    """`may` raises DeniedError where Slurm will not let this daemon do its work, SlurmError where Slurm is away."""
+    """Run epochs and ticks until `stop`.
+
+    `may` raises DeniedError if Slurm will not let this daemon do its work, SlurmError if Slurm is away.
+    """
     settings, failures, next_epoch_s, pruned_s = daemon.settings, 0, 0.0, -PRUNE_EVERY_S
-    # makes the default database, and tells of a wrong URL at once
-    if not daemon.tools.store.refresh() and once:
-        raise UnavailableError("", daemon.tools.store.problem)  # nothing could be stored, and nobody leads
+    # makes the default database, and reports a wrong URL at once
+    if not daemon.dependencies.store.refresh() and once:
+        raise UnavailableError("", daemon.dependencies.store.problem)  # nothing could be stored, and nobody leads
     if not settings.dry_run:  # looking must not keep the daemon that acts from leading
         keeper.start()
     away, stood_by, epochs, led = "", "", 0, False
     while not stop.is_set():
         now_s, early = time.monotonic(), False
         try:
-            leads = keeper.turn()
+            leads = keeper.begin_turn()
             if leads != led:
                 log.info("leads in term %d", keeper.term) if leads else log.warning(
                     "leads no longer: %s", keeper.problem
                 )
-                next_epoch_s = now_s if leads else next_epoch_s  # who takes over decides at once
+                next_epoch_s = now_s if leads else next_epoch_s  # a daemon that takes over decides at once
             led = leads
-            if now_s >= next_epoch_s or (early := daemon.hurries and not once):
+            if now_s >= next_epoch_s or (early := daemon.needs_early_epoch and not once):
                 standing = "" if settings.dry_run or leads else keeper.problem or "another synergyd leads"
                 stood_by = _log_standing_by(standing, stood_by)
                 if not epochs:
                     may()
                 record = daemon.epoch()
-                keeper.epoch_completed()
+                keeper.note_completed_epoch()
                 metrics.epoch(record, daemon)
                 epochs += 1
                 _spare_collector(epochs)
                 if now_s - pruned_s >= PRUNE_EVERY_S:
                     pruned_s = now_s
-                    daemon.tools.store.prune(time.time() - KEEP_S)
-                if bool(away) != bool(daemon.tools.store.problem):
-                    away = daemon.tools.store.problem
+                    daemon.dependencies.store.prune(time.time() - KEEP_S)
+                if bool(away) != bool(daemon.dependencies.store.problem):
+                    away = daemon.dependencies.store.problem
                     log.warning("database: %s", away + "; decisions wait to be stored" if away else "is back")
                 if on_epoch:
                     on_epoch(daemon)
@@ -246,11 +254,11 @@ def _loop(
                 if not early:  # one that is comes besides
                     # jittered, so that several daemons on several clusters of one site do not poll in step
                     next_epoch_s = now_s + settings.epoch_s * random.uniform(0.95, 1.05)
-                if once and not daemon.busy:
+                if once and not daemon.is_resizing:
                     return 0
             else:
                 daemon.tick()
-                if once and not daemon.busy:
+                if once and not daemon.is_resizing:
                     return 0
         except Exception as error:
             if isinstance(error, SynergyError) and not isinstance(error, UnavailableError):
@@ -260,7 +268,7 @@ def _loop(
             back_off = _back_off_s(max(1, failures), settings.epoch_s)
             if tried or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
                 next_epoch_s = now_s + back_off if tried else min(next_epoch_s, now_s + back_off)
-            metrics.failure()
+            metrics.count_failure()
             if isinstance(error, UnavailableError):
                 log.warning("%s; next try in %.0f s", error, back_off)
             else:  # a fault of ours: it must not stop what all other jobs need
@@ -268,11 +276,11 @@ def _loop(
             if once:
                 return 1
             stop.wait(min(back_off, 1.0))
-        wait_s = BUSY_TICK_S if daemon.busy else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
+        wait_s = BUSY_TICK_S if daemon.is_resizing else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
         if not led and not settings.dry_run:
             wait_s = min(wait_s, STAND_BY_TICK_S)
-        inbox = daemon.tools.inbox
-        if inbox is None or not daemon.busy:
+        inbox = daemon.dependencies.inbox
+        if inbox is None or not daemon.is_resizing:
             stop.wait(wait_s)
         else:
             inbox.arrived.wait(wait_s)

@@ -1,6 +1,6 @@
-"""Keeps what jobs made of their GPUs, in a thread of its own: an epoch hands over what it saw and goes on.
+"""The ledger of the use that jobs made of their GPUs, in a thread of its own: an epoch hands over what it saw and goes on.
 
-The thread has a connection of its own to the database. Where Slurm keeps accounts (slurmdbd), what they say of runs that have ended
+The thread has a connection of its own to the database. If Slurm keeps accounts (slurmdbd), their data on runs that have ended
 is taken over: exact ends, and runs that began and ended between two looks.
 """
 
@@ -11,24 +11,25 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from synergy_core.errors import SynergyError
+from synergy_core.usage import PastRun, Usage, reconcile_usage
+
 from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.usage_look import midnight
-from synergyd.errors import SynergyError
 from synergyd.store.records import RefusedError
 from synergyd.store.store import Store
-from synergyd.usage import PastRun, Usage, reconciled
 
-log = logging.getLogger("synergyd.usage")
+log = logging.getLogger("synergy_core.usage")
 OVERLAP_S = 900.0  # slurmctld may tell slurmdbd of an end so much later
 ASK_S = 60.0  # between two questions to Slurm's accounting at the most
 NO_ACCOUNTS_S = 3600.0  # until it is asked again where Slurm keeps none
-LONGEST_S = 31 * 86400.0  # that is made good after the daemon was away
+LONGEST_S = 31 * 86400.0  # longest time that is made up for after the daemon was away
 PRUNE_EVERY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one epoch saw, by the leader of `term`."""
+    """The observations of one epoch, by the leader of `term`."""
 
     at_s: float
     jobs: Sequence[Holding]
@@ -36,7 +37,10 @@ class Look:
 
 
 class UsageKeeper:
-    """`past_runs(from_s, to_s)`: what Slurm's accounting holds. `keep_s`: parts older than that are deleted."""
+    """The keeper of the usage ledger.
+
+    `past_runs(from_s, to_s)`: what Slurm's accounting holds. `keep_s`: parts older than that are deleted.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class UsageKeeper:
         self._ledger = UsageLedger(midnight)
         self._term: int | None = None
         self._loaded = False
-        self._began_s = 0.0  # of this ledger: runs that began before it and are not known were not recorded
+        self._began_s = 0.0  # begin of this ledger: unknown runs that began before it were not recorded
         self._asked_s = 0.0
         self._ask_at_s = self._prune_at_s = 0.0
         self._problem = ""
@@ -63,13 +67,13 @@ class UsageKeeper:
         self._thread.start()
 
     def see(self, at_s: float, jobs: Sequence[Holding], term: int | None) -> None:
-        """Never waits. A look that the thread has not come to is replaced by the next: ends are found by their own times."""
+        """Hand a look to the thread. Never waits. The next look replaces one that waits: ends are found by their own times."""
         with self._arrived:
             self._waiting = [*self._waiting[:1], Look(at_s, jobs, term)]
             self._arrived.notify()
 
     def close(self) -> None:
-        """After what was handed over has been stored, or 5 s."""
+        """End the thread. Return after what was handed over has been stored, or after 5 s."""
         with self._arrived:
             self._closing = True
             self._arrived.notify()
@@ -88,12 +92,12 @@ class UsageKeeper:
                     self._take(look)
                     self._problem = ""
                 except Exception as error:  # no job depends on it
-                    self._failed(error)
+                    self._log_failure(error)
         if self._store is not None:
             self._store.close()
 
-    def _failed(self, error: Exception) -> None:
-        """One line for each kind of trouble; the database is opened anew."""
+    def _log_failure(self, error: Exception) -> None:
+        """Log one line for each kind of trouble, and close the database so that it is opened anew."""
         if str(error) != self._problem:
             log.warning("GPU hours are not stored: %s", error, exc_info=not isinstance(error, SynergyError))
         self._problem = str(error)
@@ -113,8 +117,8 @@ class UsageKeeper:
             self._asked_s, self._ask_at_s = max(asked_s, look.at_s - LONGEST_S), 0.0
         self._ledger.look(look.at_s, look.jobs)
         if changed := self._ledger.pending():
-            _put(store, changed, look.term)
-            self._ledger.stored(changed)
+            _store_parts(store, changed, look.term)
+            self._ledger.note_stored(changed)
         now_s = self._clock()
         if now_s >= self._ask_at_s:
             self._reconcile(store, look)
@@ -123,7 +127,7 @@ class UsageKeeper:
             store.prune_usage(look.at_s - self._keep_s)
 
     def _reconcile(self, store: Store, look: Look) -> None:
-        """What Slurm's accounting says of runs that have ended since it was asked last."""
+        """Store what Slurm's accounting says of runs that have ended since it was asked last."""
         from_s = self._asked_s - OVERLAP_S
         try:
             runs = list(self._past_runs(from_s, look.at_s + 1.0))
@@ -136,12 +140,12 @@ class UsageKeeper:
         by_job: dict[int, list[Usage]] = {}
         for part in store.usage_of([r.job_id for r in runs]):
             by_job.setdefault(part.job_id, []).append(part)
-        if better := reconciled(by_job, runs, self._began_s - OVERLAP_S):
-            _put(store, better, look.term)
+        if better := reconcile_usage(by_job, runs, self._began_s - OVERLAP_S):
+            _store_parts(store, better, look.term)
 
 
-def _put(store: Store, parts: Sequence[Usage], term: int | None) -> None:
-    """One that the database refuses for what is in it is left out alone."""
+def _store_parts(store: Store, parts: Sequence[Usage], term: int | None) -> None:
+    """Store the parts, leaving out only those that the database refuses for their content."""
     try:
         store.put_usage(parts, term)
     except RefusedError:

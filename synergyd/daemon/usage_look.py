@@ -1,4 +1,4 @@
-"""All jobs of a look at the cluster as the usage ledger takes them: who holds which GPUs, and what is known of its training."""
+"""All jobs of a look at the cluster as the usage ledger takes them: the GPUs that each holds, and what is known of its training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import hypot
 
+from synergy_core.job_report import Report
+from synergy_core.records import Action, Cell, Decision, Job, JobState
+from synergy_core.wire.expander import job_of_expander
+
 from synergyd.control.resize.lifecycle import IN_TRANSIT
-from synergyd.control.tracked import Tracked
+from synergyd.control.tracked import TrackedJob
 from synergyd.control.usage_ledger import Holding
-from synergyd.daemon.forecast import CellsOrWhy
-from synergyd.job_report import Report
-from synergyd.records import Action, Cell, Decision, Job, JobState
+from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.slurm.parsed.rows import JobRow, gpu_items
 from synergyd.slurm.parsed.snapshot import is_in, state_of
 
@@ -23,13 +25,14 @@ CLOCKS_APART_S = 30.0
 def holdings(
     rows: Sequence[JobRow],
     partitions: tuple[str, ...],
-    tracked: Mapping[int, Tracked],
+    tracked: Mapping[int, TrackedJob],
     decisions: Sequence[Decision],
-    forecasts: Mapping[int, CellsOrWhy],
+    forecasts: Mapping[int, CellSearchResult],
     now_s: float,
 ) -> Iterator[Holding]:
-    """Yield one for each job with GPUs that has begun, in these partitions (all, where none is named). `now_s`: when `rows` were read."""
+    """Yield a holding for each job with GPUs that has begun, in these partitions (all if none is named). `rows` were read at `now_s`."""
     decided = {d.job_id: d for d in decisions}
+    owners = {row.job_id: (row.uid, row.account) for row in rows}
     for row in rows:
         state = state_of(row)
         if not is_in(row, partitions) and row.job_id not in tracked:
@@ -51,6 +54,7 @@ def holdings(
             submit_s=row.submit_s,
             restarts=row.restarts,
             ended_s=ended_s,
+            of_job=_job_beside(row, owners),
             nodes=",".join(row.node_names),
         )
         if each is not None:
@@ -58,8 +62,14 @@ def holdings(
         yield holding
 
 
+def _job_beside(row: JobRow, owners: Mapping[int, tuple[int, str]]) -> int:
+    """Return the job that this allocation is beside by its name, or 0: with the same owner only, since it is a mere name."""
+    named = job_of_expander(row.name)
+    return named[0] if named is not None and owners.get(named[0]) == (row.uid, row.account) else 0
+
+
 def span_of(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
-    """Return when the incarnation that a row shows began and ended, each None where it has not. `now_s`: just before the row was read.
+    """Return when the incarnation that a row shows began and ended, each None if it has not. `now_s` is just before the row was read.
 
     While the processes of a job that is being requeued are on their way out, Slurm shows it as COMPLETING with the start and end that
     it would have if it started now: the incarnation that held GPUs is over, and the row does not say since when.
@@ -75,19 +85,21 @@ def span_of(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
 
 
 def gpus_of_job(row: JobRow) -> int:
-    """Of all its nodes: as Slurm counts them, else by its request."""
+    """Return the GPUs of all the job's nodes, as Slurm counts them, else by its request."""
     return row.tres_gpus or sum(count for _, count in gpu_items(row.tres_per_node)) * max(1, row.num_nodes)
 
 
 def midnight(after_s: float) -> float:
-    """The first midnight by this machine's clock after a time."""
+    """Return the first midnight after a time, by this machine's clock."""
     day = datetime.fromtimestamp(after_s).date() + timedelta(days=1)
     return datetime(day.year, day.month, day.day).timestamp()
 
 
-def _training(holding: Holding, each: Tracked, decision: Decision | None, forecast: CellsOrWhy | None) -> Holding:
-    """With what is known of what it does with them."""
-    report, job, under_way = each.report, each.job, each.lifecycle.restart.under_way
+def _training(
+    holding: Holding, each: TrackedJob, decision: Decision | None, forecast: CellSearchResult | None
+) -> Holding:
+    """Return the holding with what is known of what the job does with its GPUs."""
+    report, job, under_way = each.report, each.job, each.lifecycle.restart_history.under_way
     holding = replace(holding, trained_before=report is not None)
     if report is not None and report.restarts == holding.restarts and not report.silent:
         holding = replace(holding, training_s=each.heard_s - (report.trained_s or 0.0))
@@ -101,13 +113,32 @@ def _training(holding: Holding, each: Tracked, decision: Decision | None, foreca
         sigma = _sigma(cell, job, forecast.cells if forecast is not None else ())
         goodput = reported_goodput(report, cell) if holding.training_s is not None else None
         holding = replace(holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput)
+    holding = _changing(holding, each)
     if under_way is not None:
         holding = replace(holding, chosen=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)
     return holding
 
 
+def _changing(holding: Holding, each: TrackedJob) -> Holding:
+    """Return the holding with what is known of changes of the job while it runs."""
+    life, report = each.lifecycle, each.report
+    history, one = life.restart_history, life.restart_history.under_way
+    holding = replace(holding, lost_s=history.lost_s, in_transit=one is not None or life.state in IN_TRANSIT)
+    if report is None or report.restarts != holding.restarts or holding.training_s is None:
+        return holding
+    if report.in_place is not None and report.step_s is not None:  # else it is of the run before, or of none
+        plan = report.plan or life.plan
+        holding = replace(holding, order=report.in_place.order, trains_on=plan.gpus if plan is not None else 0)
+    elif one is not None and one.in_place:  # the decision is about the new run already
+        holding = replace(holding, relative=None, goodput=None)
+    if one is not None and one.in_place and one.chosen:
+        lost_s = (one.checkpoint_s or 0.0) + max(0.0, (holding.training_s or 0.0) - one.started_s)
+        holding = replace(holding, lost_s=history.lost_s + lost_s)
+    return holding
+
+
 def reported_goodput(report: Report | None, cell: Cell) -> float | None:
-    """Return sequences a second times statistical efficiency by a job's report, None where it tells no step time.
+    """Return sequences a second times statistical efficiency by a job's report, or None if it tells no step time.
 
     `cell`: what the job runs with; its efficiency is that of the batch at the noise scale reported, and no prediction of speed.
     """
@@ -118,7 +149,7 @@ def reported_goodput(report: Report | None, cell: Cell) -> float | None:
 
 
 def _sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:
-    """Relative, of the goodput on these GPUs over that on those asked for, as the model says of either."""
+    """Return the relative uncertainty of the goodput on these GPUs over that on those asked for, by the model's figure for either."""
     if cell.shape == job.asked:
         return 0.0
     asked = min((c.uncertainty for c in cells if c.shape == job.asked), default=cell.uncertainty)

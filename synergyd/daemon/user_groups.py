@@ -8,13 +8,13 @@ import pwd
 
 
 class UserGroups:
-    """Asked once for each user until `forget`: a directory service may answer slowly."""
+    """The groups, asked for once for each user until `forget`: a directory service may answer slowly."""
 
     def __init__(self) -> None:
         self._known: dict[int, frozenset[str] | None] = {}
 
     def of(self, uid: int) -> frozenset[str] | None:
-        """Names of the user's groups; None where this machine does not know the user."""
+        """Return the names of the user's groups, or None if this machine does not know the user."""
         if uid not in self._known:
             self._known[uid] = _groups(uid)
         return self._known[uid]

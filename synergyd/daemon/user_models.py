@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import SynergyError, UsageError
-from synergyd.records import ModelSpec
-from synergyd.task.model.spec import from_hf_config, presets
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.records import ModelSpec
+
+from synergyd.jobmodel.model.spec import from_hf_config, presets
 
 MAX_CONFIG_BYTES = 1024 * 1024
 READ_S = 1.0  # for one file: a dead NFS server or a user's own file system may never answer
@@ -33,7 +34,7 @@ Identity = tuple[int, int, int, int]  # device, inode, time of the last change i
 class UserModels:
     """Models by (name, uid), read with bounded effort: many jobs that name a bad file cost one look at it an epoch.
 
-    What is no config is parsed again only when the file has changed. Files of one user are read for BUDGET_S an epoch, and one more
+    A file that is no config is parsed again only when it has changed. Files of one user are read for BUDGET_S an epoch, and one more
     at the most; another user's are read all the same.
     """
 
@@ -49,17 +50,17 @@ class UserModels:
         self._looked, self._spent_s = {}, {}
 
     def of(self, name: str, uid: int) -> ModelSpec:
-        """Return `load(name, uid)`. Raise UsageError as it does, or where the user's files have taken their time in this epoch."""
+        """Return `load(name, uid)`. Raise UsageError as it does, or if the user's files have taken their time in this epoch."""
         key = name, uid
         if key in self._models:
             return self._models[key]
         if "/" not in name:
             return load(name, uid)
         if key in self._looked:
-            raise _anew(self._looked[key])
+            raise _copy_error(self._looked[key])
         if self._spent_s.get(uid, 0.0) >= BUDGET_S:
             if key in self._refused:
-                raise _anew(self._refused[key][1])
+                raise _copy_error(self._refused[key][1])
             raise UsageError(f"model {name}", "is not read yet: files of this user take too long", "it is read later")
         began_s = self._clock()
         try:
@@ -77,16 +78,16 @@ class UserModels:
         identity, error = self._refused.get(key, (None, None))
         data, now = _data_of(*key, identity)
         if data is None and error is not None:
-            raise _anew(error)
+            raise _copy_error(error)
         try:
-            return parsed(key[0], data or b"")
+            return parse_config(key[0], data or b"")
         except UsageError as refusal:
             self._refused[key] = now, refusal
             _forget_oldest(self._refused)
             raise
 
 
-def _anew(error: UsageError) -> UsageError:
+def _copy_error(error: UsageError) -> UsageError:
     """Return a kept error to be raised again, without the frames that it passed before: they would pile up."""
     return error.with_traceback(None)
 
@@ -99,7 +100,7 @@ def _forget_oldest(known: dict[tuple[str, int], Any]) -> None:
 def load(name: str, uid: int) -> ModelSpec:
     """Return the preset `name`, or the model of the config.json at that absolute path as user `uid` may read it.
 
-    Raise UsageError, whatever is wrong. What the user may not read and what is not there have the same message: the
+    Raise UsageError, whatever is wrong. A file that the user may not read and a missing one have the same message: the
     daemon may see more than the user.
     """
     if "/" not in name:
@@ -108,11 +109,11 @@ def load(name: str, uid: int) -> ModelSpec:
             right = f"presets are {', '.join(presets())}; a file has an absolute path"
             raise UsageError(f"model {name}", "is no preset", right)
         return found
-    return parsed(name, _data_of(name, uid)[0] or b"")
+    return parse_config(name, _data_of(name, uid)[0] or b"")
 
 
 def _data_of(name: str, uid: int, known: Identity | None = None) -> tuple[bytes | None, Identity]:
-    """Return what the file holds, None where it is `known`, and its identity. Raise UsageError."""
+    """Return what the file holds (None if it is `known`) and its identity. Raise UsageError."""
     try:
         return _in_time(name, uid, known)
     except (OSError, KeyError):
@@ -123,7 +124,7 @@ def _data_of(name: str, uid: int, known: Identity | None = None) -> tuple[bytes 
         ) from None
 
 
-def parsed(name: str, data: bytes) -> ModelSpec:
+def parse_config(name: str, data: bytes) -> ModelSpec:
     """Return the model of the config.json `name` that holds `data`. Raise UsageError."""
     where = f"model {name}"
     try:
@@ -171,14 +172,18 @@ def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None,
 def _read(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
     """Return the bytes of an ordinary file that user `uid` may read, by the modes of all folders on the way, and its identity.
 
-    None in place of the bytes where the identity is `known`. Raise OSError.
+    The bytes are None if the identity is `known`. Raise OSError.
     """
     if not name.startswith("/"):
         raise OSError(errno.ENOENT, "not absolute")
-    descriptor = _opened(name, uid)
+    descriptor = _open(name, uid)
     try:
         about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= MAX_CONFIG_BYTES or not _may(about, uid, 4):
+        if (
+            not stat.S_ISREG(about.st_mode)
+            or not 0 < about.st_size <= MAX_CONFIG_BYTES
+            or not _has_permission(about, uid, 4)
+        ):
             raise OSError(errno.EACCES, "no ordinary file of the user's")
         identity = about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
         return (None if identity == known else os.read(descriptor, MAX_CONFIG_BYTES)), identity
@@ -186,13 +191,13 @@ def _read(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Id
         os.close(descriptor)
 
 
-def _opened(name: str, uid: int) -> int:
-    """The file opened step by step: what is opened is what was checked, whoever renames meanwhile. Raises OSError."""
+def _open(name: str, uid: int) -> int:
+    """Open the file step by step: the file that is opened is the one that was checked, even if it is renamed meanwhile. Raises OSError."""
     todo = [part for part in reversed(name.split("/")) if part not in ("", ".")]
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(_MAX_PARTS):
-            if not _may(os.fstat(folder), uid, 1):
+            if not _has_permission(os.fstat(folder), uid, 1):
                 break
             part = todo.pop()
             if not todo:
@@ -220,8 +225,8 @@ def _opened(name: str, uid: int) -> int:
         os.close(folder)
 
 
-def _may(about: os.stat_result, uid: int, bit: int) -> bool:
-    """Whether user `uid` has `bit` (4 read, 1 search) of a file's mode, as the kernel decides without root's rights."""
+def _has_permission(about: os.stat_result, uid: int, bit: int) -> bool:
+    """Return whether user `uid` has `bit` (4 read, 1 search) of a file's mode, as the kernel decides without root's rights."""
     if about.st_uid == uid:
         return bool(about.st_mode >> 6 & bit)
     if bool(about.st_mode >> 3 & bit) == bool(about.st_mode & bit):

@@ -17,19 +17,23 @@ from synergyd.links.model import Topology
 
 @dataclass(frozen=True)
 class ArbiterTerms:
-    """`bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires. `look_ahead`: a discipline is
-    chosen for each group of jobs that share links (lookahead.py), and stands in `chosen` by job id; `discipline` holds until then."""
+    """The terms of the arbiter.
+
+    `bound_s`: longest wait for a grant. `lost_s`: seconds after which a grant without a SendDone expires. `look_ahead`: a
+    discipline is chosen for each group of jobs that share links (lookahead.py), and stands in `disciplines` by job id; `discipline`
+    holds until then.
+    """
 
     discipline: Discipline = field(default_factory=lambda: Discipline(Srsf(1)))
     topology: Topology = field(default_factory=Topology)
     bound_s: float = 0.5
     lost_s: float = 30.0
     look_ahead: bool = False
-    chosen: Mapping[int, Discipline] = field(default_factory=dict)
+    disciplines: Mapping[int, Discipline] = field(default_factory=dict)
 
 
 def terms_named(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
-    """The terms of LinkArbiterRule=`rule`. Raises UsageError."""
+    """Return the terms of LinkArbiterRule=`rule`. Raises UsageError."""
     ahead = rule == LOOK_AHEAD
     discipline = NOBODY_WAITS if ahead else discipline_named(rule)
     return ArbiterTerms(discipline, topology or Topology(), bound_s, look_ahead=ahead)
@@ -47,8 +51,11 @@ class JobJoined:
 
 @dataclass(frozen=True)
 class SendAsked:
-    """A job is ready to send `size_mb`, as `measured_mb` says. `share`: of its links' rate that its bytes take while they go alone; less
-    than 1 where compute goes on meanwhile (`link_share`)."""
+    """A job is ready to send `size_mb`, as `measured_mb` says.
+
+    `share`: the part of its links' rate that its bytes take while they go alone; less than 1 where compute goes on meanwhile
+    (`link_share`).
+    """
 
     job_id: int
     size_mb: float
@@ -101,7 +108,7 @@ class SendUnderWay(NamedTuple):
 
 @dataclass(frozen=True)
 class ArbiterState:
-    """Everything the arbiter knows. Mappings by job id. `links`: those that each member crosses."""
+    """Everything the arbiter knows. Mappings are by job id. `links`: those that each member crosses."""
 
     members: Mapping[int, JobJoined] = field(default_factory=dict)
     links: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -120,12 +127,12 @@ class SendGrant:
 def step(
     state: ArbiterState, event: Event, now_s: float, terms: ArbiterTerms
 ) -> tuple[ArbiterState, tuple[SendGrant, ...]]:
-    """The next state, and the jobs that may send now, in order."""
+    """Return the next state, and the jobs that may send now, in order."""
     members, links, waiting, flights = state.members, state.links, dict(state.waiting), dict(state.flights)
     grants: list[SendGrant] = []
     if isinstance(event, JobJoined):
         members = {**members, event.job_id: event}
-        links = {**links, event.job_id: terms.topology.crossed(event.nodes)}
+        links = {**links, event.job_id: terms.topology.links_crossed(event.nodes)}
     elif isinstance(event, JobLeft):
         members = {j: member for j, member in members.items() if j != event.job_id}
         links = {j: names for j, names in links.items() if j != event.job_id}
@@ -142,14 +149,14 @@ def step(
         else:
             waiting[event.job_id] = SendWait(event.size_mb, now_s, share=event.share)
     flights = {j: f for j, f in flights.items() if now_s - f.granted_s < terms.lost_s}
-    freed = {x for j in state.flights.keys() - flights.keys() for x in state.links.get(j, ())}
-    if freed:
-        flights = _repaced(flights, links, freed, now_s, terms.topology)
+    freed_links = {x for j in state.flights.keys() - flights.keys() for x in state.links.get(j, ())}
+    if freed_links:
+        flights = _with_new_paces(flights, links, freed_links, now_s, terms.topology)
     now = ArbiterState(members, links, waiting, flights)
-    for job_id, why in _admitted(now, _affected(now, event, freed, terms), now_s, terms):
+    for job_id, why in _admit(now, _may_go(now, event, freed_links, terms), now_s, terms):
         wait = waiting.pop(job_id)
         flights[job_id] = SendUnderWay(wait.size_mb, now_s, 1.0, now_s, wait.share)
-        flights = _repaced(flights, links, links[job_id], now_s, terms.topology)
+        flights = _with_new_paces(flights, links, links[job_id], now_s, terms.topology)
         mine = frozenset(links[job_id])
         for other, behind in waiting.items():
             if not mine.isdisjoint(links[other]):
@@ -158,66 +165,78 @@ def step(
     return ArbiterState(members, links, waiting, flights), tuple(grants)
 
 
-def _affected(state: ArbiterState, event: Event, freed: set[str], terms: ArbiterTerms) -> list[int]:
-    """Those that wait and may have become admissible. After a question or an end only who asks, who crosses the links that came free,
-    and whoever had overtaken one of them: for the others more is on their links than before, or as much."""
+def _may_go(state: ArbiterState, event: Event, freed_links: set[str], terms: ArbiterTerms) -> list[int]:
+    """Return the jobs that wait and may have become admissible.
+
+    After a question or an end these are only the job that asks, the jobs that cross the links that came free, and every job
+    that had overtaken one of them. For the others more is on their links than before, or as much.
+    """
     everybody = list(state.waiting)
-    if not isinstance(event, SendAsked | SendDone) or terms.chosen.get(event.job_id, terms.discipline).reserve:
+    if not isinstance(event, SendAsked | SendDone) or terms.disciplines.get(event.job_id, terms.discipline).reserve:
         return everybody
-    near = {j for j in everybody if j == event.job_id or not freed.isdisjoint(state.links[j])}
+    near = {j for j in everybody if j == event.job_id or not freed_links.isdisjoint(state.links[j])}
     behind = {i for j in near for i in state.waiting[j].overtaken_by}
     return [j for j in everybody if j in near or j in behind]
 
 
 def measured_mb(size_mb: float, exposed_s: float, links: Sequence[str], topology: Topology) -> float:
-    """What the rule compares. Messages whose time was measured count by it, as so many MB as the links' figures say go through
-    in that time: then it does not matter how far these figures, or what a job sends beside its gradients, are off."""
+    """Return the MB that the rule compares.
+
+    A message whose time was measured counts by it, as so many MB as the links' figures say go through in that time. Then it
+    does not matter how far these figures, or what a job sends beside its gradients, are off.
+    """
     if exposed_s <= 0 or not links:
         return size_mb
     return exposed_s * 1000.0 / max(topology.figures(link).per_mb for link in links)
 
 
 def link_share(told_mb: float, size_mb: float, nodes: int) -> float:
-    """Of its links' rate what a message of `told_mb` bytes takes while it goes alone, in the time of `size_mb` (`measured_mb`), over
-    `nodes` nodes: a ring all-reduce sends 2(n-1)/n of its bytes through each. Where a link's figure is slower than the link, it is 1."""
+    """Return the share of its links' rate that a message of `told_mb` bytes takes while it goes alone.
+
+    It goes in the time of `size_mb` (`measured_mb`), over `nodes` nodes: a ring all-reduce sends 2(n-1)/n of its bytes through
+    each. Where a link's figure is slower than the link, the share is 1.
+    """
     if told_mb <= 0 or size_mb <= 0 or nodes < 2:
         return 1.0
     return min(1.0, told_mb * 2.0 * (nodes - 1) / nodes / size_mb)
 
 
 def asks_in_vain(state: ArbiterState, job_id: int, terms: ArbiterTerms) -> bool:
-    """Whether a job need not ask for now: it shares no link, or by what is chosen for those that share its links nobody waits."""
-    chosen = terms.chosen.get(job_id)
-    if chosen is not None:
-        return chosen.rule.most > len(state.members)
+    """Return whether a job need not ask for now.
+
+    It shares no link, or nobody waits by the discipline chosen for those that share its links.
+    """
+    discipline = terms.disciplines.get(job_id)
+    if discipline is not None:
+        return discipline.rule.most > len(state.members)
     return not shares_links(state, job_id)
 
 
 def shares_links(state: ArbiterState, job_id: int) -> bool:
-    """Whether another member crosses a link that this job crosses."""
+    """Return whether another member crosses a link that this job crosses."""
     mine = set(state.links.get(job_id, ()))
     return any(j != job_id and not mine.isdisjoint(names) for j, names in state.links.items())
 
 
 def wake_s(state: ArbiterState, terms: ArbiterTerms) -> float | None:
-    """When a Tick is due: the first wait's bound. None while no job waits."""
+    """Return when a Tick is due, at the first wait's bound, or None while no job waits."""
     return min((w.since_s + terms.bound_s for w in state.waiting.values()), default=None)
 
 
-def _admitted(
-    state: ArbiterState, affected: Sequence[int], now_s: float, terms: ArbiterTerms
+def _admit(
+    state: ArbiterState, candidates: Sequence[int], now_s: float, terms: ArbiterTerms
 ) -> Iterator[tuple[int, str]]:
-    """(job, why) of those `affected` that may send, one after another, each counted before the next is decided."""
-    if not affected:
+    """Yield (job, why) of those `candidates` that may send, one after another, each counted before the next is decided."""
+    if not candidates:
         return
     flights, links = dict(state.flights), state.links
-    figures = {x: terms.topology.figures(x) for x in {x for i in affected for x in links[i]}}
-    left_mb: dict[int, float] = {}  # of those on their way, as far as they were looked at
-    kept: dict[str, float] = {}
+    figures = {x: terms.topology.figures(x) for x in {x for i in candidates for x in links[i]}}
+    left_mb: dict[int, float] = {}  # rest of the messages under way, as far as they were looked at
+    reserves: dict[str, float] = {}
 
     def order(job_id: int) -> tuple[float, int]:
         member = state.members[job_id]
-        by_time = terms.chosen.get(job_id, terms.discipline).by_time
+        by_time = terms.disciplines.get(job_id, terms.discipline).by_time
         return member.left_s * (1 if by_time else member.gpus), job_id
 
     def rest(job_id: int) -> float:
@@ -225,61 +244,61 @@ def _admitted(
             left_mb[job_id] = flights[job_id].rest(now_s)
         return left_mb[job_id]
 
-    # whoever has overtaken another on its links comes after it: by asking again and again nobody keeps a link
-    turns = {i for w in state.waiting.values() for i in w.overtaken_by}.intersection(affected)
-    left = dict(state.waiting)
-    carried: dict[str, list[int]] = {}
+    # a job that has overtaken another on its links comes after it: no job keeps a link by asking again and again
+    turns = {i for w in state.waiting.values() for i in w.overtaken_by}.intersection(candidates)
+    still_waiting = dict(state.waiting)
+    senders_on: dict[str, list[int]] = {}
     for j in flights:
         for x in links.get(j, ()):
-            carried.setdefault(x, []).append(j)
-    for job_id in sorted(affected, key=lambda i: (i in turns, *order(i))):
+            senders_on.setdefault(x, []).append(j)
+    for job_id in sorted(candidates, key=lambda i: (i in turns, *order(i))):
         wait, mine = state.waiting[job_id], links[job_id]
-        discipline = terms.chosen.get(job_id, terms.discipline)
-        sharers, _, last = max((len(carried.get(x, ())), figures[x].per_mb, -n) for n, x in enumerate(mine))
+        discipline = terms.disciplines.get(job_id, terms.discipline)
+        sharers, _, last = max((len(senders_on.get(x, ())), figures[x].per_mb, -n) for n, x in enumerate(mine))
         busiest = figures[mine[-last]]
         if now_s >= wait.since_s + terms.bound_s:
             why = "bound"
         elif job_id in turns and any(
-            job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in left.items()
+            job_id in w.overtaken_by and not set(mine).isdisjoint(links[i]) for i, w in still_waiting.items()
         ):
             why = ""
-        elif not kept.keys().isdisjoint(mine):
+        elif not reserves.keys().isdisjoint(mine):
             end = now_s + wait.size_mb * max(figures[x].per_mb for x in mine) / 1000.0
-            why = "rule" if not sharers and all(end <= kept.get(x, end) for x in mine) else ""
+            why = "rule" if not sharers and all(end <= reserves.get(x, end) for x in mine) else ""
         else:
-            rests = [rest(j) for j in {j for x in mine for j in carried.get(x, ())}]
+            rests = [rest(j) for j in {j for x in mine for j in senders_on.get(x, ())}]
             why = "rule" if discipline.rule.admits(wait.size_mb, sharers, rests, busiest) else ""
         if why:
             flights[job_id] = SendUnderWay(wait.size_mb, now_s, busiest.cost(sharers + 1), now_s)
             for x in mine:
-                carried.setdefault(x, []).append(job_id)
-            del left[job_id]
+                senders_on.setdefault(x, []).append(job_id)
+            del still_waiting[job_id]
             yield job_id, why
-        elif discipline.reserve and not kept.keys() >= set(mine):
-            ends = [now_s + rest(j) * flights[j].ms_per_mb / 1000.0 for x in mine for j in carried.get(x, ())]
+        elif discipline.reserve and not reserves.keys() >= set(mine):
+            ends = [now_s + rest(j) * flights[j].ms_per_mb / 1000.0 for x in mine for j in senders_on.get(x, ())]
             for x in mine:
-                kept.setdefault(x, max(ends, default=now_s))
+                reserves.setdefault(x, max(ends, default=now_s))
 
 
-def _repaced(
+def _with_new_paces(
     flights: Mapping[int, SendUnderWay],
     links: Mapping[int, tuple[str, ...]],
-    changed: Collection[str],
+    changed_links: Collection[str],
     now_s: float,
     topology: Topology,
 ) -> dict[int, SendUnderWay]:
-    """The flights, of those on `changed` links what is left now and the pace their links allow from now on."""
+    """Return the flights, where those on `changed_links` have what is left now and the pace that their links allow from now on."""
     load: dict[str, float] = {}
     for job_id, flight in flights.items():
         for link in links.get(job_id, ()):
             load[link] = load.get(link, 0.0) + flight.share
     costs = {x: topology.figures(x).cost(count) for x, count in load.items()}
-    repaced, changed = dict(flights), frozenset(changed)
+    with_paces, changed_links = dict(flights), frozenset(changed_links)
     for job_id, flight in flights.items():
         mine = links.get(job_id, ())
-        if changed.isdisjoint(mine):
+        if changed_links.isdisjoint(mine):
             continue
         cost = max(costs[x] for x in mine)  # the costliest link decides
         rest_mb, ms_per_mb = flight.rest(now_s), cost or flight.ms_per_mb
-        repaced[job_id] = SendUnderWay(rest_mb, now_s, ms_per_mb, flight.granted_s, flight.share)
-    return repaced
+        with_paces[job_id] = SendUnderWay(rest_mb, now_s, ms_per_mb, flight.granted_s, flight.share)
+    return with_paces

@@ -1,4 +1,4 @@
-"""May a communication task that is ready start now? SRSF(t) and AdaDUAL (arXiv 2002.10105), as pure rules.
+"""Rules for whether a communication task that is ready may start now: SRSF(t) and AdaDUAL (arXiv 2002.10105), pure.
 
 A `Discipline` is the order in which waiting tasks are considered and the rule by which each may start.
 """
@@ -9,22 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+
 from synergyd.links.model import Link
 
 LOOK_AHEAD = "look-ahead"  # none of these for good: whichever the forecast says (lookahead.py)
 
 
 class AdmissionRule(Protocol):
-    """Decides on one task: `size_mb` it has to send, `sharers` tasks on the most loaded link it crosses, `rests_mb` what is left of
-    every task it would share a link with, `link` the figures of that most loaded link."""
+    """The rule that decides on one task.
+
+    `size_mb` it has to send, `sharers` tasks are on the most loaded link it crosses, `rests_mb` is what is left of every task
+    it would share a link with, `link` the figures of that most loaded link.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def most(self) -> int:
-        """Tasks on a link that it may ever come to: with so many there, asking is of no use."""
+        """Return the most tasks on a link that the rule may ever allow: with so many there, asking is of no use."""
         ...
 
     def admits(self, size_mb: float, sharers: int, rests_mb: Sequence[float], link: Link) -> bool: ...
@@ -46,8 +50,9 @@ class Srsf:
 
 @dataclass(frozen=True)
 class AdaDual:
-    """AdaDUAL: alone at once; beside one other task only if the message is small against what is left of that one,
-    M_new/M_rest <= b/(2(b+h)); never as a third.
+    """AdaDUAL: alone at once, beside one other task only with a small message, never as a third.
+
+    Small is M_new/M_rest <= b/(2(b+h)), where M_rest is what is left of the other one.
 
     For two tasks this minimises the sum of their finish times. Waiting: b*R and b*R + b*M. Sharing, M <= R: (2b+h)*M and
     (b+h)*M + b*R. Sharing wins iff 2(b+h)*M <= b*R; for M > R it never does.
@@ -64,11 +69,12 @@ class AdaDual:
 
 @dataclass(frozen=True)
 class Discipline:
-    """How waiting tasks get their links.
+    """The way in which waiting tasks get their links.
 
-    `by_time` False: shortest remaining service (compute x GPUs) first, the paper's order. True: shortest remaining time first, the job's
-    all-reduces alone on their links included. With `reserve` a task that may not start yet keeps its links from the time they will be
-    free; one behind it may only use them alone and if its message will have ended by then (EASY backfilling, on links).
+    `by_time` False: shortest remaining service (compute x GPUs) first, the paper's order. True: shortest remaining time first,
+    the job's all-reduces alone on their links included. With `reserve` a task that may not start yet keeps its links from the
+    time they will be free; one behind it may only use them alone and if its message will have ended by then (EASY backfilling,
+    on links).
     """
 
     rule: AdmissionRule
@@ -84,7 +90,7 @@ NOBODY_WAITS = Discipline(Srsf(10_000))  # more jobs than this never share a lin
 
 
 def discipline_named(name: str) -> Discipline:
-    """`srsf-T`, `ada-srsf`, each with `-time` and `-reserve` after it. Raises UsageError."""
+    """Return the discipline named `srsf-T` or `ada-srsf`, each with `-time` and `-reserve` after it. Raises UsageError."""
     rest, reserve = (name[: -len("-reserve")], True) if name.endswith("-reserve") else (name, False)
     rest, by_time = (rest[: -len("-time")], True) if rest.endswith("-time") else (rest, False)
     kind, _, most = rest.partition("-")

@@ -1,7 +1,7 @@
-"""Whether turns really help: a group of jobs that is to take turns is left alone for some steps first, and now and then. Its steps in turns
-must be faster than those to stay, and not slower later. Pure.
+"""A check of whether turns really help. Pure.
 
-This rests on no model of links or jobs.
+A group of jobs that is to take turns is left alone for some steps first, and now and then later. To stay in turns, its steps in
+turns must be faster than those, and not slower later. This rests on no model of links or jobs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Steps = Mapping[int, Sequence[tuple[float, float]]]
 
 _Name = frozenset[tuple[int, tuple[str, ...]]]
 
-PROOF_STEPS = 16  # in turns of each job, after which they must have been faster
+PROOF_STEPS = 16  # steps in turns of each job, after which they must have been faster
 LEAST_STEPS = 4  # likewise, after which clear harm ends them
-FIRST_STEPS = 32  # in turns of each job from then on, before the group is left alone again; doubled each time turns stand the trial
+FIRST_STEPS = 32  # steps in turns of each job from then on, before the group is left alone again; doubled each time turns stand the trial
 MOST_STEPS = 256  # then 3 % of the steps are trials
-TRIAL_STEPS = 8  # of each job left alone
-KEPT_STEPS = 2 * MOST_STEPS  # of a job, to compare
+TRIAL_STEPS = 8  # steps of each job left alone
+KEPT_STEPS = 2 * MOST_STEPS  # steps kept of a job, to compare
 BARRED_S = 3600.0  # a group that was slower in turns is not gated
 _LEAST = 0.02  # slower by less is no harm worth a word
 # Standard errors that a difference must exceed. Harm: noise of 30 % a step does so in less than one trial of 100. Gain: it is forecast
 # already, so what is likelier than not to be none is enough to reject.
 _ERRORS, _GAIN_ERRORS = 3.0, 1.0
-_PAUSE = 4.0  # a step of so many times the median is no step: the job evaluated, or saved
+_PAUSE = 4.0  # a step that takes this many times the median is no step: the job evaluated, or saved
 
 
 class Phase(Enum):
-    """Of a group that is to take turns: it does, it is left alone for a trial, or for long."""
+    """The phase of a group that is to take turns: it does, it is left alone for a trial, or it is left alone for long."""
 
     TURNS = "turns"
     TRIAL = "trial"
@@ -42,10 +42,13 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Watch:
-    """One group. `since_s`: of the phase, `before_s`: of the other phase before it, None for the first. `proven`: turns have been faster
-    once; then `steps` in turns are left until the next trial. `slower`: by what share turns were, where that has barred it; `told`: it had
-    been barred before."""
+class TurnTrial:
+    """The watch of one group.
+
+    `since_s`: start of the phase, `before_s`: start of the other phase before it, None for the first. `proven`: turns have been
+    faster once; then `steps` in turns are left until the next trial. `slower`: the share by which turns were slower, where that
+    has barred it; `was_barred`: it had been barred before.
+    """
 
     phase: Phase
     since_s: float
@@ -53,85 +56,90 @@ class Watch:
     proven: bool = False
     steps: int = FIRST_STEPS
     slower: float = 0.0
-    told: bool = False
+    was_barred: bool = False
 
 
-def first_watch(now_s: float) -> Watch:
-    """Of a group that is to take turns: what it does without is seen first."""
-    return Watch(Phase.TRIAL, now_s)
+def first_trial(now_s: float) -> TurnTrial:
+    """Return the watch of a group that is to take turns. It begins with a trial, in which the group is left alone."""
+    return TurnTrial(Phase.TRIAL, now_s)
 
 
-def watched(watch: Watch, jobs: Sequence[int], steps: Steps, now_s: float) -> Watch:
-    """The watch now."""
+def advance_trial(watch: TurnTrial, jobs: Sequence[int], steps: Steps, now_s: float) -> TurnTrial:
+    """Return `watch` after the `steps` that `jobs` have made until `now_s`, in the next phase if this one is over."""
     if watch.phase is Phase.BARRED:
-        return replace(first_watch(now_s), told=True) if now_s >= watch.since_s + BARRED_S else watch
+        return replace(first_trial(now_s), was_barred=True) if now_s >= watch.since_s + BARRED_S else watch
     mine = {j: [s for s in steps.get(j, ()) if s[0] >= watch.since_s] for j in jobs}
-    seen = min((len(some) for some in mine.values()), default=0)
-    changed = replace(watch, since_s=now_s, before_s=watch.since_s)
+    fewest = min((len(some) for some in mine.values()), default=0)
+    turned = replace(watch, since_s=now_s, before_s=watch.since_s)
     if watch.phase is Phase.TRIAL:
-        if seen < TRIAL_STEPS:
+        if fewest < TRIAL_STEPS:
             return watch
         if watch.before_s is not None:
-            if (slower := lost_in_turns(_before(watch, jobs, steps), mine).harm) > 0:
-                return _barred(watch, now_s, slower)
-            changed = replace(changed, steps=min(MOST_STEPS, 2 * watch.steps))
-        return replace(changed, phase=Phase.TURNS)
+            if (slower := compute_turn_loss(_before(watch, jobs, steps), mine).harm) > 0:
+                return _bar(watch, now_s, slower)
+            turned = replace(turned, steps=min(MOST_STEPS, 2 * watch.steps))
+        return replace(turned, phase=Phase.TURNS)
     if watch.proven:
-        return replace(changed, phase=Phase.TRIAL) if seen >= watch.steps else watch
-    if seen < LEAST_STEPS:
+        return replace(turned, phase=Phase.TRIAL) if fewest >= watch.steps else watch
+    if fewest < LEAST_STEPS:
         return watch
-    lost = lost_in_turns(mine, _before(watch, jobs, steps))
-    if lost.harm > 0 or seen >= PROOF_STEPS:
-        return replace(watch, proven=True) if lost.is_gain else _barred(watch, now_s, lost.harm)
+    loss = compute_turn_loss(mine, _before(watch, jobs, steps))
+    if loss.harm > 0 or fewest >= PROOF_STEPS:
+        return replace(watch, proven=True) if loss.is_gain else _bar(watch, now_s, loss.harm)
     return watch
 
 
-def _before(watch: Watch, jobs: Sequence[int], steps: Steps) -> Steps:
-    """The steps within the phase before this one."""
+def _before(watch: TurnTrial, jobs: Sequence[int], steps: Steps) -> Steps:
+    """Return the steps within the phase before this one."""
     from_s = math.inf if watch.before_s is None else watch.before_s
     return {j: [s for s in steps.get(j, ()) if s[0] >= from_s and s[1] <= watch.since_s] for j in jobs}
 
 
-def _barred(watch: Watch, now_s: float, slower: float) -> Watch:
-    return Watch(Phase.BARRED, now_s, slower=slower, told=watch.told)
+def _bar(watch: TurnTrial, now_s: float, slower: float) -> TurnTrial:
+    return TurnTrial(Phase.BARRED, now_s, slower=slower, was_barred=watch.was_barred)
 
 
 class Guards:
-    """The watch of each group that is to take turns. A group is its jobs with the links of each: one with another job, or with a job on
-    other nodes, is another."""
+    """The watch of each group that is to take turns.
+
+    A group is its jobs with the links of each: a group with another job, or with a job on other nodes, is another.
+    """
 
     def __init__(self) -> None:
-        self._watches: dict[_Name, Watch] = {}
+        self._watches: dict[_Name, TurnTrial] = {}
         #: jobs of groups that are left alone for a trial: their steps are to be seen
         self.on_trial: frozenset[int] = frozenset()
 
     def in_force(
         self,
-        wanted: Iterable[Mapping[int, Discipline]],
+        proposals: Iterable[Mapping[int, Discipline]],
         links: Mapping[int, tuple[str, ...]],
         steps: Steps,
         now_s: float,
-    ) -> tuple[dict[int, Discipline], list[tuple[list[int], Watch]]]:
-        """(each job's discipline, from what is `wanted` of each group; the groups barred now for the first time, for the log)."""
-        found: dict[int, Discipline] = {}
-        barred: list[tuple[list[int], Watch]] = []
-        watches: dict[_Name, Watch] = {}
+    ) -> tuple[dict[int, Discipline], list[tuple[list[int], TurnTrial]]]:
+        """Return each job's discipline, and the groups barred now for the first time, for the log.
+
+        `proposals` has the disciplines of each group.
+        """
+        in_force: dict[int, Discipline] = {}
+        pending: list[tuple[list[int], TurnTrial]] = []
+        watches: dict[_Name, TurnTrial] = {}
         on_trial: set[int] = set()
-        for group in wanted:
-            found |= group
+        for group in proposals:
+            in_force |= group
             if not takes_turns(group.values()) or any(j not in links for j in group):
                 continue
             name = frozenset((j, tuple(links[j])) for j in group)
             before = self._watches.get(name) or self._left_over(name, now_s)
-            now = watches[name] = watched(before, list(group), steps, now_s)
+            now = watches[name] = advance_trial(before, list(group), steps, now_s)
             if now.phase is Phase.TURNS:
                 continue
-            found |= dict.fromkeys(group, NOBODY_WAITS)
+            in_force |= dict.fromkeys(group, NOBODY_WAITS)
             if now.phase is Phase.TRIAL:
                 on_trial.update(group)
-            elif before.phase is not Phase.BARRED and not now.told:
-                barred.append((sorted(group), now))
-        # a group may be away for a while, as one of its jobs evaluates: its trial is void, but not what came of it
+            elif before.phase is not Phase.BARRED and not now.was_barred:
+                pending.append((sorted(group), now))
+        # a group may be away for a while, as one of its jobs evaluates: its trial is void, but not the outcome so far
         for name, watch in self._watches.items():
             if name not in watches and all(links.get(j) == x for j, x in name):
                 if watch.phase is Phase.BARRED:
@@ -139,35 +147,41 @@ class Guards:
                 elif watch.proven:
                     watches[name] = replace(watch, phase=Phase.TURNS, since_s=now_s, before_s=None)
         self._watches, self.on_trial = watches, frozenset(on_trial)
-        return found, barred
+        return in_force, pending
 
-    def _left_over(self, name: _Name, now_s: float) -> Watch:
-        """Of a group that has not been seen. What came of a group holds for those that others have left."""
-        found = [watch for larger, watch in self._watches.items() if name < larger]
-        for watch in found:
+    def _left_over(self, name: _Name, now_s: float) -> TurnTrial:
+        """Return the watch of a group that has not been seen.
+
+        The outcome for a larger group also holds for the jobs that remain when others have left it.
+        """
+        watches = [watch for larger, watch in self._watches.items() if name < larger]
+        for watch in watches:
             if watch.phase is Phase.BARRED:
                 return watch
             if watch.proven:
-                return Watch(Phase.TURNS, now_s, proven=True)
-        return first_watch(now_s)
+                return TurnTrial(Phase.TURNS, now_s, proven=True)
+        return first_trial(now_s)
 
 
 def takes_turns(disciplines: Collection[Discipline]) -> bool:
-    """Whether by these, one a job of a group, anybody may have to wait."""
+    """Return whether any job may have to wait by these disciplines, one for each job of a group."""
     return any(discipline.rule.most < len(disciplines) for discipline in disciplines)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """`share`: of their steps that jobs make less in the same time in turns than left alone, mean over jobs; negative: more. `error`: its
-    standard error, infinite where nothing can be compared."""
+    """The loss by turns.
+
+    `share`: the share of their steps that jobs make less in the same time in turns than left alone, mean over jobs; negative:
+    more. `error`: its standard error, infinite where nothing can be compared.
+    """
 
     share: float = 0.0
     error: float = math.inf
 
     @property
     def harm(self) -> float:
-        """The share, or 0 where it is within the noise, or too little to speak of."""
+        """Return the share, or 0 where it is within the noise, or too little to speak of."""
         return self.share if self.share > max(_LEAST, _ERRORS * self.error) else 0.0
 
     @property
@@ -175,8 +189,8 @@ class Lost:
         return self.share < -_GAIN_ERRORS * self.error
 
 
-def lost_in_turns(turns: Steps, alone: Steps) -> Lost:
-    """What turns cost by what was seen."""
+def compute_turn_loss(turns: Steps, alone: Steps) -> Lost:
+    """Compute what turns cost from the steps seen in turns and alone."""
     gains, variances = [], []
     for job_id in turns:
         before, after = _durations(turns[job_id]), _durations(alone.get(job_id, ()))
@@ -197,5 +211,5 @@ def _durations(steps: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _error(took: Sequence[float]) -> float:
-    """The standard error of their mean, as a share of it."""
+    """Return the standard error of their mean, as a share of it."""
     return statistics.stdev(took) / statistics.fmean(took) / math.sqrt(len(took))

@@ -1,8 +1,9 @@
-"""Look-ahead: of several disciplines the one whose forecast has the least sum of finish times (a rollout). Pure.
+"""The choice, among several disciplines, of the one whose forecast has the least sum of finish times (a rollout). Pure.
 
 No fixed rule is best everywhere: gating wastes links while jobs wait for all of theirs, sharing wastes the penalty, and which
-weighs more depends on penalty, message sizes and load. `choose` is the rule; what forecasts differs: the contention simulation plays
-itself to its end (sim/contention/lookahead.py), the link arbiter plays its own state machine with what it has seen of each job (below).
+weighs more depends on penalty, message sizes and load. `choose` is the rule. Each caller brings its own forecast: the
+contention simulation plays itself to its end (sim/contention/lookahead.py), the link arbiter plays its own state machine with
+what it has seen of each job (below).
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ WITH_NONE = (
 #: (discipline, a limit) -> sum of the finish times with it in force; inf once that exceeds the limit.
 Forecast = Callable[[Discipline, float], float]
 
-STEPS = 40  # of the longest job in a forecast: its steps stand for all that it has left, and shorter jobs have fewer in proportion
-EVENTS = 2000  # of one forecast, about: many jobs get fewer steps
+STEPS = 40  # steps of the longest job in a forecast: its steps stand for all that it has left, and shorter jobs have fewer in proportion
+EVENTS = 2000  # events of one forecast, about: many jobs get fewer steps
 _LEAST_STEPS = 8
-# What turns cost beside what is forecast: whoever waited has to be told and to wake up. Cautious: on shaped links SRSF(1) came to 0.839 and
-# 0.884 of the time without turns (shaped_links: medium, large), in virtual time without that to 0.785 and 0.848.
+# The cost of turns beside what is forecast: a job that waited has to be told and to wake up. Cautious: on shaped links SRSF(1) came to
+# 0.839 and 0.884 of the time without turns (shaped_links: medium, large), in virtual time without that to 0.785 and 0.848.
 TURNS_COST = 0.02
-MOST_JOBS = 50  # of a group that is forecast: a choice for 50 on 8 nodes takes 8 s of a core, for 200 more than 80 s
+MOST_JOBS = 50  # jobs of a forecast group: a choice for 50 on 8 nodes takes 8 s of a core, for 200 more than 80 s
 
 
 def choose(
     present: Discipline, candidates: Sequence[Discipline], forecast: Forecast, jobs: int, now: float, margin: float
 ) -> tuple[Discipline, float]:
-    """(the discipline to be in force from now, its sum of finish times of `jobs` jobs).
+    """Return (the discipline to be in force from now, its sum of finish times of `jobs` jobs).
 
     `present` is left only for one that saves more than `margin` of the forecast remaining time.
     """
@@ -70,8 +71,11 @@ def choose(
 
 @dataclass(frozen=True)
 class Sender:
-    """What has been seen of a job: `compute_s` from a message's end to the next question, `message_mb` and `share` as in SendAsked;
-    `due_s` when it next asks, for one that neither waits nor sends."""
+    """The observations of a job.
+
+    `compute_s` is from a message's end to the next question, `message_mb` and `share` are as in SendAsked; `due_s` is when it
+    next asks, for one that neither waits nor sends.
+    """
 
     job_id: int
     compute_s: float
@@ -81,13 +85,13 @@ class Sender:
 
 
 def sharing_groups(links: Mapping[int, Sequence[str]]) -> list[frozenset[int]]:
-    """The jobs in groups that share links, directly or through others; those that share none are in no group."""
+    """Return the jobs in groups that share links, directly or through others; those that share none are in no group."""
     group_of: dict[str, set[int]] = {}
     for job_id, names in links.items():
-        joined = {job_id}.union(*(group_of.get(x, ()) for x in names))
-        for other in joined:
+        group = {job_id}.union(*(group_of.get(x, ()) for x in names))
+        for other in group:
             for x in links[other]:
-                group_of[x] = joined
+                group_of[x] = group
     return [frozenset(g) for g in {id(g): g for g in group_of.values()}.values() if len(g) > 1]
 
 
@@ -101,9 +105,11 @@ def chosen_disciplines(
     cost: float = TURNS_COST,
     idle: Collection[int] = (),
 ) -> Iterator[dict[int, Discipline]]:
-    """For each group of jobs that share links the discipline of each of them, one group after another. A group with a job of which
-    nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `cost`: of turns, as a share of the
-    time. `idle`: jobs that send nothing at present, as if they were not there."""
+    """Yield, for each group of jobs that share links, the discipline of each job, one group after another.
+
+    A group with a job of which nothing has been seen yet, or of more than MOST_JOBS, keeps `terms.discipline`. `cost`: of
+    turns, as a share of the time. `idle`: jobs that send nothing at present, as if they were not there.
+    """
     for group in sharing_groups({j: names for j, names in state.links.items() if j not in idle}):
         if len(group) > MOST_JOBS or not all(job_id in senders for job_id in group):
             yield dict.fromkeys(group, terms.discipline)
@@ -115,11 +121,11 @@ def chosen_disciplines(
             {j: x for j, x in state.flights.items() if j in group},
         )
         some = [senders[j] for j in sorted(group)]
-        present = terms.chosen.get(min(group), terms.discipline)
+        present = terms.disciplines.get(min(group), terms.discipline)
 
         def forecast(discipline: Discipline, limit: float, own: ArbiterState = own, some: list[Sender] = some) -> float:
             slower, base = 1.0 if discipline == NOBODY_WAITS else 1.0 + cost, len(some) * now_s
-            how = replace(terms, discipline=discipline, chosen={})
+            how = replace(terms, discipline=discipline, disciplines={})
             return base + slower * (finish_sum(own, some, now_s, how, base + (limit - base) / slower) - base)
 
         best, _ = choose(present, candidates, forecast, len(group), now_s, margin)
@@ -129,10 +135,12 @@ def chosen_disciplines(
 def finish_sum(
     state: ArbiterState, senders: Sequence[Sender], now_s: float, terms: ArbiterTerms, limit: float = math.inf
 ) -> float:
-    """Sum of the finish times of `senders`, all of whom are members, with `terms` in force from now and nobody else; inf once it
-    exceeds `limit`.
+    """Return the sum of the finish times of `senders`, with `terms` in force from now, or inf once it exceeds `limit`.
 
-    Lengths are scaled down together so that the longest job has STEPS steps; those that do not tell theirs have the mean of the others.
+    All of them are members, and nobody else is counted.
+
+    Lengths are scaled down together so that the longest job has STEPS steps; those that do not tell theirs have the mean of the
+    others.
     """
     play = ArbiterPlay(state, senders, now_s, terms)
     scale = play.scale
@@ -154,18 +162,18 @@ class ArbiterPlay:
         terms: ArbiterTerms,
         steps: Mapping[int, int] | None = None,
     ) -> None:
-        """`steps`: how many each has left; without it as many as `finish_sum` says, at 1 / `scale`."""
+        """Begin with `steps`, how many each has left. Without it each has as many as `finish_sum` says, at 1 / `scale`."""
         # no message is lost here, however long it takes
         self.state, self.now_s, self.terms = state, now_s, replace(terms, lost_s=math.inf)
         self.senders = {s.job_id: s for s in senders}
         figures = terms.topology.figures
-        #: by job id: seconds of a step with its links to itself
+        #: seconds of a step with its links to itself, by job id
         self.cycle = {
             s.job_id: s.compute_s
             + s.message_mb * max((figures(x).per_mb for x in state.links[s.job_id]), default=0.0) / 1000.0
             for s in senders
         }
-        self.steps, self.scale = (dict(steps), 1.0) if steps is not None else self._scaled()
+        self.steps, self.scale = (dict(steps), 1.0) if steps is not None else self._scale()
         self.finish: dict[int, float] = {}
         self._due = [(s.due_s, s.job_id) for s in senders if not self._busy(s.job_id)]
         heapq.heapify(self._due)
@@ -173,29 +181,29 @@ class ArbiterPlay:
     def _busy(self, job_id: int) -> bool:
         return job_id in self.state.waiting or job_id in self.state.flights
 
-    def _scaled(self) -> tuple[dict[int, int], float]:
-        left = {j: self.state.members[j].left_s / self.cycle[j] for j in self.senders}
-        known = [x for x in left.values() if math.isfinite(x)]
-        mean = sum(known) / len(known) if known else 1.0
-        left = {j: x if math.isfinite(x) else mean for j, x in left.items()}
-        most = max(_LEAST_STEPS, min(STEPS, EVENTS // (2 * len(left))))
-        scale = max(max(left.values()) / most, 1e-9)
-        return {j: max(1, round(x / scale)) for j, x in left.items()}, scale
+    def _scale(self) -> tuple[dict[int, int], float]:
+        cycles_left = {j: self.state.members[j].left_s / self.cycle[j] for j in self.senders}
+        finite = [x for x in cycles_left.values() if math.isfinite(x)]
+        mean = sum(finite) / len(finite) if finite else 1.0
+        cycles_left = {j: x if math.isfinite(x) else mean for j, x in cycles_left.items()}
+        most = max(_LEAST_STEPS, min(STEPS, EVENTS // (2 * len(cycles_left))))
+        scale = max(max(cycles_left.values()) / most, 1e-9)
+        return {j: max(1, round(x / scale)) for j, x in cycles_left.items()}, scale
 
     def least_s(self, job_id: int) -> float:
-        """Seconds that a job has left at least; the step in progress is given to it."""
+        """Return the seconds that a job has left at least; the step in progress is given to it."""
         return max(0, self.steps[job_id] - 1) * self.cycle[job_id]
 
     def compute_s(self, job_id: int) -> float:
-        """Of the next step."""
+        """Return the seconds that the job computes in its next step."""
         return self.senders[job_id].compute_s
 
     def due_s(self, job_id: int) -> float:
-        """When a job asks next; now for one that waits or sends."""
+        """Return when a job asks next; now for one that waits or sends."""
         return next((at_s for at_s, j in self._due if j == job_id), self.now_s)
 
     def advance(self) -> bool:
-        """Plays one event; whether any job is unfinished."""
+        """Play one event, and return whether any job is unfinished."""
         if len(self.finish) == len(self.senders):
             return False
         ends = [(f.since_s + f.left_mb * f.ms_per_mb / 1000.0, j) for j, f in self.state.flights.items()]

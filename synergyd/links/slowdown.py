@@ -29,8 +29,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class JobSlowdown:
-    """`slowdown`: expected step time over that with its links to itself (>= 1). `link` is the costliest shared one ("" if none),
-    `others` the jobs on any link it crosses."""
+    """The slowdown of one job.
+
+    `slowdown`: expected step time over that with its links to itself (>= 1). `link` is the costliest shared one ("" if none),
+    `others` the jobs on any link it crosses.
+    """
 
     job_id: int
     slowdown: float
@@ -39,17 +42,17 @@ class JobSlowdown:
 
 
 def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, JobSlowdown]:
-    """By job id. Jobs that cross no link, send nothing or share with no job have slowdown 1."""
-    crossed = {job.job_id: topology.crossed(job.nodes) for job in jobs if job.message_mb > 0}
+    """Return the slowdowns by job id. Jobs that cross no link, send nothing or share with no job have slowdown 1."""
+    links_of = {job.job_id: topology.links_crossed(job.nodes) for job in jobs if job.message_mb > 0}
     users: dict[str, list[int]] = {}
-    for job_id, links in crossed.items():
+    for job_id, links in links_of.items():
         for link in links:
             users.setdefault(link, []).append(job_id)
     figures = {link: topology.figures(link) for link in users}
-    meet = {job_id: [x for x in links if len(users[x]) > 1] for job_id, links in crossed.items()}
-    alone = {job_id: max((figures[x].per_mb for x in links), default=0.0) for job_id, links in crossed.items()}
+    meet = {job_id: [x for x in links if len(users[x]) > 1] for job_id, links in links_of.items()}
+    alone = {job_id: max((figures[x].per_mb for x in links), default=0.0) for job_id, links in links_of.items()}
     busy = [job for job in jobs if meet.get(job.job_id)]
-    cost = _settled(busy, meet, alone, figures)
+    cost = _fixed_point(busy, meet, alone, figures)
     forecasts = {}
     for job in jobs:
         if not meet.get(job.job_id):
@@ -58,15 +61,15 @@ def slowdowns(jobs: Sequence[Traffic], topology: Topology) -> dict[int, JobSlowd
         per_mb, worst = cost[job.job_id]
         quiet = job.compute_s + job.message_mb * alone[job.job_id] / 1000.0
         others = sorted({o for x in meet[job.job_id] for o in users[x]} - {job.job_id})
-        slowed = (job.compute_s + job.message_mb * per_mb / 1000.0) / quiet
-        forecasts[job.job_id] = JobSlowdown(job.job_id, slowed, worst, tuple(others))
+        slowdown = (job.compute_s + job.message_mb * per_mb / 1000.0) / quiet
+        forecasts[job.job_id] = JobSlowdown(job.job_id, slowdown, worst, tuple(others))
     return forecasts
 
 
-def _settled(
+def _fixed_point(
     busy: Iterable[Traffic], meet: dict[int, list[str]], alone: dict[int, float], figures: dict[str, Link]
 ) -> dict[int, tuple[float, str]]:
-    """(ms/MB, costliest shared link) of every job that shares a link."""
+    """Return (ms/MB, costliest shared link) of every job that shares a link."""
     jobs = [(j.job_id, j.compute_s * 1000.0, j.message_mb, meet[j.job_id]) for j in busy]
     cost = {job_id: (alone[job_id], links[0]) for job_id, _, _, links in jobs}
     share = {j: size * cost[j][0] / (compute + size * cost[j][0]) for j, compute, size, _ in jobs}
@@ -75,14 +78,14 @@ def _settled(
         for job_id, _, _, links in jobs:
             for link in links:
                 sums[link] = sums.get(link, 0.0) + share[job_id]
-        moved = 0.0
+        change = 0.0
         for job_id, compute, size, links in jobs:
             own = share[job_id]
             each = max((f.per_mb + (f.per_mb + f.penalty) * (sums[x] - own), x) for x in links for f in (figures[x],))
             # A link of its own may still be the slower one.
             cost[job_id] = (max(each[0], alone[job_id]), each[1])
             share[job_id] = size * cost[job_id][0] / (compute + size * cost[job_id][0])
-            moved = max(moved, abs(share[job_id] - own))
-        if moved < _CLOSE:
+            change = max(change, abs(share[job_id] - own))
+        if change < _CLOSE:
             break
     return cost

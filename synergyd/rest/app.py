@@ -19,10 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from synergy_core.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergy_core.masking import hide_invisible
+from synergy_core.steering import Steering, format_steering, with_changes
+from synergy_core.wire.codec import encode
 
 from synergyd import __version__
-from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.masking import masked
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
 from synergyd.rest.feed import Answer, Feed, answer_of
 from synergyd.rest.identity import Identity, UnknownCallerError
@@ -31,16 +33,13 @@ from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
 from synergyd.rest.slurm_rights import RightsReader
 from synergyd.rest.usage import job_usage, sees_all_usage, usage
-from synergyd.rest.what_if import BusyError, WhatIfs, checked
+from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
-from synergyd.steering import Steering, merged
-from synergyd.steering import words as steering_words
 from synergyd.store.store import Store
 from synergyd.views.chart_records import CallerJson
 from synergyd.views.explain import collect as collect_explain
 from synergyd.views.steering import set_paused, set_steering
 from synergyd.views.timeline import Timeline, Visible
-from synergyd.wire.codec import encode
 
 MAX_BODY_BYTES = 16 * 1024
 BODY_S = 10.0
@@ -54,8 +53,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Door:
-    """What the handlers work with."""
+class AppState:
+    """The objects that the handlers work with."""
 
     store: Store
     feed: Feed
@@ -72,11 +71,11 @@ class Door:
     long_places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_READS))
 
     async def read(self, what: Callable[..., T], *arguments: object) -> T:
-        """Something that talks to the database, in a thread of its own."""
+        """Call `what`, which talks to the database, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self.database, what, *arguments)
 
     async def read_long(self, user: str, what: Callable[..., T], *arguments: object) -> T:
-        """The same of what may take seconds. Raises BusyError."""
+        """Call `read` for something that may take seconds. Raises BusyError."""
         if self.long_reads[user] >= LONG_READS_A_USER:
             raise BusyError(user, "asks for too much at once", "wait for the answers to the last requests")
         self.long_reads[user] += 1
@@ -89,14 +88,14 @@ class Door:
                 del self.long_reads[user]
 
 
-Handler = Callable[[Door, Request, str, bytes], Awaitable[Response]]
+Handler = Callable[[AppState, Request, str, bytes], Awaitable[Response]]
 
 
 def application(store: Store, identity: Identity, rights: RightsReader, what_ifs: WhatIfs | None = None) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     threads = ThreadPoolExecutor(DATABASE_THREADS, "database")
     what_ifs = what_ifs or WhatIfs(Settings())
-    door = Door(store, Feed(store, threads), identity, rights, Counter(), threads, Timeline(store), what_ifs)
+    door = AppState(store, Feed(store, threads), identity, rights, Counter(), threads, Timeline(store), what_ifs)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -109,20 +108,20 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
     routes = [
         Route("/v1/ping", _ping),
         Route("/v1/openapi.json", _openapi),
-        Route("/v1/me", _guarded(door, _me)),
-        Route("/v1/status", _guarded(door, _status)),
-        Route("/v1/recording", _guarded(door, _recording)),
-        Route("/v1/usage", _guarded(door, _usage)),
-        Route("/v1/report", _guarded(door, _usage)),  # its name in 0.2
-        Route("/v1/cluster", _guarded(door, _cluster)),
-        Route("/v1/history", _guarded(door, _history)),
-        Route("/v1/what-if", _guarded(door, _what_if), methods=["GET", "POST", "DELETE"]),
-        Route("/v1/jobs/{job_id}/history", _guarded(door, _job_history)),
-        Route("/v1/jobs/{job_id}/explain", _guarded(door, _explain)),
-        Route("/v1/jobs/{job_id}/usage", _guarded(door, _job_usage)),
-        Route("/v1/jobs/{job_id}/steering", _guarded(door, _steering), methods=["GET", "PUT"]),
-        Route("/v1/jobs/{job_id}/pause", _guarded(door, _pause), methods=["POST"]),
-        Route("/v1/jobs/{job_id}/resume", _guarded(door, _resume), methods=["POST"]),
+        Route("/v1/me", _endpoint(door, _me)),
+        Route("/v1/status", _endpoint(door, _status)),
+        Route("/v1/recording", _endpoint(door, _recording)),
+        Route("/v1/usage", _endpoint(door, _usage)),
+        Route("/v1/report", _endpoint(door, _usage)),  # its name in 0.2
+        Route("/v1/cluster", _endpoint(door, _cluster)),
+        Route("/v1/history", _endpoint(door, _history)),
+        Route("/v1/what-if", _endpoint(door, _what_if), methods=["GET", "POST", "DELETE"]),
+        Route("/v1/jobs/{job_id}/history", _endpoint(door, _job_history)),
+        Route("/v1/jobs/{job_id}/explain", _endpoint(door, _explain)),
+        Route("/v1/jobs/{job_id}/usage", _endpoint(door, _job_usage)),
+        Route("/v1/jobs/{job_id}/steering", _endpoint(door, _steering), methods=["GET", "PUT"]),
+        Route("/v1/jobs/{job_id}/pause", _endpoint(door, _pause), methods=["POST"]),
+        Route("/v1/jobs/{job_id}/resume", _endpoint(door, _resume), methods=["POST"]),
         *page_routes(),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_problem})
@@ -130,10 +129,10 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
 
 
 def problem(status: int, error: SynergyError, **headers: str) -> Response:
-    """An answer of application/problem+json (RFC 9457) that says where, what, and what would be right."""
+    """Return an answer of application/problem+json (RFC 9457) that says where, what, and what would be right."""
     body = {"status": status, "title": error.what, "where": error.where, "right": error.right, "detail": str(error)}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return JSONResponse(body, status, named, media_type="application/problem+json")
+    header_texts = {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse(body, status, header_texts, media_type="application/problem+json")
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:
@@ -142,8 +141,8 @@ async def _http_problem(_: Request, error: Exception) -> Response:
     return problem(status, UsageError("request", one_line(detail, 200), "GET /v1/openapi.json tells what there is"))
 
 
-def _guarded(door: Door, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Reads the body within bounds, finds out who asks, and turns every error into an answer."""
+def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that reads the body within bounds, finds out who asks, and turns every error into an answer."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -172,12 +171,12 @@ def _guarded(door: Door, handler: Handler) -> Callable[[Request], Awaitable[Resp
 
 
 def _near(request: Request) -> bool:
-    """Over the Unix socket, or from this host."""
+    """Return whether the request came over the Unix socket or from this host."""
     if request.client is None or not request.client.host:
         return True
     address = ip_address(request.client.host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    ipv4 = getattr(address, "ipv4_mapped", None)
+    return bool((ipv4 or address).is_loopback)
 
 
 async def _body(request: Request) -> bytes:
@@ -197,11 +196,11 @@ async def _openapi(_: Request) -> Response:
     return JSONResponse(openapi())
 
 
-async def _status(door: Door, request: Request, user: str, _body: bytes) -> Response:
-    """All jobs that the caller may see. With If-None-Match and ?wait=SECONDS the answer comes once there is news."""
+async def _status(door: AppState, request: Request, user: str, _body: bytes) -> Response:
+    """Return all jobs that the caller may see. With If-None-Match and ?wait=SECONDS the answer comes once there is news."""
     job_id = _number(request, "job", None, MAX_JOB_ID)
     wait_s = min(_number(request, "wait", 0, 3600) or 0, MAX_WAIT_S)
-    known = request.headers.get("if-none-match", "")
+    known_etag = request.headers.get("if-none-match", "")
     edition = await door.feed.newest()
     end_s = time.monotonic() + wait_s
     rights = await asyncio.to_thread(door.rights.rights)
@@ -210,8 +209,8 @@ async def _status(door: Door, request: Request, user: str, _body: bytes) -> Resp
     door.waits[user] += 1
     try:
         while True:
-            found = edition.answer(user, rights, job_id)
-            if known != found.etag or (left_s := end_s - time.monotonic()) <= 0:
+            answer = edition.answer(user, rights, job_id)
+            if known_etag != answer.etag or (left_s := end_s - time.monotonic()) <= 0:
                 break
             edition = await door.feed.after(edition, left_s)
             rights = await asyncio.to_thread(door.rights.rights)
@@ -223,88 +222,90 @@ async def _status(door: Door, request: Request, user: str, _body: bytes) -> Resp
         owner = edition.owner(job_id)
         if owner is None or not sees(user, owner, rights):
             return _no_such_job(job_id)
-    return _not_modified(found) if known == found.etag else _sent(request, found)
+    return _not_modified(answer) if known_etag == answer.etag else _send(request, answer)
 
 
-def _not_modified(found: Answer) -> Response:
-    return Response(status_code=304, headers={"ETag": found.etag})
+def _not_modified(answer: Answer) -> Response:
+    return Response(status_code=304, headers={"ETag": answer.etag})
 
 
-def _sent(request: Request, found: Answer) -> Response:
-    headers = {"ETag": found.etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
+def _send(request: Request, answer: Answer) -> Response:
+    headers = {"ETag": answer.etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(found.gzipped, headers={**headers, "Content-Encoding": "gzip"}, media_type="application/json")
-    return Response(found.plain, headers=headers, media_type="application/json")
+        return Response(
+            answer.gzip_bytes, headers={**headers, "Content-Encoding": "gzip"}, media_type="application/json"
+        )
+    return Response(answer.plain, headers=headers, media_type="application/json")
 
 
-async def _me(door: Door, _request: Request, user: str, _body: bytes) -> Response:
+async def _me(door: AppState, _request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    told = CallerJson(
+    caller = CallerJson(
         user=user,
         commands_all=commands_all(user, rights),
         sees_all=sees_all(user, rights),
-        coordinates=tuple(sorted(rights.coordinated.get(user, ()))),
+        coordinates=tuple(sorted(rights.accounts_of.get(user, ()))),
     )
-    return JSONResponse(encode(told))
+    return JSONResponse(encode(caller))
 
 
-async def _cluster(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _cluster(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
     if not sees_nodes(user, rights):
         return problem(403, UsageError("cluster", "Slurm shows you no nodes (PrivateData=nodes)", "ask an operator"))
 
     visible, reasons = _visible(user, rights), sees_all(user, rights)
-    made = _chart(door, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
-    return _unless_known(request, await door.read(made))
+    make_answer = _chart(door, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
+    return _unless_known(request, await door.read(make_answer))
 
 
-async def _history(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _history(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
     visible = _visible(user, rights)
-    made = _chart(door, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
-    return _unless_known(request, await door.read(made))
+    make_answer = _chart(door, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
+    return _unless_known(request, await door.read(make_answer))
 
 
-def _chart(door: Door, kind: str, shared: bool, make: Callable[[], object]) -> Callable[[], Answer]:
-    """Return what makes an answer. `shared`: it is the same for all who see all jobs, and is made once an epoch for them."""
+def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object]) -> Callable[[], Answer]:
+    """Return what makes an answer. `is_shared`: it is the same for all who see all jobs, and is made once an epoch for them."""
 
-    def told() -> Answer:
+    def make_answer() -> Answer:
         edition = door.timeline.edition()
-        known = door.charts.get(kind) if shared else None
-        if known is not None and known[0] == edition:
-            return known[1]
-        made = answer_of(json.dumps(encode(make())).encode())
-        if shared:
-            door.charts[kind] = (edition, made)
-        return made
+        cached = door.charts.get(kind) if is_shared else None
+        if cached is not None and cached[0] == edition:
+            return cached[1]
+        answer = answer_of(json.dumps(encode(make())).encode())
+        if is_shared:
+            door.charts[kind] = (edition, answer)
+        return answer
 
-    return told
+    return make_answer
 
 
-def _unless_known(request: Request, found: Answer) -> Response:
-    return _not_modified(found) if request.headers.get("if-none-match") == found.etag else _sent(request, found)
+def _unless_known(request: Request, answer: Answer) -> Response:
+    return _not_modified(answer) if request.headers.get("if-none-match") == answer.etag else _send(request, answer)
 
 
 def _visible(user: str, rights: SlurmRights) -> Visible:
     return lambda owner, account: sees(user, Owner(user=owner, account=account), rights)
 
 
-async def _job_history(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _job_history(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     job_id = _job_id(request)
-    if not await _seen(door, user, job_id):
+    if not await _may_know(door, user, job_id):
         return _no_such_job(job_id)
     return JSONResponse(encode(await door.read(door.timeline.job, job_id)))
 
 
-async def _what_if(door: Door, request: Request, user: str, body: bytes) -> Response:
-    """GET: the caller's last run. POST: begins one. DELETE: ends it. It shows all jobs' figures: for those who see all jobs."""
+async def _what_if(door: AppState, request: Request, user: str, body: bytes) -> Response:
+    """Return the caller's last run (GET), begin one (POST) or end it (DELETE). Only for users who see all jobs, whose figures it shows."""
     if not sees_all(user, await asyncio.to_thread(door.rights.rights)):
         return problem(403, UsageError("what-if", "replays all users' jobs (PrivateData=jobs)", "ask an operator"))
     if request.method == "DELETE":
         return JSONResponse(encode(await door.what_ifs.stop(user)))
     if request.method == "GET":
         return JSONResponse(encode(door.what_ifs.of(user)))
-    return JSONResponse(encode(await door.what_ifs.start(user, checked(_json(body)))), 202)
+    return JSONResponse(encode(await door.what_ifs.start(user, read_request(_json(body)))), 202)
 
 
 def _json(body: bytes) -> object:
@@ -314,42 +315,42 @@ def _json(body: bytes) -> object:
         return None
 
 
-async def _seen(door: Door, user: str, job_id: int) -> bool:
-    """May the caller know of the job, also once it has left the queue?"""
+async def _may_know(door: AppState, user: str, job_id: int) -> bool:
+    """Return whether the caller may know of the job, even after it has left the queue."""
     owner = (await door.feed.newest()).owner(job_id)
-    if owner is None and (known := await door.read(door.store.owner, job_id)):
-        owner = Owner(user=known[0], account=known[1])
+    if owner is None and (owners := await door.read(door.store.owner, job_id)):
+        owner = Owner(user=owners[0], account=owners[1])
     return sees(user, owner, await asyncio.to_thread(door.rights.rights))
 
 
-async def _explain(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _explain(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     job_id = _job_id(request)
     edition = await door.feed.newest()
-    if not await _seen(door, user, job_id):
+    if not await _may_know(door, user, job_id):
         return _no_such_job(job_id)
     rights = await asyncio.to_thread(door.rights.rights)
     try:
-        told = await door.read(collect_explain, door.store, job_id)
+        explanation = await door.read(collect_explain, door.store, job_id)
     except UsageError:
         return _no_such_job(job_id)
-    shown = encode(told)
-    return JSONResponse(shown if sees_all(user, rights) else masked(shown, edition.visible(user, rights)))
+    fields = encode(explanation)
+    return JSONResponse(fields if sees_all(user, rights) else hide_invisible(fields, edition.visible(user, rights)))
 
 
-async def _recording(door: Door, _: Request, user: str, _body: bytes) -> Response:
+async def _recording(door: AppState, _: Request, user: str, _body: bytes) -> Response:
     if not sees_all(user, await asyncio.to_thread(door.rights.rights)):
         return problem(403, UsageError("recording", "is of all users' jobs", "ask an operator, as PrivateData is set"))
     return await door.read_long(user, recording, door.store)
 
 
-async def _usage(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
-    made = _chart(door, "usage", shared, lambda: usage(door.store, request, user, rights))
-    return _unless_known(request, await door.read_long(user, made))
+    is_shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
+    make_answer = _chart(door, "usage", is_shared, lambda: usage(door.store, request, user, rights))
+    return _unless_known(request, await door.read_long(user, make_answer))
 
 
-async def _job_usage(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     job_id, rights = _job_id(request), await asyncio.to_thread(door.rights.rights)
     try:
         return JSONResponse(encode(await door.read(job_usage, door.store, job_id, user, rights)))
@@ -357,43 +358,43 @@ async def _job_usage(door: Door, request: Request, user: str, _body: bytes) -> R
         return problem(404, error)
 
 
-async def _steering(door: Door, request: Request, user: str, body: bytes) -> Response:
-    """GET: what holds, with its ETag. PUT: JSON with some of min_gpus, max_gpus, weight; null gives one back to the directive."""
+async def _steering(door: AppState, request: Request, user: str, body: bytes) -> Response:
+    """Return what holds, with its ETag (GET), or set some of min_gpus, max_gpus, weight from JSON (PUT). A null resets to the directive."""
     job_id = _job_id(request)
     changes = request.method == "PUT"
-    if refused := await _refused(door, user, job_id, changes=changes):
-        return refused
+    if refusal := await _refusal(door, user, job_id, changes=changes):
+        return refusal
     present = await door.read(door.store.steering, job_id) or Steering()
     if not changes:
         return JSONResponse(encode(present), headers={"ETag": _etag(present)})
     if request.headers.get("if-match", _etag(present)) != _etag(present):
         other = UsageError(f"job {job_id}", "somebody else has changed it since", "read it again")
         return problem(412, other, ETag=_etag(present))
-    wanted = _json(body)
-    if not isinstance(wanted, dict) or not wanted:
+    changes_asked = _json(body)
+    if not isinstance(changes_asked, dict) or not changes_asked:
         raise UsageError("body", "is no JSON object of what to change", 'send {"min_gpus": 4}')
-    after = merged(f"job {job_id}", wanted, present)
+    after = with_changes(f"job {job_id}", changes_asked, present)
     await door.read(set_steering, door.store, job_id, after, user, time.time())
     return JSONResponse(encode(after), headers={"ETag": _etag(after)})
 
 
-async def _pause(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _pause(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     return await _set_paused(door, _job_id(request), user, paused=True)
 
 
-async def _resume(door: Door, request: Request, user: str, _body: bytes) -> Response:
+async def _resume(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     return await _set_paused(door, _job_id(request), user, paused=False)
 
 
-async def _set_paused(door: Door, job_id: int, user: str, *, paused: bool) -> Response:
-    if refused := await _refused(door, user, job_id, changes=True):
-        return refused
+async def _set_paused(door: AppState, job_id: int, user: str, *, paused: bool) -> Response:
+    if refusal := await _refusal(door, user, job_id, changes=True):
+        return refusal
     await door.read(set_paused, door.store, job_id, paused, user, time.time())
     return JSONResponse({"job_id": job_id, "paused": paused})
 
 
-async def _refused(door: Door, user: str, job_id: int, *, changes: bool) -> Response | None:
-    """404 for a job that the caller may not know of, or that is not in the queue; 403 for one that is not the caller's."""
+async def _refusal(door: AppState, user: str, job_id: int, *, changes: bool) -> Response | None:
+    """Return 404 for a job that the caller may not know of, or that is not in the queue, and 403 for one that is not the caller's."""
     edition = await door.feed.newest()
     rights, owner = await asyncio.to_thread(door.rights.rights), edition.owner(job_id)
     if owner is None or not sees(user, owner, rights):
@@ -412,7 +413,7 @@ def _no_such_job(job_id: int) -> Response:
 
 
 def _etag(steering: Steering) -> str:
-    return f'"{steering_words(steering)}"'
+    return f'"{format_steering(steering)}"'
 
 
 def _job_id(request: Request) -> int:

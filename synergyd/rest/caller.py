@@ -1,4 +1,4 @@
-"""Who asks, and what Slurm lets them see and change. Pure."""
+"""The caller, and what Slurm lets them see and change. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmRights:
-    """What Slurm's configuration and accounts say of everybody's rights."""
+    """The rights of everybody, as Slurm's configuration and accounts state them."""
 
     #: PrivateData=jobs: others' jobs are hidden
     private_jobs: bool = False
@@ -21,33 +21,36 @@ class SlurmRights:
     #: users with AdminLevel=Operator or Admin
     operators: frozenset[str] = frozenset()
     #: by user, the accounts that it coordinates
-    coordinated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    accounts_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Whose a job is."""
+    """The owner of a job."""
 
     user: str
     account: str
 
 
 def commands_all(user: str, rights: SlurmRights) -> bool:
-    """Root, SlurmUser and operators: every job is theirs to see and change, as with scancel and `scontrol update`."""
+    """Return whether the user may see and change every job: root, SlurmUser and operators, as with scancel and `scontrol update`."""
     return user in ("root", rights.slurm_user) or user in rights.operators
 
 
 def commands(user: str, owner: Owner | None, rights: SlurmRights) -> bool:
-    """May the user change this job? Its owner, those who command all, and coordinators of its account. `owner` None: not known."""
+    """Return whether the user may change this job: its owner, those who command all, and coordinators of its account.
+
+    `owner` None: not known.
+    """
     if commands_all(user, rights):
         return True
     if owner is None:
         return False
-    return user == owner.user or owner.account in rights.coordinated.get(user, frozenset())
+    return user == owner.user or owner.account in rights.accounts_of.get(user, frozenset())
 
 
 def sees(user: str, owner: Owner | None, rights: SlurmRights) -> bool:
-    """May the user know of this job? Everybody may where PrivateData does not hide jobs."""
+    """Return whether the user may know of this job. Everybody may if PrivateData does not hide jobs."""
     return not rights.private_jobs or commands(user, owner, rights)
 
 

@@ -1,6 +1,6 @@
-"""How many connections the service holds, and which one makes room where there are too many. Pure: sockets are the caller's.
+"""The bounds on the service's connections, and the choice of the one that makes room. Pure: sockets are the caller's.
 
-A source is a user over the Unix socket, an IPv4 address, or an IPv6 network of 64 bits: one host has a whole one of those. Where a
+A source is a user over the Unix socket, an IPv4 address, or an IPv6 network of 64 bits: one host has a whole one of those. If a
 source, or all sources of one kind, have as many connections as they may, the one that has waited longest for its client is closed.
 A connection whose request is being answered is never closed for another.
 """
@@ -20,7 +20,7 @@ class Connection(Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client, not the service, has to do something next."""
+        """Return whether the client, not the service, has to do something next."""
         ...
 
     def abort(self) -> None:
@@ -31,20 +31,22 @@ class Connection(Protocol):
 def network_source(address: str) -> Source:
     """Return the source that a client's IP address belongs to, or "" for an address that can't be read."""
     try:
-        parsed = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return ""
-    if not isinstance(parsed, IPv6Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(IPv6Network((parsed, 64), strict=False))
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Network((ip, 64), strict=False))
 
 
 @dataclass
 class ConnectionPool:
-    """The open connections of one kind (the Unix socket's, or the port's), at most `most` in all and `most_a_source` of one source.
-    Those of root's are not bounded."""
+    """The open connections of one kind: the Unix socket's, or the port's.
+
+    At most `most` in all and `most_a_source` of one source. Those of root's are not bounded.
+    """
 
     most: int
     most_a_source: int
@@ -55,7 +57,7 @@ class ConnectionPool:
         return self._count
 
     def admit(self, connection: Connection, source: Source) -> bool:
-        """Add `connection`, and close another where there are too many. Return whether there was room for it."""
+        """Add `connection`, and close another if there are too many. Return whether there was room for it."""
         if source != 0:
             of_source = self._by_source.get(source, {})
             if len(of_source) >= self.most_a_source and not self._make_room([source]):
@@ -84,10 +86,10 @@ class ConnectionPool:
 
     def _largest_first(self) -> Iterator[Source]:
         """Yield the sources that may have to make room for another, by how many connections they have."""
-        bounded = self._by_source.keys() - {0}
-        if bounded:
-            yield max(bounded, key=lambda source: len(self._by_source[source]))  # nearly always enough
-        yield from sorted(bounded, key=lambda source: -len(self._by_source[source]))
+        sources = self._by_source.keys() - {0}
+        if sources:
+            yield max(sources, key=lambda source: len(self._by_source[source]))  # nearly always enough
+        yield from sorted(sources, key=lambda source: -len(self._by_source[source]))
 
     def _make_room(self, sources: Iterable[Source]) -> bool:
         for source in sources:

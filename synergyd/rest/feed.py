@@ -1,4 +1,4 @@
-"""The last epoch's jobs, read once for all who ask and rendered once: the answer to `status`, filtered by who may see what."""
+"""The last epoch's jobs, read once for all who ask and rendered once: the answer to `status`, filtered by the rights of the caller."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
+from synergy_core.errors import SynergyError
+from synergy_core.masking import hide_invisible
+from synergy_core.wire.codec import encode
+
 from synergyd.control.decision_log import JobStatus
-from synergyd.errors import SynergyError
-from synergyd.masking import masked
 from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all, sees_nodes
 from synergyd.store.store import Store
 from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect
-from synergyd.wire.codec import encode
 
 log = logging.getLogger("synergyrestd")
 LOOK_S = 0.5  # between two looks at the database, where somebody waits
@@ -33,7 +34,7 @@ class Answer:
 
     etag: str
     plain: bytes
-    gzipped: bytes
+    gzip_bytes: bytes
 
 
 def answer_of(plain: bytes) -> Answer:
@@ -53,30 +54,28 @@ class Edition:
     _rights: SlurmRights | None = None  # that the answers were made for
 
     def owner(self, job_id: int) -> Owner | None:
-        """None for a job that is not in the queue any more."""
-        known = self.jobs.get(job_id)
-        return known[0] if known else None
+        """Return the owner of a job, or None for a job that is not in the queue any more."""
+        job = self.jobs.get(job_id)
+        return job[0] if job else None
 
     def visible(self, user: str, rights: SlurmRights) -> Callable[[int], bool]:
-        """May the user know of a job in the queue?"""
+        """Return a function that tells whether the user may know of a job in the queue."""
         return lambda job_id: sees(user, self.owner(job_id), rights)
 
-    def _seen(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
-        return json.dumps(masked(json.loads(body), self.visible(user, rights))).encode()
+    def _visible_to(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
+        return json.dumps(hide_invisible(json.loads(body), self.visible(user, rights))).encode()
 
     def answer(self, user: str, rights: SlurmRights, job_id: int | None) -> Answer:
-        """All jobs that the user may see, or the one. Those who may see all share one answer."""
+        """Return all jobs that the user may see, or the one. Users who may see all share one answer."""
         if rights != self._rights:
             self._answers, self._rights = {}, rights
         whose = "" if sees_all(user, rights) else user
         nodes = not whose and sees_nodes(user, rights)
         key = (whose, nodes, job_id)
         if key not in self._answers:
-            wanted = (
-                self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
-            )
-            bodies = [body for _, (owner, body) in wanted if not whose or sees(user, owner, rights)]
-            bodies = [self._seen(user, rights, body) for body in bodies] if whose else bodies
+            view = self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
+            bodies = [body for _, (owner, body) in view if not whose or sees(user, owner, rights)]
+            bodies = [self._visible_to(user, rights, body) for body in bodies] if whose else bodies
             head = self.head if nodes else self.others_head
             plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
             answer = answer_of(plain)
@@ -87,7 +86,7 @@ class Edition:
 
 
 def edition(store: Store) -> Edition:
-    """Raises SynergyError while the database is away."""
+    """Read an Edition from the database. Raises SynergyError while the database is away."""
     now = collect(store)
     jobs = {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
     return Edition(_head(now), _head(replace(now, bad_nodes=())), jobs)
@@ -104,7 +103,7 @@ def _owner(row: JobStatus) -> Owner:
 
 
 class Feed:
-    """Keeps the newest Edition while there are readers. In the event loop's thread; the database is read in another."""
+    """The keeper of the newest Edition while there are readers. In the event loop's thread; the database is read in another."""
 
     def __init__(self, store: Store, threads: Executor) -> None:
         self._store, self._threads = store, threads
@@ -116,7 +115,10 @@ class Feed:
         self.problem = ""
 
     async def newest(self) -> Edition:
-        """At most LOOK_S old, or as old as the database's absence. Raises SynergyError where there never was one."""
+        """Return the newest edition: at most LOOK_S old, or as old as the database's absence.
+
+        Raises SynergyError if there never was one.
+        """
         self._asked_s = time.monotonic()
         if self._edition is None or self._asked_s - self._read_s > IDLE_S:
             try:
@@ -129,7 +131,7 @@ class Feed:
         return self._edition
 
     async def after(self, edition: Edition, within_s: float) -> Edition:
-        """The next edition, or the same one where none comes within so many seconds."""
+        """Return the next edition, or the same one if none comes within `within_s` seconds."""
         self._asked_s = time.monotonic()
         end_s = self._asked_s + within_s
         while self._edition is edition and (left_s := end_s - time.monotonic()) > 0:
@@ -140,7 +142,7 @@ class Feed:
         return self._edition or edition
 
     async def run(self) -> None:
-        """Looks again and again, for ever."""
+        """Look again and again, for ever."""
         while True:
             began_s = time.monotonic()
             if began_s - self._asked_s < IDLE_S:

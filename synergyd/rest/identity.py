@@ -1,6 +1,6 @@
-"""Who sends a request: a munge credential made for this very request, or a JSON Web Token of Slurm's (auth/jwt).
+"""The sender of a request: a munge credential made for this very request, or a JSON Web Token of Slurm's (auth/jwt).
 
-Munge: `Authorization: Munge CREDENTIAL`, whose payload is `signed_payload` of the request; munged takes each credential
+Munge: `Authorization: Munge CREDENTIAL`, whose payload is `request_digest` of the request; munged takes each credential
 once. JWT: `Authorization: Bearer TOKEN` or `X-SLURM-USER-TOKEN`, as slurmrestd takes it: HS256 with Slurm's own key, the login
 name in the claim `sun`, an expiry in `exp`. A SlurmUser's or root's token may name another user in X-SLURM-USER-NAME.
 """
@@ -12,35 +12,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jwt
-
-from synergyd.errors import SynergyError
-from synergyd.wire import munge
-from synergyd.wire.request_signature import signed_payload
+from synergy_core.errors import SynergyError
+from synergy_core.wire import munge
+from synergy_core.wire.request_signature import request_digest
 
 MAX_TOKEN_BYTES = 8192
 
 
 class UnknownCallerError(SynergyError):
-    """Nobody that can be told apart: the request is refused with 401."""
+    """The refusal of a request whose sender can't be identified: it is answered with 401."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Checks requests. `jwt_key`: Slurm's key, b"" where auth/jwt is not set up. `slurm_user` may speak for others."""
+    """The check of requests. `jwt_key`: Slurm's key, b"" if auth/jwt is not set up. `slurm_user` may speak for others."""
 
     jwt_key: bytes = b""
     slurm_user: str = "root"
     munge_socket: str = ""
 
     def caller(self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, near: bool = True) -> str:
-        """The login name of the sender. `headers` by lower-case name; `target`: path with its query. `near`: it came over the
-        Unix socket or from this host. Raises UnknownCallerError."""
+        """Return the login name of the sender.
+
+        `headers` by lower-case name; `target`: path with its query. `near`: it came over the Unix socket or from this host.
+        Raises UnknownCallerError.
+        """
         scheme, _, rest = headers.get("authorization", "").partition(" ")
         token = headers.get("x-slurm-user-token", "")
         if len(rest) > MAX_TOKEN_BYTES or len(token) > MAX_TOKEN_BYTES:
             raise UnknownCallerError("token", f"longer than {MAX_TOKEN_BYTES} characters", "send one of scontrol token")
         if scheme.lower() == "munge":
-            return self._by_munge(rest.strip(), signed_payload(method, target, body))
+            return self._by_munge(rest.strip(), request_digest(method, target, body))
         if scheme.lower() == "bearer" or token:
             if not near:  # whoever reads the network could use it
                 right = "send it through a TLS proxy on the service's host, or use munge"
@@ -52,16 +54,16 @@ class Identity:
 
     def _by_munge(self, credential: str, payload: bytes) -> str:
         try:
-            opened = munge.decode(credential, self.munge_socket)
+            credentials = munge.decode(credential, self.munge_socket)
         except SynergyError as error:
             if error.right:  # munged is not there
                 raise
             raise UnknownCallerError("munge", error.what, error.right) from None
-        if opened.payload != payload:
+        if credentials.payload != payload:
             raise UnknownCallerError(
                 "munge", "the credential was made for another request", "make one for each request"
             )
-        return login_name(opened.uid)
+        return login_name(credentials.uid)
 
     def _by_token(self, token: str, other: str) -> str:
         if not self.jwt_key:
@@ -87,7 +89,7 @@ class Identity:
 
 
 def login_name(uid: int) -> str:
-    """Raises UnknownCallerError for a uid without a name here."""
+    """Return the login name of `uid`. Raises UnknownCallerError for a uid without a name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

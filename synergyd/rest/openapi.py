@@ -1,4 +1,4 @@
-"""The service's description in OpenAPI 3.1, its schemas made of the records that it gives out."""
+"""The service's description in OpenAPI 3.1, with schemas made from the records that it gives out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.steering import Steering
+
 from synergyd import __version__
-from synergyd.steering import Steering
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
 from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, field_docs
 from synergyd.views.recording import RecordingJson
@@ -49,7 +50,7 @@ _SCHEMES = {
 
 @cache
 def openapi() -> dict[str, Any]:
-    """The whole description, a new one for each version of Synergy."""
+    """Return the whole description, a new one for each version of Synergy."""
     schemas: dict[str, Any] = {}
     paths = _cluster_paths(schemas) | _job_paths(schemas)
     return {
@@ -62,7 +63,7 @@ def openapi() -> dict[str, Any]:
 
 
 def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
-    """What tells of all jobs; their records' schemas are added to `schemas`."""
+    """Return the paths that concern all jobs; their records' schemas are added to `schemas`."""
     status = {
         "get": _operation(
             "The jobs of the last epoch that the caller may see",
@@ -79,7 +80,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     }
     what_if = _schema(WhatIfJson, schemas)
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
-    asked = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
+    request_schema = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
     long = {"429": {"description": "the caller's last such requests are not answered yet"}}
     hours = _operation(
@@ -118,7 +119,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 **_operation(
                     "Replay the recorded queue under a policy or settings", what_if, [], more=busy, code="202"
                 ),
-                "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
+                "requestBody": {"required": True, "content": {"application/json": {"schema": request_schema}}},
             },
             "delete": _operation("End the caller's run", what_if, []),
         },
@@ -126,9 +127,9 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job_paths(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The same of what is about one job."""
+    """Return the paths that concern one job; their records' schemas are added to `schemas`."""
     steering = _schema(Steering, schemas)
-    told = {
+    documents = {
         "type": "object",
         "properties": {"job_id": {"type": "integer"}, "paused": {"type": "boolean"}},
     }
@@ -154,8 +155,8 @@ def _job_paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 "requestBody": {"required": True, "content": {"application/json": {"schema": steering}}},
             },
         },
-        "/v1/jobs/{job_id}/pause": {"post": _operation("Leave the job at its present size", told, [_JOB])},
-        "/v1/jobs/{job_id}/resume": {"post": _operation("Let Synergy resize the job again", told, [_JOB])},
+        "/v1/jobs/{job_id}/pause": {"post": _operation("Leave the job at its present size", documents, [_JOB])},
+        "/v1/jobs/{job_id}/resume": {"post": _operation("Let Synergy resize the job again", documents, [_JOB])},
     }
 
 
@@ -173,16 +174,18 @@ def _operation(
 ) -> dict[str, Any]:
     problem = {"content": {"application/problem+json": {"schema": {"type": "object"}}}}
     refusals = {code: {"description": words, **problem} for code, words in _REFUSALS.items()}
-    found = {code: {"description": text, "content": {"application/json": {"schema": schema}}}}
-    return {"summary": text, "parameters": parameters, "responses": {**found, **(more or {}), **refusals}}
+    responses = {code: {"description": text, "content": {"application/json": {"schema": schema}}}}
+    return {"summary": text, "parameters": parameters, "responses": {**responses, **(more or {}), **refusals}}
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a field's type; records go into `schemas` under their names."""
+    """Return the JSON schema of a field's type; records go into `schemas` under their names."""
     inner = get_args(kind)
     if type(None) in inner:
         (rest,) = (k for k in inner if k is not type(None))
         return {"anyOf": [_schema(rest, schemas), {"type": "null"}]}
+    if get_origin(kind) is dict:
+        return {"type": "object"}
     if get_origin(kind) is tuple:
         if inner[-1] is Ellipsis:
             return {"type": "array", "items": _schema(inner[0], schemas)}
@@ -190,14 +193,14 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     if is_dataclass(kind) and isinstance(kind, type):
         if kind.__name__ not in schemas:
             schemas[kind.__name__] = {}  # a record that holds its own kind ends here
-            hints, told = get_type_hints(kind), field_docs(kind)
+            hints, docs = get_type_hints(kind), field_docs(kind)
             schemas[kind.__name__] = {
                 "type": "object",
                 "description": inspect.cleandoc(kind.__doc__ or ""),
                 "properties": {
                     f.name: {
                         **_schema(hints[f.name], schemas),
-                        **({"description": told[f.name]} if f.name in told else {}),
+                        **({"description": docs[f.name]} if f.name in docs else {}),
                     }
                     for f in fields(kind)
                 },

@@ -6,13 +6,13 @@ import gzip
 import json
 
 from starlette.responses import Response
+from synergy_core.wire.codec import encode
 
 from synergyd.store.store import Store
 from synergyd.views.recording import as_json
-from synergyd.wire.codec import encode
 
 
 def recording(store: Store) -> Response:
-    """Talks to the database, and compresses: megabytes of a long queue."""
+    """Return the recording, compressed: megabytes for a long queue. Talks to the database."""
     body = gzip.compress(json.dumps(encode(as_json(store.recording()))).encode(), 1)
     return Response(body, headers={"Content-Encoding": "gzip"}, media_type="application/json")

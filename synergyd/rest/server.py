@@ -1,7 +1,7 @@
-"""Runs the service: a Unix socket and a port, uvicorn on both, connections that end.
+"""The run of the service: a Unix socket and a port, uvicorn on both, connections that end.
 
-Starlette and uvicorn: the smallest pair of well-kept libraries that hold hundreds of long polls in one process; what
-FastAPI adds (validation, OpenAPI) the records and the codec do already.
+Starlette and uvicorn are the smallest pair of well-kept libraries that hold hundreds of long polls in one process. The records and
+the codec do already what FastAPI adds (validation, OpenAPI).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
+from synergy_core.errors import NoSchemaError, UnavailableError, UsageError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from synergyd.errors import NoSchemaError, UnavailableError, UsageError
 from synergyd.rest.app import application
 from synergyd.rest.connections import ConnectionPool, Source, network_source
 from synergyd.rest.identity import Identity
@@ -59,13 +59,13 @@ class BoundedConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether a request, the rest of one, or the reading of an answer is to come."""
+        """Return whether a request, the rest of one, or the reading of an answer is to come."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
     @property
     def pool(self) -> ConnectionPool:
-        """The pool that this connection is or was in."""
+        """Return the pool that this connection is or was in."""
         return self.pools.unix if isinstance(self.source, int) else self.pools.port
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -124,16 +124,18 @@ def source_of(wire: socket.socket) -> Source:
 
 
 def run(settings: Settings, conf: Path | None = None) -> int:
-    """Serves until SIGTERM or SIGINT. `conf`: the slurm.conf of the settings, where one was named. Raises UsageError for a port,
-    socket or key that can't be used."""
+    """Serve until SIGTERM or SIGINT.
+
+    `conf`: the slurm.conf of the settings, if one was named. Raises UsageError for a port, socket or key that can't be used.
+    """
     rights = RightsReader()
     identity = Identity(jwt_key(rights.config), rights.rights().slurm_user)
     path = settings.rest_socket()
-    with _opened(settings) as store, contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(unix_socket(path))]
-        opened.callback(path.unlink, missing_ok=True)
+    with _open_store(settings) as store, contextlib.ExitStack() as resources:
+        sockets = [resources.enter_context(unix_socket(path))]
+        resources.callback(path.unlink, missing_ok=True)
         if settings.rest_port:
-            sockets.append(opened.enter_context(tcp_socket(settings.rest_port)))
+            sockets.append(resources.enter_context(tcp_socket(settings.rest_port)))
         app = application(store, identity, rights, WhatIfs(settings, conf))
         config = uvicorn_config(app, raise_file_limit())
         log.info("serves on %s%s", path, f" and port {settings.rest_port}" if settings.rest_port else "")
@@ -145,8 +147,11 @@ def run(settings: Settings, conf: Path | None = None) -> int:
     return 0
 
 
-def _opened(settings: Settings) -> Store:
-    """Raises UnavailableError for a database that the daemon is still to make or the admin to upgrade: systemd tries again."""
+def _open_store(settings: Settings) -> Store:
+    """Open the store.
+
+    Raises UnavailableError for a database that the daemon is still to make or the admin to upgrade: systemd tries again.
+    """
     try:
         return open_store(settings.database_url())
     except NoSchemaError as error:
@@ -164,7 +169,10 @@ def raise_file_limit() -> int:
 
 
 def uvicorn_config(app: Starlette, most: int = MAX_CONNECTIONS) -> uvicorn.Config:
-    """Bounds on connections (`most` at once), headers and waiting; nothing of the caller's is trusted (no proxy headers)."""
+    """Return uvicorn's configuration: bounds on connections (`most` at once), headers and waiting.
+
+    Nothing of the caller's is trusted (no proxy headers).
+    """
     return uvicorn.Config(
         app,
         http=bounded_connections(most),
@@ -183,28 +191,31 @@ def uvicorn_config(app: Starlette, most: int = MAX_CONNECTIONS) -> uvicorn.Confi
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket that every user of this host may connect to. One that nobody listens on any more is replaced."""
-    made = socket.socket(socket.AF_UNIX)
+    """Return a listening socket that every user of this host may connect to.
+
+    Replace one that nobody listens on any more. Raises UsageError.
+    """
+    listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket():
             with socket.socket(socket.AF_UNIX) as probe:
                 if probe.connect_ex(str(path)) == 0:
                     raise UsageError(str(path), "another synergyrestd serves here", "one a StateDir is enough")
             path.unlink()
-        made.bind(str(path))
+        listener.bind(str(path))
         path.chmod(0o666)  # who a caller is, each request says
-        made.listen(BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
-        made.close()
+        listener.close()
         raise UsageError(str(path), f"can't be listened on: {error.strerror or error}", "check StateDir") from None
     except UsageError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def tcp_socket(port: int) -> socket.socket:
-    """Listens on all addresses, IPv6 where there is any."""
+    """Return a socket that listens on all addresses, IPv6 if there is any. Raises UsageError."""
     try:
         return socket.create_server(
             ("", port),

@@ -1,4 +1,4 @@
-"""Slurm's own answer to who may what: PrivateData, SlurmUser and auth/jwt's key from its configuration, levels from slurmdbd."""
+"""Slurm's own answer to who may do what: PrivateData, SlurmUser and auth/jwt's key from its configuration, levels from slurmdbd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from synergyd.errors import UnavailableError, UsageError, one_line
+from synergy_core.errors import UnavailableError, UsageError, one_line
+
 from synergyd.rest.caller import SlurmRights
 from synergyd.slurm.parsed.associations import private_data
 from synergyd.slurm.parsed.config_values import config_values
@@ -23,26 +24,29 @@ _OTHERS_BITS = 0o077
 
 
 def run_text(command: Sequence[str]) -> str:
-    """What a Slurm command prints. Raises UnavailableError."""
+    """Return what a Slurm command prints. Raises UnavailableError."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, errors="replace", check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, errors="replace", check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(command[0], one_line(str(error), 200), "is Slurm up?") from None
-    if done.returncode:
-        raise UnavailableError(command[0], one_line(done.stderr.strip(), 200), "is Slurm up?")
-    return done.stdout
+    if answer.returncode:
+        raise UnavailableError(command[0], one_line(answer.stderr.strip(), 200), "is Slurm up?")
+    return answer.stdout
 
 
 def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
-    """`users`: what `sacctmgr -nP show user withcoord format=user,adminlevel,coordinators` prints; "" without accounting."""
-    operators, coordinated = set(), {}
+    """Parse the rights.
+
+    `users`: what `sacctmgr -nP show user withcoord format=user,adminlevel,coordinators` prints; "" without accounting.
+    """
+    operators, accounts_of = set(), {}
     for line in users.splitlines():
         name, _, rest = line.partition("|")
         level, _, accounts = rest.partition("|")
         if level.lower().startswith(("operator", "admin")):
             operators.add(name)
         if accounts:
-            coordinated[name] = frozenset(accounts.split(","))
+            accounts_of[name] = frozenset(accounts.split(","))
     private = private_data(config)
     return SlurmRights(
         private_jobs="jobs" in private,
@@ -50,16 +54,16 @@ def parse_rights(config: dict[str, str], users: str) -> SlurmRights:
         private_nodes="nodes" in private,
         slurm_user=re.sub(r"\(\d+\)$", "", config.get("SlurmUser", "root")),
         operators=frozenset(operators),
-        coordinated=coordinated,
+        accounts_of=accounts_of,
     )
 
 
 def jwt_key(config: dict[str, str]) -> bytes:
-    """Slurm's HS256 key where auth/jwt is set up, else b"". Raises UsageError for a key that can't be read or that others can."""
+    """Return Slurm's HS256 key if auth/jwt is set up, else b"". Raises UsageError for a key that can't be read or that others can read."""
     if "auth/jwt" not in config.get("AuthAltTypes", ""):
         return b""
-    named = re.search(r"jwt_key=([^,\s]+)", config.get("AuthAltParameters", ""))
-    path = Path(named[1]) if named else Path(config.get("StateSaveLocation", "")) / "jwt_hs256.key"
+    match = re.search(r"jwt_key=([^,\s]+)", config.get("AuthAltParameters", ""))
+    path = Path(match[1]) if match else Path(config.get("StateSaveLocation", "")) / "jwt_hs256.key"
     try:
         if path.stat().st_mode & _OTHERS_BITS:
             raise UsageError(str(path), "others than its owner can read Slurm's token key", "chmod 600 it")
@@ -69,7 +73,7 @@ def jwt_key(config: dict[str, str]) -> bytes:
 
 
 class RightsReader:
-    """Slurm's rights, asked anew each FRESH_S; while Slurm is away the last answer holds. For several threads."""
+    """The reader of Slurm's rights, which asks anew each FRESH_S; while Slurm is away the last answer holds. For several threads."""
 
     def __init__(
         self, run: Callable[[Sequence[str]], str] = run_text, clock: Callable[[], float] = time.monotonic
@@ -81,7 +85,7 @@ class RightsReader:
         self._asked_s = clock()
 
     def rights(self) -> SlurmRights:
-        """One thread asks anew; all others go on with the last answer."""
+        """Return the rights. One thread asks anew; all others go on with the last answer."""
         if self._clock() - self._asked_s >= FRESH_S and self._lock.acquire(blocking=False):
             try:
                 self.config, self._rights = self._ask()

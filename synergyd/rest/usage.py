@@ -1,12 +1,12 @@
-"""GPU hours over HTTP: of what the caller may know of, as Slurm's PrivateData says."""
+"""GPU hours over HTTP, restricted to what the caller may know of, as Slurm's PrivateData says."""
 
 from __future__ import annotations
 
 import math
 
 from starlette.requests import Request
+from synergy_core.errors import UsageError, one_line
 
-from synergyd.errors import UsageError, one_line
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
 from synergyd.store.store import Store
 from synergyd.views.json_records import JobUsageJson, UsageJson
@@ -21,8 +21,8 @@ def usage(store: Store, request: Request, user: str, rights: SlurmRights) -> Usa
 
     Talks to the database.
     """
-    named = any(name in request.query_params for name in ("from", "to"))
-    from_s, to_s = (_time(request, "from"), _time(request, "to")) if named else present_month()
+    has_span = any(name in request.query_params for name in ("from", "to"))
+    from_s, to_s = (_time(request, "from"), _time(request, "to")) if has_span else present_month()
     if not 0 < to_s - from_s <= LONGEST_S:
         raise UsageError("to", "is not later than from, or by more than ten years", "name the begin and end of a month")
     return collect(store, from_s, to_s, _name(request, "user"), _name(request, "account"), _visible(user, rights))

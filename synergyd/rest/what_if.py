@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import SynergyError, UsageError, one_line
+from synergy_core.errors import SynergyError, UsageError, one_line
+from synergy_core.wire.codec import decode
+
 from synergyd.settings import Settings
 from synergyd.views.what_if import KEYS, WhatIfFigures, WhatIfJson
-from synergyd.wire.codec import decode
 
 log = logging.getLogger("synergyrestd")
 AT_ONCE = 2  # of all users; the machine is the daemon's
@@ -28,15 +29,15 @@ MOST_S = 600.0
 KEPT = 64  # users whose last run is remembered
 MAX_VALUE = 40  # characters of a setting's value
 MAX_LINE_BYTES = 65_536
-CHILD = "synergyd.cli.simulation.what_if"
+CHILD = "synergy_sim.cli.what_if"
 
 
 class BusyError(SynergyError):
-    """Not now: answered with 429."""
+    """The refusal of a request for now: answered with 429."""
 
 
-def checked(body: object) -> WhatIfJson:
-    """The run that a request's body asks for. Raises UsageError."""
+def read_request(body: object) -> WhatIfJson:
+    """Return the run that a request's body asks for. Raises UsageError."""
     if not isinstance(body, Mapping) or not set(body) <= {"policy", "settings"}:
         raise UsageError("body", "is no JSON object of policy and settings", 'send {"settings": {"Fairness": "-2"}}')
     policy, settings = body.get("policy", ""), body.get("settings", {})
@@ -44,22 +45,25 @@ def checked(body: object) -> WhatIfJson:
         raise UsageError("policy", "is no policy's name", "leave it out for the one that runs")
     if not isinstance(settings, Mapping):
         raise UsageError("settings", "is no JSON object", 'send {"Fairness": "-2"}')
-    given = []
+    pairs = []
     for key, value in settings.items():
         if key not in KEYS or not isinstance(value, str) or len(value) > MAX_VALUE or not value.isprintable():
             right = f"some of {', '.join(KEYS)}, each a text as in slurm.conf"
             raise UsageError("settings", f"{one_line(str(key), 40)!r} can't be tried", right)
         if " " in value or not value:
             raise UsageError("settings", f"{key} has no value or a blank in it", "give one value, as in slurm.conf")
-        given.append(f"{key}={value}")
-    if not policy and not given:
+        pairs.append(f"{key}={value}")
+    if not policy and not pairs:
         raise UsageError("body", "says nothing to try", "name a policy or a setting")
-    return WhatIfJson(state="waiting", policy=policy, settings=tuple(given), started_s=time.time())
+    return WhatIfJson(state="waiting", policy=policy, settings=tuple(pairs), started_s=time.time())
 
 
 class WhatIfs:
-    """The what-if runs of all users, AT_ONCE at a time, one of a user, in the order in which they were asked for: whoever asks again
-    comes behind all others that wait. In the event loop's thread."""
+    """The what-if runs of all users, AT_ONCE at a time, one for each user.
+
+    They run in the order in which they were asked for: a user who asks again comes behind all others that wait. In the event
+    loop's thread.
+    """
 
     def __init__(self, settings: Settings, conf: Path | None = None) -> None:
         self._settings, self._conf = settings, conf
@@ -68,11 +72,11 @@ class WhatIfs:
         self._turns = asyncio.Semaphore(AT_ONCE)  # first come, first served
 
     def of(self, user: str) -> WhatIfJson:
-        """The user's last run."""
+        """Return the user's last run."""
         return self._runs.get(user, WhatIfJson(state="none"))
 
     async def start(self, user: str, run: WhatIfJson) -> WhatIfJson:
-        """Begin the run, or have it wait for its turn. Raises BusyError where the user's last one has not ended, or too many wait."""
+        """Begin the run, or have it wait for its turn. Raises BusyError if the user's last one has not ended, or too many wait."""
         if (last := self._tasks.get(user)) is not None and self.of(user).state not in LIVE:
             await asyncio.wait([last])  # its process is being ended
         if user in self._tasks:
@@ -89,7 +93,7 @@ class WhatIfs:
         return run
 
     async def stop(self, user: str) -> WhatIfJson:
-        """Ends the user's run where it has not ended."""
+        """End the user's run if it has not ended. Return the run."""
         if (task := self._tasks.get(user)) is not None:
             if self.of(user).state in LIVE:
                 self._ends(user, "stopped", "")
@@ -127,13 +131,13 @@ class WhatIfs:
     async def _converse(self, user: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
         run = self._runs[user]
-        asked = {
+        question = {
             "conf": str(self._conf) if self._conf else "",
             "database": self._settings.database_url(),  # may hold a password: never on a command line
             "policy": run.policy,
             "settings": run.settings,
         }
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.write(json.dumps(question).encode() + b"\n")
         await process.stdin.drain()  # and stays open: the child ends when this process does
         while line := await process.stdout.readline():
             self._take(user, json.loads(line))
@@ -141,15 +145,15 @@ class WhatIfs:
         if self._runs[user].state == "running":
             self._ends(user, "failed", f"its process ended with {code} before it was done")
 
-    def _take(self, user: str, told: Mapping[str, Any]) -> None:
+    def _take(self, user: str, message: Mapping[str, Any]) -> None:
         run = self._runs[user]
-        if "problem" in told:
-            self._ends(user, "failed", one_line(str(told["problem"]), 500))
-        elif "figures" in told:
-            figures = tuple(decode(WhatIfFigures, each, "what-if") for each in told["figures"])
-            self._runs[user] = replace(run, state="done", share=1.0, figures=figures, left_out=told["left_out"])
+        if "problem" in message:
+            self._ends(user, "failed", one_line(str(message["problem"]), 500))
+        elif "figures" in message:
+            figures = tuple(decode(WhatIfFigures, each, "what-if") for each in message["figures"])
+            self._runs[user] = replace(run, state="done", share=1.0, figures=figures, left_out=message["left_out"])
         else:
-            self._runs[user] = replace(run, share=float(told["share"]))
+            self._runs[user] = replace(run, share=float(message["share"]))
 
     def _ends(self, user: str, state: str, problem: str) -> None:
         self._runs[user] = replace(self._runs[user], state=state, problem=problem)
@@ -167,7 +171,7 @@ async def _child() -> asyncio.subprocess.Process:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kills it with all that it started, and waits for its end."""
+    """Kill the process with all that it started, and wait for its end."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Which GPUs each job gets, and on which nodes."""
+"""The GPUs that each job gets, and the nodes that they are on."""

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from synergyd.records import Decision, Job
+from synergy_core.reasons import Reason, Reasons
+from synergy_core.records import Decision, Job
+
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import value
@@ -17,19 +19,19 @@ LOSS = 1 - 1 / 1.34
 
 
 def newly_on_bad(problem: Problem, allocation: Allocation, placement: Placement) -> bool:
-    """Does some job start on a node with a penalty, or change to it?"""
+    """Return whether some job starts on, or changes to, a node with a penalty."""
     penalties = _penalties(problem)
     jobs = problem.jobs
     return bool(penalties) and any(
         name in penalties and name not in jobs[i].nodes
-        for i, _, stays in allocation.taken(problem)
+        for i, _, stays in allocation.assignments(problem)
         if not stays
         for name in placement.nodes[jobs[i].job_id]
     )
 
 
 def without_bad_nodes(problem: Problem) -> Problem:
-    """The problem without the GPUs of nodes with a penalty that its own jobs do not hold already."""
+    """Return the problem without the GPUs of nodes with a penalty, except those that its own jobs already hold."""
     held: Counter[str] = Counter()
     for job in problem.jobs:
         if job.current is not None:
@@ -39,9 +41,9 @@ def without_bad_nodes(problem: Problem) -> Problem:
 
 
 def worth(problem: Problem, allocation: Allocation, placement: Placement) -> float:
-    """The sum of the jobs' values, where a job that comes to a node with a penalty is expected to lose goodput there."""
+    """Return the sum of the jobs' values, where a job that comes to a node with a penalty is expected to lose goodput there."""
     penalties, total = _penalties(problem), 0.0
-    taken = {i: stays for i, _, stays in allocation.taken(problem)}
+    taken = {i: stays for i, _, stays in allocation.assignments(problem)}
     for i, (job, choice) in enumerate(zip(problem.jobs, allocation.choice, strict=True)):
         stays = taken.get(i, False)
         names = () if stays or i not in taken else placement.nodes[job.job_id]
@@ -50,15 +52,13 @@ def worth(problem: Problem, allocation: Allocation, placement: Placement) -> flo
     return total
 
 
-def words(decision: Decision, job: Job, penalties: Iterable[str]) -> str:
-    """A sentence with a blank before it, on the bad nodes that the job leaves or has to take; "" for none."""
+def bad_node_reasons(decision: Decision, job: Job, penalties: Iterable[str]) -> Reasons:
+    """Return the bad nodes that the job leaves or has to take."""
     left = [n for n in job.shun if n in job.node_names and decision.node_names and n not in decision.node_names]
     if left and job.slowed > 1.0:
-        return f" It leaves {', '.join(left)}, which takes {job.slowed:.2f} times as long as its peers."
+        return (Reason("leaves-bad-nodes", {"nodes": left, "slowdown": job.slowed}),)
     taken = [n for n in decision.node_names if n in set(penalties) and n not in job.node_names]
-    if taken:
-        return f" Jobs have fared badly on {', '.join(taken[:3])} lately; no better GPUs are worth the wait."
-    return ""
+    return (Reason("takes-bad-nodes", {"nodes": taken}),) if taken else ()
 
 
 def _penalties(problem: Problem) -> dict[str, float]:

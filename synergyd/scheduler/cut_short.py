@@ -1,8 +1,9 @@
 """Jobs whose nodes a reservation takes while they run: shrunk, moved or left alone, whatever ends them soonest. Pure.
 
-Slurm itself leaves a job on nodes whose reservation begins; whoever reserved them ends it. So a job that is left alone counts as
-standing still from the reservation's begin to its end. One that changes trains on other nodes, or on those of its own that
-stay, but for its restart. What was trained by the reservation's end decides: behind that both are restarted once.
+Slurm itself leaves a job on nodes whose reservation begins; the user who reserved them ends it. So a job that is left alone
+counts as standing still from the reservation's begin to its end. A job that changes trains on other nodes, or on those of its
+own that stay, but for its restart. The better option is the one that has trained more by the reservation's end: after that both
+are restarted once.
 """
 
 from __future__ import annotations
@@ -10,44 +11,46 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from synergyd.records import Action, Decision, Job
+from synergy_core.formatting import format_shape
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Decision, Job
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
+from synergyd.scheduler.problem.gpu_limits import Allowance, own_limit_obstacle
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
-from synergyd.scheduler.problem.utility import beyond_growth, relative_goodput, restart_cost_s, value_terms
-from synergyd.words import shape_words
+from synergyd.scheduler.problem.utility import is_growth_refused, relative_goodput, restart_cost_s, value_terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a reservation leaves of a job's time. Seconds from now."""
+    """The part of a job's time that a reservation leaves. Seconds from now."""
 
     cut_s: float
     #: its nodes are free again, or the job's own time is over
     end_s: float
-    #: of its restart
+    #: cost of its restart, in seconds
     cost_s: float
     #: sequences; None: not known
     remaining: float | None
 
-    def left_alone(self, goodput: float) -> float:
-        """Sequences that it trains by the end on what it has."""
+    def sequences_if_left_alone(self, goodput: float) -> float:
+        """Return the number of sequences that the job trains by the end on what it has."""
         return goodput * self.cut_s
 
-    def changed(self, goodput: float) -> float:
-        """Sequences that it trains by the end on something else, with this goodput."""
+    def sequences_if_changed(self, goodput: float) -> float:
+        """Return the number of sequences that the job trains by the end if it changes to a Cell with this goodput."""
         return goodput * max(0.0, self.end_s - self.cost_s)
 
     def pays(self, now: float, then: float) -> bool:
-        """Does a change from goodput `now` to `then` end it sooner?"""
-        if self.remaining is not None and self.remaining <= self.left_alone(now):
+        """Return whether a change from goodput `now` to `then` ends the job sooner."""
+        if self.remaining is not None and self.remaining <= self.sequences_if_left_alone(now):
             return False
-        return self.changed(then) > self.left_alone(now)
+        return self.sequences_if_changed(then) > self.sequences_if_left_alone(now)
 
 
-def around_reservations(
+def avoid_reservations(
     decisions: Iterable[Decision],
     jobs: Iterable[Job],
     problem: Problem,
@@ -58,9 +61,12 @@ def around_reservations(
     lead_s: float,
     sizes_fixed: bool = False,
 ) -> tuple[Decision, ...]:
-    """The decisions; a job that was to go on as it is changes where that ends it sooner. `lead_s`: how long before the
-    reservation its last checkpoint is asked for: until then it is left alone, since it can change later as well. What changes
-    take is taken from `allowance`. With `sizes_fixed` jobs move in their present shape only."""
+    """Change jobs that were to go on as they are where that ends them sooner.
+
+    `lead_s` is how long before the reservation a job's last checkpoint is asked for: until then the job is left alone, since it
+    can change later as well. The GPUs that changes take are taken from `allowance`. With `sizes_fixed` jobs move in their
+    present shape only.
+    """
     decisions = tuple(decisions)
     cost_s = {request.job_id: restart_cost_s(request, problem) for request in problem.jobs}
     near_s = problem.now_s + lead_s
@@ -72,7 +78,7 @@ def around_reservations(
     if not cuts:
         return decisions
     free = FreeGpus(problem.nodes, problem.spanned)
-    for i, cell, _ in allocation.taken(problem):
+    for i, cell, _ in allocation.assignments(problem):
         request = problem.jobs[i]
         free.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
     requests = {request.job_id: request for request in problem.jobs if request.current is not None}
@@ -104,14 +110,22 @@ def _decided(
         free.take(names, cell.shape.gpus_per_node, request.needs)
         allowance.change(request, request.current, index)
         hosts = tuple(name.partition(":")[0] for name in names)
+        before, then = current.shape.gpus, cell.shape.gpus
+        fields = {
+            "verb": "Moves" if then == before else "Shrinks" if then < before else "Grows",
+            "size": format_shape(cell.shape),
+            "nodes": list(hosts),
+            "because": job.cut_why,
+            "in_s": max(0.0, (job.cut_s or 0.0) - problem.now_s),
+            "changed": window.sequences_if_changed(cell.goodput),
+            "left_alone": window.sequences_if_left_alone(current.goodput),
+        }
         return replace(
             decision,
             action=Action.RESIZE,
             cell=cell,
             node_names=hosts,
-            why=_why(job, current.shape.gpus, shape_words(cell.shape), hosts, cell.shape.gpus, problem.now_s)
-            + f" By the reservation's end it trains {window.changed(cell.goodput):.3g} sequences so, "
-            f"{window.left_alone(current.goodput):.3g} if it were left alone.",
+            reasons=(Reason("leaves-reservation", fields),),
             relative_goodput=relative_goodput(cell, request.cells, request.asked),
             worth=value_terms(request, index, False, problem.terms),
         )
@@ -123,7 +137,8 @@ def _decided(
         )
     else:
         why = "no other nodes are free for it" if best is None else "a restart elsewhere would not end it sooner"
-    return replace(decision, why=f"{decision.why} It is left alone although {job.cut_why}: {why}.")
+    left = Reason("left-on-reservation", {"event": job.cut_why, "because": why})
+    return replace(decision, reasons=(*decision.reasons, left))
 
 
 def _window(job: Job, request: JobRequest, problem: Problem) -> Window:
@@ -140,24 +155,18 @@ def _window(job: Job, request: JobRequest, problem: Problem) -> Window:
 def _best(
     request: JobRequest, terms: Objective, free: FreeGpus, allowance: Allowance, sizes_fixed: bool
 ) -> tuple[int, tuple[str, ...]] | None:
-    """The Cell of the highest goodput that fits on nodes that no reservation bars, and these."""
+    """Return the Cell of the highest goodput that fits on nodes that no reservation bars, and these nodes."""
     cells = CellIndex.of(request.cells)
     now = cells[request.current or 0].shape
-    for index in cells.ranked:
+    for index in cells.best_of_each_shape:
         shape = cells[index].shape
         if (index in request.banned and index != request.current) or (sizes_fixed and shape != now):
             continue
-        if beyond_growth(request, index, terms) or beyond_own(request, index):
+        if is_growth_refused(request, index, terms) or own_limit_obstacle(request, index):
             continue
-        if allowance.exceeded(request, request.current, index) is not None:
+        if allowance.find_exceeded_limit(request, request.current, index) is not None:
             continue
         names = free.pick(shape, request.node_filter, frozenset(request.nodes), needs=request.needs)
         if names is not None:
             return index, names
     return None
-
-
-def _why(job: Job, before: int, words: str, names: tuple[str, ...], gpus: int, now_s: float) -> str:
-    verb = "Moves" if gpus == before else "Shrinks" if gpus < before else "Grows"
-    in_s = max(0.0, (job.cut_s or 0.0) - now_s)
-    return f"{verb} to {words} on {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: {job.cut_why} in {in_s:.0f} s."

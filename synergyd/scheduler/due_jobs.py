@@ -1,10 +1,10 @@
 """Waiting jobs that are due (problem/waiting_bound.py): each starts before others gain anything, or nodes are kept for it. Pure.
 
-Those that were due first come first. What they could have is what is free, what running jobs give by shrinking,
-and what those hold that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For one
-that does not, nodes are kept: nobody starts or grows there, so that they empty as those that run there end or may be stopped. GPUs that
-are kept stand idle in part, so a node is kept only where it is empty soon: within the time that the job itself takes, or a job runs at
-least.
+Jobs that were due first come first. They could have the free GPUs, those that running jobs give by shrinking, and those of jobs
+that may be stopped. A job that fits into that needs a start, and the allocation finds the best way to it. For a job that does
+not fit, nodes are kept: no job starts or grows there, so that they empty as those that run there end or may be stopped. GPUs
+that are kept stand idle in part, so a node is kept only where it is empty soon: within the time that the job itself takes, or a
+job runs at least.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.records import Action, Decision
+from synergy_core.formatting import format_shape
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Decision
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.preemption import LEAST_RUN
 from synergyd.scheduler.problem.cell_index import CellIndex
@@ -21,7 +24,6 @@ from synergyd.scheduler.problem.gpu_limits import Allowance
 from synergyd.scheduler.problem.priorities import with_need_bonus
 from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.restart_bound import instead_of_a_stop
-from synergyd.words import names_words, shape_words
 
 # due jobs within their limits that are looked at in an epoch, the earliest first: each is a look at all nodes
 MOST = 64
@@ -36,36 +38,36 @@ class DueProblem:
     starting: tuple[int, ...] = ()
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def told(self, decision: Decision, index: int) -> Decision:
-        """With the nodes that are kept for it, or for others."""
+    def annotate(self, decision: Decision, index: int) -> Decision:
+        """Add the nodes that are kept for the job, or for others, to the reason of one that waits."""
         if decision.action is not Action.WAIT or not self.kept:
             return decision
         if index not in self.kept:
             count = len({name for names in self.kept.values() for name in names})
-            nodes = f"{count} node{'s are' if count > 1 else ' is'}"
-            return replace(
-                decision, why=f"{decision.why} {nodes} kept for jobs that waited for as long as FairnessBound allows."
-            )
-        names = names_words([name.partition(":")[0] for name in self.kept[index]])
+            kept = Reason("nodes-kept", {"count": count, "is_are": "s are" if count > 1 else " is"})
+            return replace(decision, reasons=(*decision.reasons, kept))
+        names = [name.partition(":")[0] for name in self.kept[index]]
         job = self.problem.jobs[index]
-        least = shape_words(job.cells[_least(job)[0]].shape)
-        held = f"Waits: the least that it can run on is {least}, and others still hold GPUs on {names}."
-        return replace(decision, why=f"{held} Nobody else starts or grows there until it can start, {_WHY}.")
+        least = format_shape(job.cells[_least(job)[0]].shape)
+        return replace(decision, reasons=(Reason("kept-for-due", {"least": least, "nodes": names, "because": _WHY}),))
 
 
 def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()) -> DueProblem:
-    """`problem` with its due jobs first. `terms`: without a bonus for needs. `wait_for`: indices of those that found no place
-    although there seemed to be one; nodes are kept for them."""
+    """Return `problem` with its due jobs first.
+
+    `terms` are without a bonus for needs. `wait_for` holds the indices of jobs that found no place although there seemed to be
+    one; nodes are kept for them.
+    """
     jobs, no_place = list(problem.jobs), frozenset(wait_for)
     due = [i for i, job in enumerate(jobs) if _is_due(job)]
     due.sort(key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
-    (free, empty_s), now = _drained(problem), _free_now(problem) if no_place else None
+    (free, empty_s), now = _free_when_drained(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
     given = set[str]()
-    least: dict[object, list[int]] = {}  # by identity: like jobs have the same Cells
+    least: dict[object, list[int]] = {}  # keyed by identity: like jobs have the same Cells
     for i in due:
         job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
         if alike not in least:
@@ -97,7 +99,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
             need = job.need if job.deadline_s is not None else 0.0
             jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
         elif job.need and job.deadline_s is None:
-            jobs[i] = replace(job, need=0.0, need_anew=0.0, need_why="")  # a start comes before a larger share
+            jobs[i] = replace(job, need=0.0, need_after_restart=0.0, need_why="")  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], stoppable=True)
         if jobs[i].stoppable and not given.isdisjoint(job.nodes):
@@ -108,7 +110,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
 
 
 def missing(due: DueProblem, allocated: Allocation) -> tuple[int, ...]:
-    """Of those that need a start, the ones that got none."""
+    """Return the indices of the jobs that need a start and got none."""
     return tuple(i for i in due.starting if allocated.choice[i] is None)
 
 
@@ -117,7 +119,7 @@ def _is_due(job: JobRequest) -> bool:
 
 
 def _least(job: JobRequest) -> list[int]:
-    """Indices of the Cells with the fewest GPUs of those that it may have, the best first."""
+    """Return the indices of those permitted Cells that have the fewest GPUs, the best first."""
     allowed = [i for i in range(len(job.cells)) if i not in job.banned]
     fewest = min(job.gpus(i) for i in allowed)
     shapes = {
@@ -127,7 +129,7 @@ def _least(job: JobRequest) -> list[int]:
 
 
 def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[str, ...], int] | None:
-    """Nodes for one of its Cells, and the GPUs on each."""
+    """Return nodes for one of the job's Cells, and the GPUs on each."""
     for index in cells:
         shape = job.cells[index].shape
         if (names := free.pick(shape, job.node_filter, needs=job.needs, shun=job.shun)) is not None:
@@ -135,9 +137,12 @@ def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[
     return None
 
 
-def _drained(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str, float]]:
-    """(what there is without the GPUs that running jobs must keep; at True, where also those are stopped that are only for due ones; by
-    node, seconds until the last job there that is not stopped even so has ended or may be)."""
+def _free_when_drained(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str, float]]:
+    """Return what is free beside the GPUs that running jobs must keep, and when each node is empty.
+
+    The first item is keyed by whether also those jobs are stopped that may be stopped only for due ones. The second is by node:
+    the seconds until the last job there that is not stopped even so has ended or may be stopped.
+    """
     free = {hard: FreeGpus(problem.nodes, problem.spanned) for hard in (False, True)}
     empty_s: dict[str, float] = {}
     for job in problem.jobs:
@@ -159,7 +164,7 @@ def _free_now(problem: Problem) -> FreeGpus:
 
 
 def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
-    """The Cells on a part of what it holds that only RestartShare forbids, and that cost it less than a stop would."""
+    """Return the Cells on a part of what the job holds that only RestartShare forbids and that cost it less than a stop would."""
     if job.discount <= 0 or job.own_limits or job.current is None:
         return frozenset()
     held = job.cells[job.current].shape
@@ -174,7 +179,7 @@ def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
 
 
 def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
-    """(nodes, GPUs on each) of the least that a running job can shrink to on its own nodes."""
+    """Return the nodes, and the GPUs on each, of the least that a running job can shrink to on its own nodes."""
     held = job.cells[job.current or 0].shape
     best, nodes = held, job.nodes
     for i, cell in enumerate(job.cells if job.discount > 0 else ()):
@@ -192,8 +197,11 @@ def _to_keep(
     planned: Container[str],
     empty_s: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Names of nodes for its first Cell that the cluster could hold soon: those on which least has to end first; () if too few are
-    left besides those `planned` for jobs that were due before it. `empty_s`: see _drained."""
+    """Return the names of nodes for the job's first Cell that the cluster could hold soon.
+
+    These are the nodes on which least has to end first; () if too few are left besides those `planned` for jobs that were due
+    before it. `empty_s`: see _drained.
+    """
     soon_s = max(job.holds_s, LEAST_RUN * job.restart.cost.mean_s)
     order = {node.name: i for i, node in enumerate(problem.nodes)}
     for index in cells:
@@ -207,7 +215,7 @@ def _to_keep(
             and node.admits(job.node_filter)
             and (free.free[node.name] >= shape.gpus_per_node or empty_s.get(node.name, 0.0) <= soon_s)
         ]
-        able.sort(key=lambda n: (not _required(job, n), shape.gpus_per_node - free.free[n.name], order[n.name]))
+        able.sort(key=lambda n: (not _is_required(job, n), shape.gpus_per_node - free.free[n.name], order[n.name]))
         names = tuple(node.name for node in able[: shape.nodes])
         partitions = {node.name: node.partitions for node in able}
         if len(names) == shape.nodes and job.node_filter.allows(names, partitions):
@@ -215,12 +223,12 @@ def _to_keep(
     return ()
 
 
-def _required(job: JobRequest, node: NodeCapacity) -> bool:
+def _is_required(job: JobRequest, node: NodeCapacity) -> bool:
     return (node.host or node.name) in job.node_filter.required
 
 
 def _without(problem: Problem, names: set[str]) -> tuple[NodeCapacity, ...]:
-    """The nodes; those of `names` hand out what jobs hold there, and nothing else."""
+    """Return the nodes, where those of `names` hand out what jobs hold there and nothing else."""
     held: Counter[str] = Counter()
     for job in problem.jobs if names else ():
         for name in job.nodes if job.current is not None else ():

@@ -24,8 +24,11 @@ _ROUNDS = 4  # allocations tried while placement refuses Cells; each refusal ban
 
 @dataclass(frozen=True)
 class EpochAnswer:
-    """An epoch's allocation with the nodes of every job that has a Cell; nothing in it failed to be placed. `away`: by index of
-    the job, the Cells that it did not get because of links that it would share."""
+    """An epoch's allocation with the nodes of every job that has a Cell.
+
+    No job in it failed to be placed. `away`: by index of the job, the Cells that it did not get because of links that it would
+    share.
+    """
 
     problem: Problem
     allocation: Allocation
@@ -34,7 +37,7 @@ class EpochAnswer:
 
 
 def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
-    """`solve` with the waiting jobs that are due first. Where one of them finds no place all the same, nodes are kept for it."""
+    """Run `solve` with the waiting jobs that are due first. If one of them finds no place all the same, keep nodes for it."""
     if policy.rule or policy.sizes_fixed:
         return solve(problem, policy), DueProblem(problem)
     due = due_problem(problem, terms)
@@ -46,7 +49,7 @@ def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[Epoch
 
 
 def solve(problem: Problem, policy: Policy) -> EpochAnswer:
-    """Allocates and places until every allocated job has nodes.
+    """Allocate and place until every allocated job has nodes.
 
     The packability rows make the first round succeed, unless sizes do not divide each other, Cells span nodes in part, or
     features and partitions overlap. Then the refused Cells are banned and the rest is solved again. After the last round the
@@ -62,11 +65,11 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
         allocation = within_limits(problem, allocation)
         placement = place(problem.nodes, requests_of(problem, allocation), problem.spanned)
         if not placement.failed:
-            # of a problem from which Cells were banned, not of the one that was asked
+            # a problem from which Cells were banned is not the one that was asked: its optimum proves nothing
             proven = allocation.optimal and not any(job.banned for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
         if problem.room and len(placement.failed) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
-            return _placed_by_turns(problem, allocation)
+            return _place_by_turns(problem, allocation)
         if len(placement.failed) > _MANY * len(problem.jobs) and len(placement.failed) > _ROUNDS and counts_room:
             break
         jobs = []
@@ -75,7 +78,7 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
             jobs.append(replace(job, banned=job.banned | {choice}) if refused and choice is not None else job)
         problem = replace(problem, jobs=tuple(jobs))
     attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
-    # by objective: to shrink jobs for one that can't be placed gains nothing
+    # the best objective first: to shrink jobs for one that can't be placed gains nothing
     for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
         placement = place(problem.nodes, requests_of(problem, attempt), problem.spanned)
         if not placement.failed:
@@ -85,9 +88,12 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
     return EpochAnswer(problem, attempt, replace(placement, failed={}))
 
 
-def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
-    """Where CPUs or memory are scarce: what of `allocated` can be placed, or jobs placed one by one as they are chosen, whichever is
-    worth more. One Cell banned at a time would converge slower."""
+def _place_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
+    """Return the better of two answers where CPUs or memory are scarce.
+
+    One is what of `allocated` can be placed, the other has jobs placed one by one as they are chosen. Banning one Cell at a
+    time would converge slower.
+    """
     repaired = _most_of(problem, allocated)
     placement = place(problem.nodes, requests_of(problem, repaired), problem.spanned)
     by_turns, nodes = greedy_on_nodes(problem)
@@ -97,7 +103,10 @@ def _placed_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
 
 
 def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> EpochAnswer:
-    """`answer` to `problem`; where it brings jobs to bad nodes, and all are worth more without those nodes, the answer without."""
+    """Return `answer` to `problem`, or the answer without bad nodes.
+
+    The latter is returned where `answer` brings jobs to bad nodes and all jobs together are worth more without those nodes.
+    """
     by_rule = policy.sizes_fixed or policy.rule
     if by_rule or not newly_on_bad(answer.problem, answer.allocation, answer.placement):
         return answer
@@ -110,7 +119,7 @@ def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> Ep
 
 
 def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
-    """`allocated` without the Cells that can't be placed; waiting jobs start on the GPUs left over."""
+    """Return `allocated` without the Cells that can't be placed, with waiting jobs started on the GPUs left over."""
     kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
     placement = place(problem.nodes, requests_of(problem, kept), problem.spanned)
     return kept if placement.failed else fill(problem, kept, placement.nodes)

@@ -1,4 +1,4 @@
-"""GPUs that nobody wants are used to find out: a job tries a larger size whose goodput is uncertain.
+"""Trials of larger sizes whose goodput is uncertain, on GPUs that no other job wants.
 
 The trial of a Cell of expected goodput g, one sigma s, is worth what comes after it: the job stays there if it is better, else it
 goes back to its goodput now, at the cost of a restart and of the time tried. With log X normal, mean g, and k = goodput now x what
@@ -6,8 +6,8 @@ that leaves (knowledge gradient: Frazier, Powell, Dayanik 2008),
 
     E[max(X, k)] = g F((ln(g / k) + s^2 / 2) / s) + k F((ln(k / g) + s^2 / 2) / s)        F: the standard normal's distribution
 
-A trial is made where that, with the restart factor of going there, is 1 % more than the goodput now. So it pays its two restarts by
-what is known of the job's age and length, and ends once the size was measured.
+A trial is made where that, with the restart factor of going there, is 1 % more than the goodput now. So it pays for its two
+restarts, as far as the job's age and length are known, and ends once the size was measured.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from synergyd.records import Cell
+from synergy_core.formatting import format_shape, format_size
+from synergy_core.reasons import Reason
+from synergy_core.records import Cell
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.problem.cell_index import MEASURED, CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, within_limits
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.scheduler.problem.utility import beyond_growth, restart_factor
-from synergyd.words import shape_words, size_words
+from synergyd.scheduler.problem.utility import is_growth_refused, restart_factor
 
 _REACH = (
     2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
@@ -38,8 +40,11 @@ _SURELY_WORSE = 2.0  # sigmas: 2.3 % of normal errors are larger
 def explore(
     problem: Problem, allocated: Allocation, placed: Placement
 ) -> tuple[Allocation, Placement, int, int] | None:
-    """The allocation with one running job on a size that it tries, on GPUs that the allocation leaves free, and the indices of the
-    job and of that Cell; None where no trial is worth it. Every other job keeps what it was given. No trial takes a bad node."""
+    """Return the allocation with one running job on a size that it tries, or None where no trial is worth it.
+
+    The job uses GPUs that the allocation leaves free; its index and that of its Cell are returned, too. Every other job keeps
+    what it was given. No trial takes a bad node.
+    """
     idle = _idle(problem, allocated)
     if not any(free > 0 for free in idle.values()) or any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
@@ -47,20 +52,23 @@ def explore(
     for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
         if choice is not None and choice == job.current and i not in allocated.moved:
             found = _trials(job, choice, idle).items()
-            trials += [(-gain, i, index) for index, gain in found if not beyond_growth(job, index, problem.terms)]
+            trials += [(-gain, i, index) for index, gain in found if not is_growth_refused(job, index, problem.terms)]
     for _, i, index in sorted(trials)[:_TRIES]:
         choices = list(allocated.choice)
         choices[i] = index
-        found_place = _placed(problem, choices, allocated.moved)
+        found_place = _place(problem, choices, allocated.moved)
         if found_place is not None and _bad(problem, *found_place) <= _bad(problem, allocated, placed):
             return *found_place, i, index
     return None
 
 
 def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -> tuple[Allocation, Placement] | None:
-    """The allocation with the jobs that start on fewer GPUs than they asked for at that size, as far as GPUs are left over and it
-    is not known that they are slower there, by measurements or by more than the figures' error; None where nothing changes. What a
-    user asked for is evidence. Every other job keeps its nodes; no bad node is taken for it."""
+    """Return the allocation with jobs at the size asked for where they would start on fewer GPUs.
+
+    This is done as far as GPUs are left over and the jobs are not known to be slower at that size, by measurements or by more
+    than the figures' error. The result is None where nothing changes. The size that a user asked for is evidence. Every other
+    job keeps its nodes, and no bad node is taken.
+    """
     if any(choice is None for choice in allocated.choice):
         return None  # a job that waits wants them
     idle = _idle(problem, allocated)
@@ -98,7 +106,7 @@ def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -
 
 
 def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> bool:
-    """Does it start on fewer GPUs than it asked for, where it may be better, with GPUs for it among `idle`?"""
+    """Return whether the job starts on fewer GPUs than it asked for, where that size may be better and `idle` has GPUs for it."""
     if (
         choice is None
         or job.current is not None
@@ -115,40 +123,40 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
 
 
 def _surely_worse(cell: Cell, than: Cell) -> bool:
-    """Is its goodput less by more than both predictions may be off?"""
+    """Return whether the goodput of `cell` is less by more than both predictions may be off."""
     if cell.goodput <= 0 or than.goodput <= 0:
         return than.goodput > 0
     return math.log(than.goodput / cell.goodput) > _SURELY_WORSE * math.hypot(cell.uncertainty, than.uncertainty)
 
 
 def _free(problem: Problem, allocated: Allocation, placed: Placement) -> FreeGpus:
-    """What the placement leaves."""
+    """Return the GPUs that the placement leaves free."""
     free = FreeGpus(problem.nodes, problem.spanned)
-    for i, cell, _ in allocated.taken(problem):
+    for i, cell, _ in allocated.assignments(problem):
         job = problem.jobs[i]
         free.take(placed.nodes[job.job_id], cell.shape.gpus_per_node, job.needs)
     return free
 
 
 def _bad(problem: Problem, allocated: Allocation, placed: Placement) -> int:
-    """Bad nodes that jobs come to, once for each job."""
+    """Return the number of bad nodes that jobs come to, counted once for each job."""
     bad = {node.name for node in problem.nodes if node.penalty > 0}
     if not bad:
         return 0
-    jobs = [problem.jobs[i] for i, _, stays in allocated.taken(problem) if not stays]
+    jobs = [problem.jobs[i] for i, _, stays in allocated.assignments(problem) if not stays]
     return sum(len(bad.intersection(placed.nodes[job.job_id]) - set(job.nodes)) for job in jobs)
 
 
 def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
-    """GPUs that the allocation leaves free, by type."""
+    """Return the number of GPUs that the allocation leaves free, by type."""
     idle: Counter[str] = Counter(problem.capacity())
-    for _, cell, _ in allocated.taken(problem):
+    for _, cell, _ in allocated.assignments(problem):
         idle[cell.shape.gpu_type] -= cell.shape.gpus
     return idle
 
 
-def _placed(problem: Problem, choices: list[int | None], moved: frozenset[int]) -> tuple[Allocation, Placement] | None:
-    """None where it is beyond a limit or can't be placed."""
+def _place(problem: Problem, choices: list[int | None], moved: frozenset[int]) -> tuple[Allocation, Placement] | None:
+    """Return the allocation of `choices` with its placement, or None where it exceeds a limit or can't be placed."""
     tried = within_limits(problem, allocation_of(problem, choices, moved))
     if tried.choice != tuple(choices):
         return None
@@ -157,21 +165,20 @@ def _placed(problem: Problem, choices: list[int | None], moved: frozenset[int]) 
 
 
 def trial_worth(goodput: float, sigma: float, fallback: float) -> float:
-    """E[max(X, fallback)] of log-normal X of mean `goodput` and one sigma `sigma` of its logarithm."""
+    """Return E[max(X, fallback)] of log-normal X of mean `goodput` and one sigma `sigma` of its logarithm."""
     if sigma <= 0:
         return max(goodput, fallback)
     ratio = math.log(goodput / fallback)
     return goodput * _normal(ratio / sigma + sigma / 2) + fallback * _normal(sigma / 2 - ratio / sigma)
 
 
-def trial_words(problem: Problem, allocated: Allocation, index: int) -> str:
-    """Why jobs[index] changes its size."""
+def trial_reason(problem: Problem, allocated: Allocation, index: int) -> Reason:
+    """Return why jobs[index] changes its size."""
     job, choice = problem.jobs[index], allocated.choice[index]
     now, then = job.cells[job.current or 0], job.cells[choice or 0]
-    return (
-        f"Tries {size_words(then.shape, then.plan)} on GPUs that nobody else wants, from {shape_words(now.shape)}: its goodput there, "
-        f"predicted as {then.goodput:.3g} sequences/s after {now.goodput:.3g}, is uncertain by {then.uncertainty:.0%}."
-    )
+    sizes = {"size": format_size(then.shape, then.plan), "old_size": format_shape(now.shape)}
+    goodputs = {"goodput": then.goodput, "old_goodput": now.goodput, "uncertainty": then.uncertainty}
+    return Reason("tries", {**sizes, **goodputs})
 
 
 def _normal(z: float) -> float:
@@ -179,7 +186,7 @@ def _normal(z: float) -> float:
 
 
 def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, float]:
-    """Index of each Cell worth a trial -> logarithm of the gain."""
+    """Return the logarithm of the gain of each Cell worth a trial, by the Cell's index."""
     now = job.cells[current]
     if job.need or now.goodput <= 0 or job.discount <= 0:
         return {}
@@ -193,7 +200,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
         cell = job.cells[index]
         if index in job.banned or cell.goodput <= 0 or cell.uncertainty <= MEASURED:
             continue
-        # what is uncertain of both moves both
+        # an error that both share moves both
         sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))
         factor = restart_factor(job, index)
         if factor <= 0:

@@ -1,29 +1,32 @@
-"""Jobs that hold more than they may keep (plain jobs wait for GPUs, their owner wants fewer): they are decided about as if they had
-given it back.
+"""Jobs that hold more than they may keep are decided about as if they had given it back.
 
-So the allocation need not know of it: a job that "keeps" what it would be left with is resized to that, and the GPUs that it
-gives back are nobody's in this epoch, for Slurm to hand out.
+Such a job gives GPUs back because plain jobs wait for GPUs or its owner wants fewer. The allocation need not know of it: a job
+that "keeps" what it would be left with is resized to that. The GPUs that it gives back belong to no job in this epoch, and
+Slurm hands them out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from synergyd.records import Action, Cell, Decision, Job, JobState, Plan, Snapshot
+from synergy_core.reasons import Reason, nest_reason
+from synergy_core.records import Action, Cell, Decision, Job, JobState, Plan, Snapshot
 
 
 @dataclass(frozen=True)
-class GivenBack:
-    """The epoch as it is decided about. `left`: by job id, the Cell and the nodes of those that give back."""
+class ForcedShrinks:
+    """The epoch as it is decided about. `left`: by job id, the Cell and the nodes that remain to the jobs that give GPUs back."""
 
     snapshot: Snapshot
     plans: Mapping[int, Plan]
     left: Mapping[int, tuple[Cell, tuple[str, ...]]]
+    #: by job id, why it gives GPUs back where that is the epoch's own decision
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
 
 
-def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: Mapping[int, Plan]) -> GivenBack:
-    """Every job that is to give back, on the part of its nodes and GPUs where its best Cell within its limit fits.
+def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: Mapping[int, Plan]) -> ForcedShrinks:
+    """Shrink every job that is to give GPUs back to the part of its nodes and GPUs where its best Cell within its limit fits.
 
     One without such a Cell stays as it is.
     """
@@ -39,24 +42,25 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
         left[job.job_id] = best, names
         jobs.append(replace(job, shape=best.shape, node_names=names))
     if not left:
-        return GivenBack(snapshot, plans, left)
-    # Slurm counts the GPUs given back as used still, which now are of no job here: they are handed out to nobody
+        return ForcedShrinks(snapshot, plans, left)
+    # Slurm still counts the GPUs given back as used, and no job here holds them: they are handed out to nobody
     smaller = replace(snapshot, jobs=tuple(jobs))
-    return GivenBack(smaller, {**plans, **{i: cell.plan for i, (cell, _) in left.items()}}, left)
+    return ForcedShrinks(smaller, {**plans, **{i: cell.plan for i, (cell, _) in left.items()}}, left)
 
 
-def as_resize(decision: Decision, job: Job, given: GivenBack) -> Decision:
-    """The decision about the job as it is."""
-    if decision.job_id not in given.left:
+def to_resize_decision(decision: Decision, job: Job, shrinks: ForcedShrinks) -> Decision:
+    """Turn the decision about what a job is left with into one about the job as it is."""
+    if decision.job_id not in shrinks.left:
         return decision
     gpus = job.shape.gpus - (decision.cell.shape.gpus if decision.cell else 0)
-    why = f"Gives back {gpus} GPUs: {job.gives_back}. {decision.why}"
+    because = nest_reason(own) if (own := shrinks.reasons.get(job.job_id)) is not None else job.gives_back
+    reasons = (Reason("gives-back", {"gpus": gpus, "because": because}), *decision.reasons)
     action = Action.RESIZE if decision.action is Action.KEEP else decision.action
-    return replace(decision, action=action, why=why)
+    return replace(decision, action=action, reasons=reasons)
 
 
 def _best(job: Job, cells: tuple[Cell, ...], nodes: int) -> Cell | None:
-    """On so many of its nodes at most."""
+    """Return the best Cell on at most `nodes` of the job's nodes."""
     if (
         job.state is not JobState.RUNNING
         or job.fixed

@@ -5,45 +5,35 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from synergyd.links.model import Topology
-from synergyd.links.slowdown import Traffic
-from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.lwf import place_lwf
 from synergyd.scheduler.placement.place import Placement, requests_of
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob
 from synergyd.scheduler.problem.records import Allocation, Problem
 
 
-def laid_out(
-    problem: Problem,
-    allocation: Allocation,
-    packed: Placement,
-    rule: str,
-    outside: Iterable[UntouchedJob],
-    topology: Topology,
-    others: Iterable[Traffic],
-) -> tuple[Allocation, Placement]:
-    """`allocation` and `packed` by another rule. Sizes stay as they are, and jobs that keep their Cell keep their nodes.
+def lay_out(
+    problem: Problem, allocation: Allocation, packed: Placement, rule: str, outside: Iterable[UntouchedJob]
+) -> Placement:
+    """Place `allocation` by `rule` where it is `lwf-K` (placement/lwf.py).
 
-    `lwf-K`: placement/lwf.py. `quiet`: where the forecast of what shared links cost is least. All stays as it is where LWF leaves a
-    job without nodes, and for `pack`. `outside`: jobs that hold GPUs and are not part of the problem; `others`: their traffic.
+    `packed` stays for `pack`, and where LWF leaves a job without nodes. Sizes stay as they are, and jobs that keep their Cell keep
+    their nodes. `outside`: jobs that hold GPUs and are not part of the problem.
     """
-    if rule == "quiet":
-        found = place_link_aware(problem, allocation, packed, topology, others, sizes=False)
-        return found.allocation, found.placement
     if not rule.startswith("lwf-"):
-        return allocation, packed
+        return packed
     requests = requests_of(problem, allocation)
     work = node_work(problem, allocation, outside)
     placed = place_lwf(problem.nodes, requests, int(rule.removeprefix("lwf-")), work, problem.spanned)
-    return allocation, packed if placed.failed else placed
+    return packed if placed.failed else placed
 
 
 def node_work(problem: Problem, allocation: Allocation, outside: Iterable[UntouchedJob]) -> dict[str, list[float]]:
-    """By node: the seconds that each of its GPUs has still to work for jobs that stay where they are. A job that does not tell counts
-    as the median of those that do (1 where none does)."""
+    """Return by node the seconds that each of its GPUs has still to work for jobs that stay where they are.
+
+    A job that does not tell counts as the median of those that do (1 where none does).
+    """
     known: list[tuple[tuple[str, ...], int, float | None]] = []
-    for i, cell, stays in allocation.taken(problem):
+    for i, cell, stays in allocation.assignments(problem):
         if stays:
             job, left = problem.jobs[i], problem.jobs[i].progress.remaining
             told = None if left is None or cell.goodput <= 0 else left / cell.goodput

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.node_needs import NO_ROOM, Room
-from synergyd.records import Action, Cell, Decision
+from synergy_core.formatting import format_shape
+from synergy_core.node_needs import NO_ROOM, Room
+from synergy_core.reasons import Reason, Reasons
+from synergy_core.records import Action, Cell, Decision
+
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem, UsageLimit
 from synergyd.scheduler.problem.utility import relative_goodput, stay_value, value_terms
-from synergyd.words import job_words, shape_words
 
 # (its own name, GPU type); a usage limit, of which jobs hold a part like that of a node's GPUs: ("", its number)
 _Node = tuple[str, str]
@@ -27,11 +29,11 @@ class MoveCaps:
 
     #: jobs at once; 0: no bound
     most: int = 0
-    #: of all checkpoints together; 0: no bound
+    #: rate of all checkpoints together; 0: no bound
     write_gib_s: float = 0.0
     under_way: int = 0
     writing_gib_s: float = 0.0
-    #: by job id; a job that is not here writes alone
+    #: rate of each job, by job id; a job that is not here writes alone
     rates_gib_s: Mapping[int, float] = field(default_factory=dict)
     #: jobs that do not wait
     needed: frozenset[int] = frozenset()
@@ -44,13 +46,14 @@ NO_CAPS = MoveCaps()
 
 
 def within_caps(decisions: Sequence[Decision], problem: Problem, caps: MoveCaps) -> tuple[Decision, ...]:
-    """The decisions; those that have to wait are to keep what the job has, and their reasons say what for."""
+    """Put off the changes that the bounds do not allow now: the job keeps what it has, and its reason says what it waits for."""
     if not caps.most and not caps.write_gib_s:
         return tuple(decisions)
     pacing = _Pacing(decisions, problem, caps)
     pacing.run()
     return tuple(
-        pacing.delayed(d) if d.job_id in pacing.changes and d.job_id not in pacing.begun else d for d in decisions
+        pacing.waiting_decision(d) if d.job_id in pacing.changes and d.job_id not in pacing.begun else d
+        for d in decisions
     )
 
 
@@ -70,7 +73,7 @@ class _Pacing:
         }
         self._limits: dict[_Node, UsageLimit] = {("", str(k)): limit for k, limit in enumerate(problem.limits)}
         self._differences = {i: self._difference(i) for i in self.changes}
-        self._holders: dict[_Node, dict[int, None]] = {}  # whose change leaves some of it, and has not begun
+        self._holders: dict[_Node, dict[int, None]] = {}  # jobs whose change leaves some of it, and has not begun
         for i in sorted(self.changes, key=lambda i: (-self._gains[i], i)):
             for node, (count, part) in self._differences[i].items():
                 if min(count, part.cpus, part.memory_mib) < 0:
@@ -81,11 +84,11 @@ class _Pacing:
         for job in problem.jobs:
             if job.current is not None:
                 cell = job.cells[job.current]
-                for node, (count, part) in self._of(job, cell, self._held(job.job_id), -1).items():
+                for node, (count, part) in self._of(job, cell, self._held_nodes(job.job_id), -1).items():
                     self._add(node, count, part)
         self._count, self._writing = caps.under_way, caps.writing_gib_s
         self.begun: set[int] = set()
-        self._awaited: dict[int, set[int]] = {}  # by job id: those that it would begin with
+        self._awaited: dict[int, set[int]] = {}  # the jobs that it would begin with, by job id
         self._waiting: set[int] = set()  # all of these
 
     def run(self) -> None:
@@ -95,38 +98,38 @@ class _Pacing:
             if i in self.begun:
                 continue
             if self._gains[i] < 0 and i not in self._caps.needed:
-                forced.append(i)  # as a rule for others, with whom it begins
+                forced.append(i)  # usually for other jobs, and it begins with them
                 continue
             self._begin(i)
         for i in forced:
             if i not in self.begun and i not in self._waiting:
                 self._begin(i)
 
-    def delayed(self, decision: Decision) -> Decision:
-        """The decision of a job that has to wait."""
+    def waiting_decision(self, decision: Decision) -> Decision:
+        """Return the decision of a job that has to wait."""
         job, cell = self._jobs[decision.job_id], decision.cell
-        to = shape_words(cell.shape, decision.node_names) if cell is not None else "no GPUs, for others"
+        to = format_shape(cell.shape, decision.node_names) if cell is not None else "no GPUs, for others"
         others = sorted(i for i in self._awaited.get(decision.job_id, ()) if i != decision.job_id and self._runs(i))
-        bound = self._bound()
+        bound = self._binding_cause()
         if job.current is None:
-            after = f" for the GPUs of {job_words(others)}, which can't change yet" if others else ""
-            why = f"Would start on {to}, and waits{after}: {bound}."
-            return replace(decision, action=Action.WAIT, cell=None, node_names=(), why=why, relative_goodput=None,
+            why = (Reason("capped-start", {"size": to, "after": others, "because": bound}),)
+            return replace(decision, action=Action.WAIT, cell=None, node_names=(), reasons=why, relative_goodput=None,
                            worth=value_terms(job, None, False, self._problem.terms), sharing=None)  # fmt: skip
         present = job.cells[job.current]
-        along = f" Together with it, {job_words(others)} would change." if others else ""
+        reasons: Reasons = (Reason("capped-change", {"size": to, "because": bound}),)
+        reasons += (Reason("capped-together", {"jobs": others}),) if others else ()
         return replace(
             decision,
             action=Action.KEEP,
             cell=present,
             node_names=tuple(name.partition(":")[0] for name in job.nodes),
-            why=f"Keeps what it holds for now. It would change to {to}, and waits: {bound}.{along}",
+            reasons=reasons,
             relative_goodput=relative_goodput(present, job.cells, job.asked),
             worth=value_terms(job, job.current, True, self._problem.terms),
             sharing=None,
         )
 
-    def _bound(self) -> str:
+    def _binding_cause(self) -> str:
         caps, words = self._caps, []
         if caps.most:
             words.append(f"at most {caps.most} running job{'s' * (caps.most != 1)} may change at once (MaxResizes)")
@@ -135,7 +138,7 @@ class _Pacing:
         return f"{' and '.join(words)}, and others are under way or gain more"
 
     def _begin(self, job_id: int) -> None:
-        """The change, with those that it needs, where the bounds allow all of them."""
+        """Begin the change, with those that it needs, where the bounds allow all of them."""
         together = self._together(job_id)
         runs = [i for i in together if self._counts(i)]
         if job_id in self._caps.needed or self._fits(runs):
@@ -151,46 +154,46 @@ class _Pacing:
                 self._accept([i])
 
     def _together(self, job_id: int) -> list[int]:
-        """The change and those that have to begin with it, since it takes what they leave; directly or by way of others."""
+        """Return the change and those that have to begin with it, since it takes what they leave, directly or by way of others."""
         found = {job_id: None}  # in the order of their finding
         while True:
-            short = self._short(found)
+            short = self._find_overcommitted(found)
             holders = (i for node in short for i in self._holders.get(node, ()))
             leaver = next((i for i in holders if i not in found), None)
             if leaver is None:
-                # what is short yet is held by others, or its node sleeps: it is begun when that is there
+                # the nodes still short are held by others or asleep: the change is begun when they are there
                 return list(found)
             found[leaver] = None
 
-    def _short(self, jobs: Iterable[int]) -> list[_Node]:
-        """Of what would these changes take more than there is?"""
+    def _find_overcommitted(self, jobs: Iterable[int]) -> list[_Node]:
+        """Return the nodes and limits that these changes would overcommit."""
         gpus: dict[_Node, float] = {}
         room: dict[_Node, Room] = {}
         for i in jobs:
             for node, (count, part) in self._differences[i].items():
                 gpus[node] = gpus.get(node, 0) + count
                 room[node] = room.get(node, NO_ROOM).plus(part)
-        # below nothing is there where jobs hold more than is handed out: they may leave, and change what they have
+        # a negative rest means that jobs hold more than is handed out: they may leave, and change what they have
         return [
             node
             for node, count in sorted(gpus.items())
             if max(self._gpus[node], 0) + _EXACT < count
-            or (node in self._room and not self._room[node].at_least(NO_ROOM).holds(room[node]))
+            or (node in self._room and not self._room[node].maximum(NO_ROOM).has_room_for(room[node]))
         ]
 
     def _difference(self, job_id: int) -> dict[_Node, tuple[float, Room]]:
-        """What the change takes of each node and limit, below nothing where it leaves more."""
+        """Return what the change takes of each node and limit, negative where it leaves more."""
         job, cell = self._jobs[job_id], self.changes[job_id].cell
-        found = {} if cell is None else self._of(job, cell, self._taken(job_id), 1)
+        found = {} if cell is None else self._of(job, cell, self._taken_nodes(job_id), 1)
         if job.current is None:
             return found
-        for node, (gpus, part) in self._of(job, job.cells[job.current], self._held(job_id), -1).items():
+        for node, (gpus, part) in self._of(job, job.cells[job.current], self._held_nodes(job_id), -1).items():
             count, room = found.get(node, (0.0, NO_ROOM))
             found[node] = count + gpus, room.plus(part)
         return found
 
     def _of(self, job: JobRequest, cell: Cell, nodes: Iterable[_Node], sign: int) -> dict[_Node, tuple[float, Room]]:
-        """What the job has with a Cell on these nodes, of each of them and of each limit, times `sign`."""
+        """Return what the job has with a Cell on these nodes, of each node and of each limit, times `sign`."""
         shape = cell.shape
         each = shape.gpus_per_node
         found: dict[_Node, tuple[float, Room]] = {
@@ -212,7 +215,7 @@ class _Pacing:
                 self._writing += self._caps.rate(i)
 
     def _add(self, node: _Node, count: float, part: Room) -> None:
-        """To what is left of it."""
+        """Add `count` and `part` to what is left of the node."""
         self._gpus[node] += count
         if node in self._room:
             self._room[node] = self._room[node].plus(part)
@@ -229,14 +232,14 @@ class _Pacing:
         return few and slow
 
     def _alone(self, runs: Sequence[int]) -> bool:
-        """Would these be allowed with nothing else under way?"""
+        """Return whether the bounds would allow these changes with nothing else under way."""
         caps, rate = self._caps, sum(self._caps.rate(i) for i in runs)
         return (not caps.most or len(runs) <= caps.most) and (
             not caps.write_gib_s or rate <= caps.write_gib_s or len(runs) == 1
         )
 
     def _needs_others(self, job_id: int) -> bool:
-        return bool(self._short([job_id]))
+        return bool(self._find_overcommitted([job_id]))
 
     def _part(self, job: JobRequest, gpus: int, key: _Node) -> Room:
         node = self._nodes[key]
@@ -246,15 +249,18 @@ class _Pacing:
         return self._jobs[job_id].current is not None
 
     def _counts(self, job_id: int) -> bool:
-        """Does it leave what it has at once? One that waits for nodes to power up goes on meanwhile, and counts when they are up."""
-        new = set(self._taken(job_id)).difference(self._held(job_id))
+        """Return whether the change leaves what the job has at once.
+
+        A job that waits for nodes to power up goes on meanwhile, and counts when they are up.
+        """
+        new = set(self._taken_nodes(job_id)).difference(self._held_nodes(job_id))
         return self._runs(job_id) and all(self._nodes[node].free > 0 for node in new)
 
-    def _held(self, job_id: int) -> list[_Node]:
+    def _held_nodes(self, job_id: int) -> list[_Node]:
         job = self._jobs[job_id]
         return [self._key[name] for name in job.nodes if name in self._key] if job.current is not None else []
 
-    def _taken(self, job_id: int) -> list[_Node]:
+    def _taken_nodes(self, job_id: int) -> list[_Node]:
         decision = self.changes[job_id]
         keys = [(name, decision.cell.shape.gpu_type) for name in decision.node_names] if decision.cell else []
         return [key for key in keys if key in self._nodes]

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from synergyd.records import Snapshot
+from synergy_core.records import Snapshot
+
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
 
@@ -16,7 +17,10 @@ LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
 
 
 def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobRequest, ...]:
-    """The jobs; those that have run for long enough since their start to be stopped are marked. None that would be due at once is."""
+    """Return the jobs, with those marked that have run for long enough since their start to be stopped.
+
+    A job that would be due at once is not marked.
+    """
     run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
     found = []
     for job in jobs:
@@ -32,10 +36,10 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
 
 
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:
-    """A job that the policy would stop keeps its Cell and its nodes, and the policy shares out the rest once more.
+    """Return the policy's answer, where a job that it would stop keeps its Cell and its nodes, and the rest is shared out once more.
 
-    So a policy that preempts also works where no job may be stopped. If it keeps stopping others, all running jobs stay as
-    they are and it starts waiting ones beside them.
+    So a policy that preempts also works where no job may be stopped. If it keeps stopping others, all running jobs stay as they
+    are and it starts waiting ones beside them.
     """
     running = {i for i, job in enumerate(problem.jobs) if job.current is not None}
     kept: set[int] = set()
@@ -53,8 +57,10 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
 
 
 def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
-    """The policy's answer without stops that leave more than half of the GPUs that they free unused: several small jobs may
-    have a higher value than a wide one and still leave the cluster idle."""
+    """Return the policy's answer without stops that leave more than half of the GPUs that they free unused.
+
+    Several small jobs may have a higher value than a wide one and still leave the cluster idle.
+    """
     allocated = first = policy.allocate(problem)
     for _ in range(_ROUNDS):
         wasteful = _wasteful(problem, allocated)
@@ -69,13 +75,13 @@ def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
 
 
 def _due_started(problem: Problem, allocated: Allocation) -> int:
-    """Jobs that start since they are due: for these a stop may leave GPUs unused."""
+    """Return the number of jobs that start because they are due: for these a stop may leave GPUs unused."""
     pairs = zip(problem.jobs, allocated.choice, strict=True)
     return sum(job.current is None and job.overdue_s >= 0 and choice is not None for job, choice in pairs)
 
 
 def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
-    """Indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
+    """Return the indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
     freed: Counter[str] = Counter()
     taken: Counter[str] = Counter()
     stopped: dict[int, str] = {}
@@ -92,7 +98,7 @@ def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
 
 
 def _beside(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
-    """The problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
+    """Return the problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
     held: Counter[str] = Counter()
     for i in kept:
         job = problem.jobs[i]

@@ -1,8 +1,9 @@
 """Nodes that are kept as spares: lent to jobs that can shrink, and given to a job that has lost a node. Pure.
 
-So many nodes of a partition (or for a QOS) are idle or lent at any time: a job waits where its start would leave fewer. A node is
-lent where a job that Synergy may resize holds more GPUs than its smallest size has. A job that Slurm has requeued since a node of
-its own failed gets the size that it had: on the nodes that it had left, on idle ones, and on those that others give back.
+A set number of nodes of a partition (or for a QOS) is idle or lent at any time: a job waits where its start would leave fewer.
+A node is lent where a job that Synergy may resize holds more GPUs than its smallest size has. A job that Slurm has requeued
+because a node of its own failed gets the size that it had: on the nodes that it had left, on idle ones, and on those that
+others give back.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Snapshot
+from synergy_core.formatting import format_shape
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Cell, Cluster, Job, JobState, Node, Snapshot
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob, node_capacities
 from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, usage_limits, with_own_limits
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, UsageLimit
+from synergyd.scheduler.problem.rules import LimitRules, SpareRules
 from synergyd.scheduler.problem.utility import relative_goodput
-from synergyd.settings import Settings
-from synergyd.words import job_words, shape_words
 
 Classified = JobRequest | UntouchedJob
-_LENT = "lent as a spare"
 _EXACT = 1e-6  # sums of floats, as in gpu_limits.py
 _LENDERS = 64  # jobs asked for nodes back, for one job that lost one: each is some placements
 
@@ -38,15 +40,15 @@ class _Group:
 
     @property
     def each(self) -> int:
-        """GPUs of its largest node."""
+        """Return the number of GPUs of the group's largest node."""
         return max((n.gpus for n in self.nodes), default=0)
 
     def claims(self, job: Job) -> bool:
-        """May the job have its spares?"""
+        """Return whether the job may have the group's spares."""
         return job.qos == self.name if self.qos else self.name in job.partition.split(",")
 
     def words(self) -> str:
-        """`1 of the 4 nodes of partition gpu`."""
+        """Return the group in words: `1 of the 4 nodes of partition gpu`."""
         where = f"for QOS {self.name}" if self.qos else f"of partition {self.name}"
         return f"{self.kept} of the {len(self.nodes)} nodes {where}"
 
@@ -58,35 +60,38 @@ class Spared:
     snapshot: Snapshot
     jobs: tuple[Classified, ...]
     left: Mapping[int, tuple[Cell, tuple[str, ...]]] = field(default_factory=dict)
-    whys: Mapping[int, str] = field(default_factory=dict)
-
-    def named(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-        """The jobs, with the reason of those that give back."""
-        return tuple(replace(j, gives_back=self.whys[j.job_id]) if j.job_id in self.whys else j for j in jobs)
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
 
 
 def with_spares(
-    snapshot: Snapshot, jobs: Sequence[Classified], settings: Settings, slurm: SlurmLimits = NO_SLURM_LIMITS
+    snapshot: Snapshot,
+    jobs: Sequence[Classified],
+    rules: SpareRules,
+    limits: LimitRules,
+    slurm: SlurmLimits = NO_SLURM_LIMITS,
 ) -> Spared:
-    """`jobs`: those of the snapshot, in its order. A job that gets a spare has its start decided; one whose start would take a spare
-    waits; one that gives back is decided about as if it had. `slurm`: limits that a job with a spare is held to, too."""
-    groups = _groups(snapshot.cluster, settings)
+    """Return the epoch with spares given and kept.
+
+    `jobs`: those of the snapshot, in its order. A job that gets a spare has its start decided; one whose start would take a
+    spare waits; one that gives back is decided about as if it had. `slurm`: limits that a job with a spare is held to, too.
+    """
+    groups = _groups(snapshot.cluster, rules)
     if not groups:
         return Spared(snapshot, tuple(jobs))
-    epoch = _Epoch(snapshot, jobs, settings, slurm)
+    epoch = _Epoch(snapshot, jobs, limits, slurm)
     for job, asking in zip(snapshot.jobs, jobs, strict=True):
         mine = [g for g in groups if g.claims(job)]
         if job.lost and mine and isinstance(asking, JobRequest) and asking.current is None:
             epoch.replace_lost(job, asking, max(mine, key=lambda g: g.kept))
     for group in groups:
         epoch.keep(group)
-    return epoch.spared()
+    return epoch.assign_spares()
 
 
-def _groups(cluster: Cluster, settings: Settings) -> list[_Group]:
+def _groups(cluster: Cluster, rules: SpareRules) -> list[_Group]:
     found = []
     up = [n for n in cluster.by_name.values() if n.gpus > 0 and n.up]
-    for names, qos in ((settings.spare_nodes, False), (settings.qos_spare_nodes, True)):
+    for names, qos in ((rules.spare_nodes, False), (rules.qos_spare_nodes, True)):
         for name, many in names.items():
             nodes = tuple(n for n in up if qos or name in n.partitions)
             # a share is rounded up: a tenth of four nodes is one
@@ -97,14 +102,14 @@ def _groups(cluster: Cluster, settings: Settings) -> list[_Group]:
 
 
 class _Epoch:
-    """What is found for one job after another."""
+    """The changes for spares so far, as one job after another is looked at."""
 
-    def __init__(self, snapshot: Snapshot, jobs: Iterable[Classified], settings: Settings, slurm: SlurmLimits) -> None:
-        self._snapshot, self._jobs, self._settings, self._slurm = snapshot, list(jobs), settings, slurm
+    def __init__(self, snapshot: Snapshot, jobs: Iterable[Classified], rules: LimitRules, slurm: SlurmLimits) -> None:
+        self._snapshot, self._jobs, self._rules, self._slurm = snapshot, list(jobs), rules, slurm
         self._of = {job.job_id: job for job in snapshot.jobs}
         self._index = {job.job_id: i for i, job in enumerate(snapshot.jobs)}
         self._left: dict[int, tuple[Cell, tuple[str, ...]]] = {}
-        self._whys: dict[int, str] = {}
+        self._reasons: dict[int, Reason] = {}
         self._started: dict[int, tuple[Cell, tuple[str, ...]]] = {}
         self._given: dict[tuple[str, bool], int] = {}  # GPUs given back so far, by the group's name and kind
 
@@ -115,7 +120,7 @@ class _Epoch:
 
     @cached_property
     def _free(self) -> FreeGpus:
-        """What nobody holds now."""
+        """Return the GPUs that no job holds now."""
         free = FreeGpus(self._capacities.values())
         for job in self._jobs:
             if isinstance(job, JobRequest) and job.current is not None:
@@ -124,13 +129,13 @@ class _Epoch:
 
     @cached_property
     def _limits(self) -> tuple[tuple[UsageLimit, ...], list[float]]:
-        """(the limits of accounts, partitions and Slurm, what the jobs use of each)."""
+        """Return (the limits of accounts, partitions and Slurm, what the jobs use of each)."""
         jobs = [j for j in self._jobs if isinstance(j, JobRequest)]
-        limits = usage_limits(jobs, self._snapshot.jobs, self._settings, self._slurm)
+        limits = usage_limits(jobs, self._snapshot.jobs, self._rules, self._slurm)
         return limits, [sum(limit.use(job, job.current) for job in jobs) for limit in limits]
 
-    def spared(self) -> Spared:
-        """All together: what starts with a spare holds its GPUs from now on."""
+    def assign_spares(self) -> Spared:
+        """Return the epoch with spares given and kept, where jobs that start with a spare hold its GPUs from now on."""
         taken: dict[str, int] = {}
         for cell, names in self._started.values():
             for name in names:
@@ -140,13 +145,13 @@ class _Epoch:
             for n in self._snapshot.cluster.nodes
         )
         if not taken:
-            return Spared(self._snapshot, tuple(self._jobs), self._left, self._whys)
+            return Spared(self._snapshot, tuple(self._jobs), self._left, self._reasons)
         jobs = tuple(self._as_started(job) for job in self._snapshot.jobs)
         snapshot = replace(self._snapshot, cluster=Cluster(nodes), jobs=jobs)
-        return Spared(snapshot, tuple(self._jobs), self._left, self._whys)
+        return Spared(snapshot, tuple(self._jobs), self._left, self._reasons)
 
     def _as_started(self, job: Job) -> Job:
-        """What starts with a spare counts in limits as what runs does."""
+        """Return the job as running if it starts with a spare: it counts in limits as a running job does."""
         if job.job_id not in self._started:
             return job
         cell, names = self._started[job.job_id]
@@ -155,7 +160,7 @@ class _Epoch:
     # -- a job that lost a node ------------------------------------------------------------------------------------
 
     def replace_lost(self, job: Job, asking: JobRequest, group: _Group) -> None:
-        """Its start at the size that it had, where spares make that possible; nothing else changes."""
+        """Start the job at the size that it had, where spares make that possible; nothing else changes."""
         size = job.lost_shape
         banned = with_own_limits((asking,), self._slurm)[0].banned
         fits = [i for i, c in enumerate(asking.cells) if c.shape == size and i not in banned]
@@ -175,13 +180,13 @@ class _Epoch:
                     break
                 self._unlend(lender, back)
             else:
-                # what one job can give is too little: its smallest size, and others beside it
+                # one job alone can't give enough: take its smallest size, and others beside it
                 if (least := CellIndex.of(lender.cells).smallest) in smaller:
                     self._lend(lender, least, back)
                     names = self._pick(want, asking, back)
             if names is not None:
                 break
-        for job_id, (index, _) in list(back.items()):  # nobody gives for nothing
+        for job_id, (index, _) in list(back.items()):  # no job gives back what is not needed
             self._unlend(self._request(job_id), back)
             without = None if names is None else self._pick(want, asking, back)
             if names is not None and without is None:
@@ -191,7 +196,7 @@ class _Epoch:
             self._start(job, asking, want, names, group, back)
 
     def _gives(self, lender: JobRequest, index: int) -> int:
-        """GPUs that it gives back with its Cell `index`."""
+        """Return the number of GPUs that the lender gives back with its Cell `index`."""
         return lender.gpus(lender.current) - lender.gpus(index)
 
     def _lend(self, lender: JobRequest, index: int, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
@@ -212,11 +217,11 @@ class _Epoch:
         back: Mapping[int, tuple[int, tuple[str, ...]]],
     ) -> None:
         cell, (limits, used) = asking.cells[want], self._limits
-        used[:] = [self._used(n, asking, want, back) for n in range(len(limits))]
+        used[:] = [self._used_amount(n, asking, want, back) for n in range(len(limits))]
         self._free.take(names, cell.shape.gpus_per_node, asking.needs)
         lost = ", ".join(job.lost[:3])
-        given = f", which {job_words(sorted(back))} give{'s' * (len(back) == 1)} back" if back else ""
-        why = f"Starts on {shape_words(cell.shape, names)}, as before it lost {lost}, with a spare node ({group.words()} are kept){given}."
+        fields = {"size": format_shape(cell.shape, names), "lost": lost, "kept": group.words(), "jobs": sorted(back)}
+        why = Reason("spare-start-lent" if back else "spare-start", {**fields, "s": "s" * (len(back) == 1)})
         relative = relative_goodput(cell, asking.cells, asking.asked)
         self._started[job.job_id] = cell, names
         kind, given_gpus = (group.name, group.qos), sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
@@ -225,27 +230,31 @@ class _Epoch:
         for job_id, (index, kept) in back.items():
             lender = self._request(job_id)
             self._left[job_id] = lender.cells[index], _hosts(kept)
-            self._whys[job_id] = f"{_LENT}, and job {job.job_id} has lost {lost}"
+            self._reasons[job_id] = Reason("lent-spare", {"jobs": [job.job_id], "lost": lost})
             self._set(job_id, replace(lender, current=index, nodes=kept, banned=lender.banned - {index}))
 
     def _pick(
         self, want: int, asking: JobRequest, back: Mapping[int, tuple[int, tuple[str, ...]]]
     ) -> tuple[str, ...] | None:
-        """Nodes for its Cell `want`, within all limits, where the jobs of `back` have given back."""
-        if any(self._used(n, asking, want, back) > limit.most + _EXACT for n, limit in enumerate(self._limits[0])):
+        """Return nodes for the job's Cell `want`, within all limits, where the jobs of `back` have given back."""
+        if any(
+            self._used_amount(n, asking, want, back) > limit.most + _EXACT for n, limit in enumerate(self._limits[0])
+        ):
             return None
         shape = asking.cells[want].shape
         return self._free.pick(shape, asking.node_filter, (), None, asking.needs, asking.shun)
 
-    def _used(self, n: int, asking: JobRequest, want: int, back: Mapping[int, tuple[int, tuple[str, ...]]]) -> float:
-        """Of limit `n` by all jobs then."""
+    def _used_amount(
+        self, n: int, asking: JobRequest, want: int, back: Mapping[int, tuple[int, tuple[str, ...]]]
+    ) -> float:
+        """Return how much of limit `n` all jobs use then."""
         limit, used = self._limits[0][n], self._limits[1][n]
         lenders = [(self._request(job_id), index) for job_id, (index, _) in back.items()]
         given = sum(limit.use(lender, lender.current) - limit.use(lender, index) for lender, index in lenders)
         return used + limit.use(asking, want) - given
 
     def _lenders(self, cell: Cell, asking: JobRequest) -> list[JobRequest]:
-        """The running jobs that can give GPUs back which the job may use, those that would lose least first."""
+        """Return the running jobs that can give GPUs back which the job may use, those that would lose least first."""
         able = [j for j in self._jobs if isinstance(j, JobRequest) and j.job_id not in self._left and _smaller(j)]
         able = [j for j in able if j.discount > 0 and j.job_id != asking.job_id]
         able = [j for j in able if any(self._of_use(name, cell, asking) for name in j.nodes)]
@@ -256,7 +265,7 @@ class _Epoch:
         return node is not None and node.gpu_type == cell.shape.gpu_type and node.admits(asking.node_filter)
 
     def _move(self, lender: JobRequest, index: int, kept: tuple[str, ...], sign: int) -> None:
-        """Frees what the job has beyond its Cell `index` on `kept`; `sign` -1: takes it again."""
+        """Free what the job has beyond its Cell `index` on `kept`. With `sign` -1, take it again."""
         held, then = lender.cells[lender.current or 0].shape, lender.cells[index].shape
         if sign > 0:
             self._free.give(lender.nodes, held.gpus_per_node, lender.needs)
@@ -268,11 +277,11 @@ class _Epoch:
     # -- spares are kept -------------------------------------------------------------------------------------------
 
     def keep(self, group: _Group) -> None:
-        """Waiting jobs whose start would leave too few spares wait, the first in the queue last."""
+        """Let jobs wait whose start would leave too few spares, the first in the queue last."""
         names = {n.name for n in group.nodes}
         each = group.each
         room = sum(n.gpus - n.gpus_used for n in group.nodes) - group.kept * each
-        room += sum(self._lent(j, names) for j in self._jobs if isinstance(j, JobRequest))
+        room += sum(self._gpus_beyond_smallest(j, names) for j in self._jobs if isinstance(j, JobRequest))
         room -= sum(c.shape.gpus_per_node * len(names.intersection(some)) for c, some in self._started.values())
         waiting = [j for j in self._jobs if isinstance(j, JobRequest) and j.current is None]
         for asking in sorted(waiting, key=lambda j: (-j.weight, j.submit_s)):
@@ -290,8 +299,11 @@ class _Epoch:
             else:
                 self._set(asking.job_id, UntouchedJob(Action.WAIT, _waits(least, group, each)))
 
-    def _lent(self, asking: JobRequest, names: set[str]) -> int:
-        """GPUs on these nodes that the job holds beyond its smallest size. One that may not be resized just now may be soon."""
+    def _gpus_beyond_smallest(self, asking: JobRequest, names: set[str]) -> int:
+        """Return the number of GPUs on these nodes that the job holds beyond its smallest size.
+
+        One that may not be resized just now may be soon.
+        """
         job = self._of[asking.job_id]
         if job.state is not JobState.RUNNING or asking.current is None:
             return 0
@@ -301,20 +313,15 @@ class _Epoch:
 
     def _request(self, job_id: int) -> JobRequest:
         found = self._jobs[self._index[job_id]]
-        assert isinstance(found, JobRequest)  # who gives back runs
+        assert isinstance(found, JobRequest)  # a job that gives back runs
         return found
 
     def _set(self, job_id: int, to: Classified) -> None:
         self._jobs[self._index[job_id]] = to
 
 
-def lent_words(decision: Decision) -> str:
-    """Why the job gives a spare back; "" where it does not."""
-    return decision.why.partition(": ")[2].partition(".")[0] if f": {_LENT}" in decision.why else ""
-
-
 def _smaller(job: JobRequest) -> list[int]:
-    """Indices of its Cells that fit on a part of what it holds, the best first."""
+    """Return the indices of the job's Cells that fit on a part of what it holds, the best first."""
     if job.current is None:
         return []
     held = job.cells[job.current].shape
@@ -322,12 +329,10 @@ def _smaller(job: JobRequest) -> list[int]:
     return sorted(fits, key=lambda i: -job.cells[i].goodput)
 
 
-def _waits(least: int, group: _Group, each: int) -> str:
+def _waits(least: int, group: _Group, each: int) -> Reason:
     never = least > (len(group.nodes) - group.kept) * each
-    words = "Can't start" if never else "Waits"
-    return (
-        f"{words}: with its {least} GPU{'s' * (least != 1)} fewer than {group.words()} would be idle or lent as spares."
-    )
+    fields = {"waits": "Can't start" if never else "Waits", "s": "s" * (least != 1)}
+    return Reason("spares-kept", {"gpus": least, "kept": group.words(), **fields})
 
 
 def _hosts(names: Iterable[str]) -> tuple[str, ...]:

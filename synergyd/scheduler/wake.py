@@ -1,5 +1,6 @@
-"""Nodes that are powered down: jobs that would wait are left to Slurm, which wakes nodes for them, and running jobs grow onto
-nodes that are woken first. Pure.
+"""Nodes that are powered down. Pure.
+
+Jobs that would wait are left to Slurm, which wakes nodes for them, and running jobs grow onto nodes that are woken first.
 
 Waiting jobs come before running ones, at the size that they asked for. The time that a node takes to power up counts in a
 growth's restart cost: with it the growth has to gain more than going on as it is.
@@ -11,25 +12,27 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from synergyd.records import Action, Cluster, Decision, Node, Snapshot
+from synergy_core.formatting import format_shape
+from synergy_core.reasons import Reason, Reasons
+from synergy_core.records import Action, Cluster, Decision, Node, Snapshot
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.from_snapshot import node_capacities
-from synergyd.scheduler.problem.gpu_limits import Allowance, beyond_own
+from synergyd.scheduler.problem.gpu_limits import Allowance, own_limit_obstacle
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.records import JobRequest, Problem
 from synergyd.scheduler.problem.restart_bound import within_bound
 from synergyd.scheduler.problem.utility import (
-    beyond_growth,
     change_value,
-    delayed,
+    is_growth_refused,
     payback_s,
     relative_goodput,
     restart_cost_s,
     stay_value,
     value_terms,
+    with_delay,
 )
-from synergyd.words import shape_words
 
 _Option = tuple[float, int, tuple[str, ...], float]  # (value gained, Cell, nodes, seconds until they are up)
 
@@ -42,14 +45,16 @@ def with_wakes(
     *,
     grows: bool = True,
 ) -> tuple[Decision, ...]:
-    """The decisions; a job that got no GPUs starts on nodes of Slurm's choice where powered-down ones have room for the size
-    asked for, and with `grows` a running one that was to go on as it is grows onto such nodes. Each of them is counted on
-    for one job's GPUs only. What they take is taken from `allowance`."""
+    """Start jobs that got no GPUs on nodes of Slurm's choice where powered-down ones have room for the size asked for.
+
+    With `grows`, also let running jobs that were to go on as they are grow onto such nodes. Each of these nodes is counted on
+    for one job's GPUs only. The GPUs that these changes take are taken from `allowance`.
+    """
     decisions = tuple(decisions)
     if not any(node.wakeable for node in snapshot.cluster.nodes):
         return decisions
     with_gpus = (node for node in snapshot.cluster.nodes if node.gpus > 0)
-    # by the problem's names: a node with two types of GPUs counts as two
+    # keyed by the problem's names: a node with two types of GPUs counts as two
     asleep = {c.name: node for node, c in zip(with_gpus, problem.nodes, strict=True) if node.wakeable}
     left = {name: max(0, node.gpus - node.gpus_used) for name, node in asleep.items()}
     decisions = _starts(decisions, problem, allowance, left, {name: node.wake_s for name, node in asleep.items()})
@@ -71,21 +76,27 @@ def _starts(
         job = requests.get(decision.job_id)
         if job is not None and decision.action is Action.WAIT and job.current is None and job.asked is not None:
             names = _room(job, problem, asleep, wake_s)
-            if names and not beyond_own(job, job.asked) and allowance.exceeded(job, None, job.asked) is None:
+            if (
+                names
+                and not own_limit_obstacle(job, job.asked)
+                and allowance.find_exceeded_limit(job, None, job.asked) is None
+            ):
                 allowance.change(job, None, job.asked)
                 cell = job.cells[job.asked]
                 for name in names:
                     asleep[name] -= cell.shape.gpus_per_node
-                why = f"Starts on {shape_words(cell.shape)} on nodes of Slurm's choice: no GPUs are free, and Slurm can wake "
-                why += f"{', '.join(_hosts(names[:3]))}{' and more' if len(names) > 3 else ''}."
-                decision = replace(decision, action=Action.START, cell=cell, node_names=(), why=why)
+                fields = {"size": format_shape(cell.shape), "nodes": list(_hosts(names))}
+                why = (Reason("starts-woken", fields),)
+                decision = replace(decision, action=Action.START, cell=cell, node_names=(), reasons=why)
         found.append(decision)
     return tuple(found)
 
 
 class _Growth:
-    """Running jobs that grow onto nodes that sleep (`asleep`, by the problem's names). `left`: GPUs of these that no start counts
-    on."""
+    """Running jobs that grow onto nodes that sleep (`asleep`, by the problem's names).
+
+    `left`: the GPUs of these nodes that no start counts on.
+    """
 
     def __init__(
         self,
@@ -134,7 +145,7 @@ class _Growth:
         return [(request, of[request.job_id]) for request in self._problem.jobs]
 
     def decisions(self) -> tuple[Decision, ...]:
-        """All of them; those that gain most first."""
+        """Return all decisions. Growths are decided in order of gain, the largest first."""
         if not self._asleep:
             return self._decisions
         found: dict[int, Decision] = {}
@@ -145,46 +156,46 @@ class _Growth:
         for _, _, request, decision in sorted(gains, key=lambda gain: (-gain[0], gain[1])):
             option = self._best(request)
             if option is not None:
-                found[request.job_id] = self._grown(request, decision, option)
+                found[request.job_id] = self._growth_decision(request, decision, option)
         return tuple(found.get(decision.job_id, decision) for decision in self._decisions)
 
     def _best(self, request: JobRequest) -> _Option | None:
-        """The growth onto nodes that sleep that gains most; None where none gains anything."""
-        # what placement refused may fit with nodes that are woken; what a restart may not be spent on stays banned
+        """Return the growth onto nodes that sleep that gains most, or None where none gains anything."""
+        # Cells that placement refused may fit with nodes that are woken; those that a restart may not be spent on stay banned
         anew = within_bound(replace(request, banned=frozenset()))
-        bound, cells = self._limits.bound(anew), CellIndex.of(request.cells)
+        bound, cells = self._limits.restrict_job(anew), CellIndex.of(request.cells)
         now, terms = cells[request.current or 0], self._problem.terms
         stays, least_s = stay_value(request, terms), min(node.wake_s for node in self._asleep.values())
         last = {name: 1 for name in self._asleep}
         best: _Option | None = None
         self._free.give(request.nodes, now.shape.gpus_per_node, request.needs)
-        for index in cells.ranked:
+        for index in cells.best_of_each_shape:
             shape = cells[index].shape
             if cells[index].goodput <= now.goodput:
                 break
-            if shape.gpus <= now.shape.gpus or index in bound.banned or beyond_growth(request, index, terms):
+            if shape.gpus <= now.shape.gpus or index in bound.banned or is_growth_refused(request, index, terms):
                 continue
-            most = change_value(self._delayed(request, least_s), index, terms) - stays
-            if most <= (best[0] if best else 0.0) or beyond_own(request, index):
+            most = change_value(self._with_delay(request, least_s), index, terms) - stays
+            if most <= (best[0] if best else 0.0) or own_limit_obstacle(request, index):
                 continue
-            if self._allowance.exceeded(request, request.current, index) is not None:
+            if self._allowance.find_exceeded_limit(request, request.current, index) is not None:
                 continue
             names = self._free.pick(shape, bound.node_filter, frozenset(request.nodes), last, request.needs)
             woken = [self._asleep[name] for name in names or () if name in self._asleep]
             if names is None or not woken:
                 continue
             wake_s = max(node.wake_s for node in woken)
-            gain = change_value(self._delayed(request, wake_s), index, terms) - stays
+            gain = change_value(self._with_delay(request, wake_s), index, terms) - stays
             if gain > (best[0] if best else 0.0):
                 best = gain, index, names, wake_s
         self._free.take(request.nodes, now.shape.gpus_per_node, request.needs)
         return best
 
-    def _delayed(self, request: JobRequest, delay_s: float) -> JobRequest:
+    def _with_delay(self, request: JobRequest, delay_s: float) -> JobRequest:
         job = self._jobs[request.job_id]
-        return delayed(request, restart_cost_s(request, self._problem), delay_s, job.time_left_s)
+        return with_delay(request, restart_cost_s(request, self._problem), delay_s, job.time_left_s)
 
-    def _grown(self, request: JobRequest, decision: Decision, option: _Option) -> Decision:
+    def _growth_decision(self, request: JobRequest, decision: Decision, option: _Option) -> Decision:
         _, index, names, wake_s = option
         now, cell = request.cells[request.current or 0], request.cells[index]
         self._free.give(request.nodes, now.shape.gpus_per_node, request.needs)
@@ -192,21 +203,32 @@ class _Growth:
         self._allowance.change(request, request.current, index)
         hosts, woken = _hosts(names), _hosts(name for name in names if name in self._asleep)
         cost_s = restart_cost_s(request, self._problem) + wake_s
-        why = (
-            f"Grows from {shape_words(now.shape)} to {shape_words(cell.shape)} as soon as {', '.join(woken[:3])}"
-            f"{' and more' if len(woken) > 3 else ''} {'is' if len(woken) == 1 else 'are'} powered up, and goes on meanwhile: "
-            f"predicted goodput {now.goodput:.3g} -> {cell.goodput:.3g} sequences/s; {cost_s:.0f} s for that and the restart "
-            f"are paid back in about {payback_s(now.goodput, cell.goodput, cost_s):.0f} s."
-        )
+        fields = {
+            "old_size": format_shape(now.shape),
+            "size": format_shape(cell.shape),
+            "nodes": list(woken),
+            "is_are": "is" if len(woken) == 1 else "are",
+            "old_goodput": now.goodput,
+            "goodput": cell.goodput,
+            "cost_s": cost_s,
+            "payback_s": payback_s(now.goodput, cell.goodput, cost_s),
+        }
+        why = (Reason("grows-woken", fields),)
         asked = relative_goodput(cell, request.cells, request.asked)
-        worth = value_terms(self._delayed(request, wake_s), index, False, self._problem.terms)
+        worth = value_terms(self._with_delay(request, wake_s), index, False, self._problem.terms)
         return replace(
-            decision, action=Action.RESIZE, cell=cell, node_names=hosts, why=why, relative_goodput=asked, worth=worth
+            decision,
+            action=Action.RESIZE,
+            cell=cell,
+            node_names=hosts,
+            reasons=why,
+            relative_goodput=asked,
+            worth=worth,
         )
 
 
 def _hosts(names: Iterable[str]) -> tuple[str, ...]:
-    """The nodes' own names, of those that tell a node's types of GPUs apart."""
+    """Return the nodes' own names, without the mark that tells a node's types of GPUs apart."""
     return tuple(name.partition(":")[0] for name in names)
 
 
@@ -214,17 +236,17 @@ def _may_have(request: JobRequest, gpu_type: str) -> bool:
     return gpu_type in CellIndex.of(request.cells).types
 
 
-def leak_words(nodes: Iterable[Node]) -> str:
-    """A sentence for jobs that wait, a blank before it; "" where Slurm counts no GPUs as in use that no job holds."""
+def leaked_gpus(nodes: Iterable[Node]) -> Reasons:
+    """Return which GPUs Slurm counts as in use that no job holds: jobs that wait should know."""
     leaked = [f"{node.leaked} of {node.name}" for node in nodes if node.leaked]
     if not leaked:
-        return ""
+        return ()
     more = f" and of {len(leaked) - 3} more nodes" if len(leaked) > 3 else ""
-    return f" Slurm counts GPUs as in use that no job holds, and gives them to nobody: {', '.join(leaked[:3])}{more}."
+    return (Reason("leaked-gpus", {"nodes": f"{', '.join(leaked[:3])}{more}"}),)
 
 
 def _room(job: JobRequest, problem: Problem, asleep: Mapping[str, int], wake_s: Mapping[str, float]) -> list[str]:
-    """Nodes that sleep for the size asked for, the soonest up first; empty where there are too few."""
+    """Return nodes that sleep for the size asked for, the soonest up first; empty where there are too few."""
     shape = job.cells[job.asked or 0].shape
     names = [
         node.name

@@ -12,7 +12,7 @@ from synergyd.slurm.parsed.associations import (
     QOS_FIELDS,
     AccountingRules,
     QosRules,
-    enforced,
+    enforcement_words,
     has_slurmdbd,
     partition_qos,
     private_data,
@@ -22,16 +22,18 @@ from synergyd.slurm.parsed.associations import (
 from synergyd.slurm.parsed.config_values import config_values
 
 log = logging.getLogger("synergyd")
-TOKEN_S = 60  # that a token holds: for one command
+TOKEN_S = 60  # lifetime of a token: enough for one command
 
 
 def read_rules(run: Callable[..., bytes]) -> AccountingRules:
-    """By `run(*argv)`: one call where Slurm has no slurmdbd, two where it enforces no limits, else three. Raises what `run`
-    raises."""
+    """Read the rules by `run(*argv)`: one call if Slurm has no slurmdbd, two if it enforces no limits, else three.
+
+    Raises what `run` raises.
+    """
     config = run("scontrol", "show", "config").decode(errors="replace")
-    words, tokens = enforced(config), takes_tokens(config)
+    words, tokens = enforcement_words(config), takes_tokens(config)
     qos = _qos(run) if "limits" in words or has_slurmdbd(config) else {}
-    rules = AccountingRules(enforced=words, tokens=tokens, private=private_data(config_values(config)), qos=qos)
+    rules = AccountingRules(enforcement=words, tokens=tokens, private=private_data(config_values(config)), qos=qos)
     if "limits" not in words:
         return rules
     partitions = run("scontrol", "show", "partition", "-o").decode(errors="replace")
@@ -48,7 +50,7 @@ def _qos(run: Callable[..., bytes]) -> Mapping[str, QosRules]:
 
 
 def owners_token(run: Callable[..., bytes], uid: int) -> str:
-    """A token by which Slurm takes a command for user `uid`'s: SlurmUser alone gets one. Raises SlurmError."""
+    """Return a token by which Slurm takes a command for user `uid`'s: only SlurmUser gets one. Raises SlurmError."""
     name = pwd.getpwuid(known_user(uid)).pw_name
     text = run("scontrol", "token", f"username={name}", f"lifespan={TOKEN_S}").decode(errors="replace").strip()
     word, _, token = text.partition("=")

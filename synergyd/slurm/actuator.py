@@ -1,4 +1,4 @@
-"""Carries out the lifecycle's instructions through Slurm, and reads back what was written. The only writer."""
+"""The only writer: it carries out the lifecycle's instructions through Slurm, and reads back what was written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from synergy_launch.launcher.batch_script import ScriptRequest, command_in, render
+from synergy_core.errors import UsageError, one_line
+from synergy_core.records import Directive, JobState, Plan, Shape
+from synergy_core.wire import admin_comment, plan_file
+from synergy_launch.launcher.batch_script import ScriptRequest, find_command, render
 
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import (
     AskCheckpoint,
     Instruction,
+    JoinNodes,
     LiftHold,
     LowerShield,
     Park,
@@ -22,23 +26,22 @@ from synergyd.control.resize.instructions import (
     Requeue,
     Restart,
     RestoreNice,
+    ReturnNodes,
     Split,
     Target,
     Update,
     Wake,
 )
 from synergyd.control.resize.walltime import TimeGrant
-from synergyd.errors import UsageError, one_line
-from synergyd.records import Directive, JobState, Plan, Shape
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
-from synergyd.slurm.directives.directive import directive_words
+from synergyd.slurm.directives.directive import directive_key_values
 from synergyd.slurm.mail_types import with_restarts, without_restarts
+from synergyd.slurm.node_return import obstacle_to_leaving, return_nodes
 from synergyd.slurm.owner_file import show_to, write_for
-from synergyd.slurm.parsed.job_forms import is_rest, name_of, whole_of
+from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, slurm_name_of_whole_job
 from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
-from synergyd.slurm.parsed.snapshot import Known, launch_failed, not_resizable, state_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, launch_failed, size_obstacle, state_of
 from synergyd.slurm.shields import Shields
-from synergyd.wire import admin_comment, plan_file
 
 log = logging.getLogger("synergyd")
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
@@ -48,36 +51,46 @@ _LEAST_NICE = -2_147_483_000  # Slurm's own bound is -2147483645
 
 
 class NoPlaceError(SlurmError):
-    """A job would not start again at once, so it is not requeued."""
+    """A job that would not start again at once, so it is not requeued."""
+
+
+class UnansweredError(SlurmError):
+    """A requeue without an answer: Slurm may have ended the job's processes."""
 
 
 class PlaceCheck:
-    """What is asked just before a requeue that a job can do without. This one knows of no obstacle."""
+    """The check just before a requeue that a job can do without. This one knows of no obstacle."""
 
     def conflict(self, requeue: Requeue) -> str:
-        """Return why the job has to wait until another one has started again, "" if it has not."""
+        """Return why the job has to wait until another one has started again, or "" if it has not."""
         return ""
 
-    def obstacle(self, requeue: Requeue, row: JobRow, unshielded: str) -> str:
-        """Return why the job would not start again at once, "" if it would. `unshielded`: why its nodes can't be kept for it, "" if
-        they are. Raises SlurmError."""
+    def obstacle(self, requeue: Requeue, row: JobRow, why_unshielded: str) -> str:
+        """Return why the job would not start again at once, or "" if it would.
+
+        `why_unshielded`: why its nodes can't be kept for it, "" if they are. Raises SlurmError.
+        """
         return ""
 
 
 @dataclass(frozen=True)
 class Actuator:
-    """`report` is the address jobs report to ("" = none); `known` tells each job's own size; `links` is the link arbiter's address.
-    `put_off(row)`: has somebody else put off the start of this pending job? `request_of(job id)`: the checkpoint request that the
-    job's launchers are told in the answers to their reports; 0: they take a signal alone."""
+    """The writer that carries out instructions through Slurm.
+
+    `report` is the address jobs report to ("" = none); `submissions` tells each job's own size; `links` is the link
+    arbiter's address. `put_off(row)`: whether somebody else has put off the start of this pending job.
+    `request_of(job id)`: the checkpoint request that the job's launchers are told in the answers to their reports;
+    0: they take a signal alone.
+    """
 
     slurm: SlurmWriter
     state_dir: Path
     report: str
-    known: dict[int, Known]
+    submissions: dict[int, SubmittedJob]
     links: str = ""
     put_off: Callable[[JobRow], bool] = lambda _: False
     request_of: Callable[[int], int] = lambda _: 0
-    names: Mapping[int, int | str] = field(default_factory=dict)  # what names a job to Slurm, where its id is not it
+    names: Mapping[int, int | str] = field(default_factory=dict)  # a job's name to Slurm, if that is not its id
     check: PlaceCheck = field(default_factory=PlaceCheck)
 
     @cached_property
@@ -85,22 +98,26 @@ class Actuator:
         return Shields(self.slurm)
 
     def carry_out(self, instruction: Instruction) -> CarriedOut | Refused:
-        """Of all that Slurm or the file system do only DeniedError is raised. Only jobs with a directive are ever written to."""
+        """Carry out the instruction.
+
+        Only DeniedError is raised of all that Slurm or the file system raise. Only jobs with a directive are ever
+        written to.
+        """
         job_id = instruction.job_id
-        if isinstance(instruction, LowerShield):  # of one that has left the queue, too
+        if isinstance(instruction, LowerShield):  # also for a job that has left the queue
             try:
                 self.shields.take_down(job_id)
             except SlurmError as problem:
                 return Refused(instruction, str(problem), problem.transient)
             return CarriedOut(instruction)
-        known = self.known.get(job_id)
-        if known is None or known.directive is None:
+        submission = self.submissions.get(job_id)
+        if submission is None or submission.directive is None:
             return Refused(instruction, f"job {job_id} has no directive: it is not Synergy's", transient=False)
         try:
-            error = self._do(instruction, known)
+            error = self._do(instruction, submission)
         except SlurmError as problem:
             final = isinstance(problem, NoPlaceError) and not problem.transient
-            return Refused(instruction, str(problem), problem.transient, final)
+            return Refused(instruction, str(problem), problem.transient, final, isinstance(problem, UnansweredError))
         except OSError as problem:
             # a full or read-only folder may last: called transient, it would park the job again and again
             return Refused(instruction, f"{problem.filename or self.state_dir}: {problem.strerror}", transient=False)
@@ -113,166 +130,198 @@ class Actuator:
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
         """Tell a job that Synergy does not start where to report. Raise SlurmError, OSError."""
-        known = self.known[job_id]
-        if known.directive is None:
+        submission = self.submissions[job_id]
+        if submission.directive is None:
             return
-        self._hand_over(job_id, known, plan)
+        self._hand_over(job_id, submission, plan)
         if name := self.names.get(job_id, job_id):
-            self.slurm.update(name, {"AdminComment": self._stamp(self._noted(job_id, known), plan)})
+            self.slurm.update(name, {"AdminComment": self._stamp(self._with_present_note(job_id, submission), plan)})
 
     def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
-        """Puts off the start of jobs that have been parked and stamped before. Returns what went wrong, "" if nothing did."""
-        ours = [i for i in job_ids if (known := self.known.get(i)) is not None and known.directive is not None]
+        """Put off the start of jobs that have been parked and stamped before. Return what went wrong, "" if nothing did."""
+        ours = [
+            i
+            for i in job_ids
+            if (submission := self.submissions.get(i)) is not None and submission.directive is not None
+        ]
         try:
-            names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
+            names = dict.fromkeys(self.submissions[i].leader or self.names.get(i, i) for i in ours)
             self.slurm.delay([name for name in names if name], int(park_s))
         except SlurmError as problem:
             return str(problem)
         return ""
 
-    def let_go(self, job_ids: Sequence[int]) -> str:
-        """End what puts off the start of jobs that are Slurm's to start: the plugin's grace, or an earlier Park. Return what went
-        wrong, "" if nothing did."""
-        known = [(i, k) for i in job_ids if (k := self.known.get(i)) is not None]
-        ours = [i for i, k in known if k.directive is not None or k.put_off_s is not None]
-        names = dict.fromkeys(self.known[i].leader or self.names.get(i, i) for i in ours)
+    def end_plugin_grace(self, job_ids: Sequence[int]) -> str:
+        """End what puts off the start of jobs that are Slurm's to start: the plugin's grace, or an earlier Park.
+
+        Return what went wrong, "" if nothing did.
+        """
+        with_submission = [(i, k) for i in job_ids if (k := self.submissions.get(i)) is not None]
+        ours = [i for i, k in with_submission if k.directive is not None or k.put_off_s is not None]
+        names = dict.fromkeys(self.submissions[i].leader or self.names.get(i, i) for i in ours)
         try:
             self.slurm.delay([name for name in names if name], 0)
         except SlurmError as problem:
             return str(problem)
         return ""
 
-    def _hush_mail(self, name: int | str, known: Known, job_id: int) -> None:
-        """Keep Slurm from mailing that the job was requeued and began: to its user a resize is neither. No resize fails for it."""
+    def _hush_mail(self, name: int | str, submission: SubmittedJob, job_id: int) -> None:
+        """Keep Slurm from mailing that the job was requeued and began: to its user a resize is neither.
+
+        No resize fails for want of it.
+        """
         try:
-            own = self.slurm.mail_of(_mailed(name, known))[1]
-            kept = without_restarts(own)
-            if kept != own:
-                self._set_mail(name, known, job_id, kept, own)
+            own = self.slurm.mail_of(_mail_name(name, submission))[1]
+            types = without_restarts(own)
+            if types != own:
+                self._set_mail(name, submission, job_id, types, own)
         except SlurmError as problem:
             log.warning("job %d: Slurm may mail its requeue: %s", job_id, one_line(str(problem), 200))
 
     def restore_mail(self, job_id: int) -> None:
         """Let Slurm mail all that the job's user asked for, once a resized job runs. Raise SlurmError, DeniedError."""
-        known, name = self.known[job_id], self.names.get(job_id, job_id)
-        if known.mail and name:
-            types = self.slurm.mail_of(_mailed(name, known))[1]
-            self._set_mail(name, known, job_id, with_restarts(types, known.mail), "")
+        submission, name = self.submissions[job_id], self.names.get(job_id, job_id)
+        if submission.mail and name:
+            types = self.slurm.mail_of(_mail_name(name, submission))[1]
+            self._set_mail(name, submission, job_id, with_restarts(types, submission.mail), "")
 
-    def _set_mail(self, name: int | str, known: Known, job_id: int, types: str, own: str) -> None:
+    def _set_mail(self, name: int | str, submission: SubmittedJob, job_id: int, types: str, own: str) -> None:
         """Set MailType, and note in AdminComment what its user asked for (`own`; "": just that)."""
         stamp = admin_comment.decode(self.slurm.admin_comment(job_id))
-        noted = {} if stamp is None else {"AdminComment": admin_comment.encode(replace(stamp, mail=own))}
+        comment = {} if stamp is None else {"AdminComment": admin_comment.encode(replace(stamp, mail=own))}
         mails = {"MailType": types} if types else {}
-        if _mailed(name, known) == name:
-            self.slurm.update(name, {**mails, **noted})
+        if _mail_name(name, submission) == name:
+            self.slurm.update(name, {**mails, **comment})
         else:
-            self.slurm.update(_mailed(name, known), mails)
-            self.slurm.update(name, noted)
-        self.known[job_id] = replace(known, mail=own)
+            self.slurm.update(_mail_name(name, submission), mails)
+            self.slurm.update(name, comment)
+        self.submissions[job_id] = replace(submission, mail=own)
 
-    def _show_script(self, row: JobRow, known: Known, target: Target) -> None:
-        """The same plan as a readable script beside the hand-over, for its owner's eyes: no start fails for want of it."""
+    def _show_script(self, row: JobRow, submission: SubmittedJob, target: Target) -> None:
+        """Write the same plan as a readable script beside the hand-over, for the job's owner to read: no start fails for want of it."""
         try:
-            self._write_script(row, known, target, self.slurm.batch_script(row.het_job_id or row.job_id) or "")
+            self._write_script(row, submission, target, self.slurm.batch_script(row.het_job_id or row.job_id) or "")
         except (SlurmError, OSError) as problem:
             log.warning("job %d: its plan can't be shown as a script: %s", row.job_id, one_line(str(problem), 200))
 
-    def _write_script(self, row: JobRow, known: Known, target: Target, text: str) -> None:
-        folder = (known.directive.checkpoint if known.directive else None) or ""
+    def _write_script(self, row: JobRow, submission: SubmittedJob, target: Target, text: str) -> None:
+        folder = (submission.directive.checkpoint if submission.directive else None) or ""
         path = plan_file.plan_path(self.state_dir, row.job_id).with_suffix(".sh")
         try:
             request = ScriptRequest(
                 job_name=row.name,
-                command=command_in(text),
+                command=find_command(text),
                 shape=target.shape,
                 plan=target.plan,
                 nodes=target.nodes,
                 checkpoint=folder,
-                own_batch=known.keeps_batch(target.plan),
-                asked=known.asked,
+                own_batch=submission.keeps_batch(target.plan),
+                asked=submission.asked,
             )
-            shown = render(request)
+            shown_text = render(request)
         except UsageError:
             return  # no synergy-launch line, or more than is rendered
-        write_for(path, shown, row.uid)
+        write_for(path, shown_text, row.uid)
 
-    def _hand_over(self, job_id: int, known: Known, plan: Plan | None) -> None:
-        plan_file.write(self._told(job_id, known, plan), self.state_dir, self._show_to(known.uid))
+    def _hand_over(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> None:
+        plan_file.write(self._plan_file(job_id, submission, plan), self.state_dir, self._show_to(submission.uid))
 
-    def _reserve(self, job_id: int, known: Known) -> None:
-        """Before a job is stopped or changed: a full disk shows now, not when the hand-over is to be written."""
-        plan_file.reserve(self._told(job_id, known, Plan()), self.state_dir, self._show_to(known.uid))
+    def _note_plan(self, name: int | str, job_id: int, submission: SubmittedJob, plan: Plan) -> None:
+        """Write a running job's new plan into its AdminComment, too, where Slurm takes it now.
+
+        Slurm 22.05 without slurmdbd refuses each update for a minute after nodes have left the job. Meanwhile the file has the plan.
+        """
+        stamp = self._stamp(self._with_present_note(job_id, submission), plan)
+        try:
+            self.slurm.update(name, {"AdminComment": stamp})
+        except SlurmError as problem:
+            if not problem.transient:
+                raise
+            log.info("job %d: its AdminComment has its former plan: %s", job_id, one_line(str(problem), 200))
+
+    def _reserve(self, job_id: int, submission: SubmittedJob) -> None:
+        """Reserve room for the hand-over before a job is stopped or changed: a full disk shows now, not when it is to be written."""
+        plan_file.reserve(self._plan_file(job_id, submission, Plan()), self.state_dir, self._show_to(submission.uid))
 
     def _show_to(self, uid: int) -> Callable[[int], None]:
         return lambda file: show_to(file, uid, is_secret="jobs" in self.slurm.private)
 
-    def _told(self, job_id: int, known: Known, plan: Plan | None) -> plan_file.PlanFile:
-        folder = (known.directive.checkpoint if known.directive else None) or ""
-        own_batch = known.keeps_batch(plan)
-        return plan_file.PlanFile(job_id, plan, self.report, folder, os.getuid(), self.links, known.asked, own_batch)
+    def _plan_file(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> plan_file.PlanFile:
+        folder = (submission.directive.checkpoint if submission.directive else None) or ""
+        loop = submission.directive.loop if submission.directive else ""
+        own_batch = submission.keeps_batch(plan)
+        return plan_file.PlanFile(
+            job_id, plan, self.report, folder, os.getuid(), self.links, submission.asked, own_batch, loop
+        )
 
-    def _do(self, instruction: Instruction, known: Known) -> tuple[str, bool] | None:
-        """None when done, else (why not, transient)."""
+    def _do(self, instruction: Instruction, submission: SubmittedJob) -> tuple[str, bool] | None:
+        """Return None when the instruction is done, else (why not, transient)."""
         job_id = instruction.job_id
         row = self.slurm.job(job_id, ended=isinstance(instruction, Requeue) and instruction.failed)
         if row is None:
             return "it has left the queue", True  # the next observation says so too, and ends the story
-        name, whole = name_of(row), whole_of(row)
-        if not name or (is_rest(row) and not isinstance(instruction, Park | Split)):
+        name, whole = slurm_name(row), slurm_name_of_whole_job(row)
+        if not name or (is_pending_array_remainder(row) and not isinstance(instruction, Park | Split)):
             return "its id names several jobs", False
         state = state_of(row)
         if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
             return "its start was put off meanwhile", True  # the next observation says so too
-        match instruction:
-            case AskCheckpoint(restarts=restarts):
-                if state is not JobState.RUNNING or row.restarts != restarts:
-                    return f"it is {row.state}, restart {row.restarts}", True
-                self._reserve(job_id, known)
+        if isinstance(instruction, AskCheckpoint | Restart | JoinNodes | ReturnNodes) and (
+            state is not JobState.RUNNING or row.restarts != instruction.restarts
+        ):
+            return f"it is {row.state}, restart {row.restarts}", True
+        changes_nodes = isinstance(instruction, Restart | JoinNodes) and bool(instruction.nodes)
+        if changes_nodes and (why := obstacle_to_leaving(self.slurm, row)):
+            raise NoPlaceError(f"job {job_id}", why, transient=False)
+        match instruction:  # nothing for JoinNodes: the job's launchers ask for the nodes, as its user
+            case AskCheckpoint():
+                self._reserve(job_id, submission)
                 if not self.request_of(job_id):
                     self.slurm.signal_launchers(name, CHECKPOINT_SIGNAL)
             case Requeue():
-                return self._requeue(instruction, row, known)
-            case Restart(restarts=restarts, plan=plan):
-                if row.restarts != restarts or state is not JobState.RUNNING:
-                    return f"it is {row.state}, restart {row.restarts}", True
-                # what an incarnation finds that Slurm starts by itself, such as after a node's failure
-                self._hand_over(job_id, known, plan)
-                self.slurm.update(name, {"AdminComment": self._stamp(self._noted(job_id, known), plan)})
+                return self._requeue(instruction, row, submission)
+            case Restart(plan=plan):
+                # an incarnation that Slurm starts by itself finds this, such as after a node's failure
+                self._hand_over(job_id, submission, plan)
+                self._note_plan(name, job_id, submission, plan)
+            case ReturnNodes(kept=kept, joined=joined):
+                return return_nodes(self.slurm, row, kept, joined)
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                stamp = self._stamp(self._noted(job_id, _timed(known, time)), None)
-                self._put_off_start(row, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, known, time)}, stamp)
-                self.known[job_id] = _timed(known, time)
+                stamp = self._stamp(self._with_present_note(job_id, _with_time_grant(submission, time)), None)
+                self._put_off_start(
+                    row, {"StartTime": f"now+{int(park_s)}", **_time_limit(row, submission, time)}, stamp
+                )
+                self.submissions[job_id] = _with_time_grant(submission, time)
             case Split(task=task, park_s=park_s):
-                if state is not JobState.PENDING or not is_rest(row):
+                if state is not JobState.PENDING or not is_pending_array_remainder(row):
                     return f"it is {row.state} {row.array_task}", True
-                stamp = self._stamp(self._noted(job_id, known), None)
-                told = {"StartTime": f"now+{int(park_s)}", "AdminComment": stamp}
-                self.slurm.update(f"{row.array_job_id}_{int(task)}", told)
+                stamp = self._stamp(self._with_present_note(job_id, submission), None)
+                fields = {"StartTime": f"now+{int(park_s)}", "AdminComment": stamp}
+                self.slurm.update(f"{row.array_job_id}_{int(task)}", fields)
             case Update(target=target, park_s=park_s, time=time):
                 if state is not JobState.PENDING:
                     return f"it is {row.state}", True
-                size = _size(target.shape, row, known)
+                size = _size(target.shape, row, submission)
                 if isinstance(size, str):
                     return size, False
-                self._reserve(job_id, known)
+                self._reserve(job_id, submission)
                 # parked first, without the size: a refused update may set some fields and not the start time, and then the job
                 # would start half-changed. Stamped with its own size: a daemon that finds it half-changed knows that
-                limit = _time_limit(row, known, time)
-                known = _timed(known, time)
-                noted = self._noted(job_id, known)
-                stamp = self._stamp(noted, None)
+                limit = _time_limit(row, submission, time)
+                submission = _with_time_grant(submission, time)
+                after_writes = self._with_present_note(job_id, submission)
+                stamp = self._stamp(after_writes, None)
                 self._put_off_start(row, {"StartTime": f"now+{int(park_s)}", **limit}, stamp)
-                self.known[job_id] = known
-                self.slurm.update_size(name, row.uid, {**size, **self._fields(target, noted)})
+                self.submissions[job_id] = submission
+                self.slurm.update_size(name, row.uid, {**size, **self._fields(target, after_writes)})
                 difference = self._difference(job_id, target)
                 if difference:
                     return difference
                 # last, so that a refused size leaves the plan of the size the job has
-                self._hand_over(job_id, known, target.plan)
-                self._show_script(row, known, target)
+                self._hand_over(job_id, submission, target.plan)
+                self._show_script(row, submission, target)
             case Release():
                 return self._release(instruction, row)
             case RestoreNice(nice=nice):
@@ -287,18 +336,23 @@ class Actuator:
                     self.slurm.release(whole)
         return None
 
-    def _requeue(self, requeue: Requeue, row: JobRow, known: Known) -> tuple[str, bool] | None:
+    def _requeue(self, requeue: Requeue, row: JobRow, submission: SubmittedJob) -> tuple[str, bool] | None:
         """Requeue the job. Return as `_do` does."""
         state, same = state_of(row), row.restarts == requeue.restarts
         if same and state is JobState.SUSPENDED:
             return "it is suspended", True
         if same and state is JobState.RUNNING:
-            self._reserve(row.job_id, known)
+            self._reserve(row.job_id, submission)
             self._keep_place(requeue, row)
-            self._hush_mail(name_of(row), known, row.job_id)
-            self.slurm.requeue(whole_of(row))
+            self._hush_mail(slurm_name(row), submission, row.job_id)
+            try:
+                self.slurm.requeue(slurm_name_of_whole_job(row))
+            except SlurmError as problem:
+                if not problem.transient:
+                    raise
+                raise UnansweredError(problem.where, problem.what, transient=True) from None
         if same and requeue.failed and row.state == "FAILED":
-            self.slurm.requeue(whole_of(row), failed=True)
+            self.slurm.requeue(slurm_name_of_whole_job(row), failed=True)
         return None
 
     def _release(self, release: Release, row: JobRow) -> tuple[str, bool] | None:
@@ -307,69 +361,74 @@ class Actuator:
             if silent := self.slurm.unheard(row.req_nodes):
                 return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
             nice = {"Nice": str(_first_nice(row))} if release.first and row.priority else {}
-            self.slurm.update(whole_of(row), {**nice, "StartTime": "now"})
+            self.slurm.update(slurm_name_of_whole_job(row), {**nice, "StartTime": "now"})
         if release.first:
             # after the release: whoever waits for these nodes comes after this job in Slurm's very next look
             self.shields.take_down(row.job_id)
         return None
 
     def _keep_place(self, requeue: Requeue, row: JobRow) -> None:
-        """Have the job's nodes kept for it. Raises NoPlaceError where it can stay and would not start again at once, SlurmError."""
+        """Have the job's nodes kept for it.
+
+        Raises NoPlaceError if it can stay and would not start again at once, SlurmError.
+        """
         where = "its place"
         if requeue.may_stay and (why := self.check.conflict(requeue)):
             raise NoPlaceError(where, why, transient=True)
-        unshielded = self.shields.put_up(row.job_id, requeue.shield) if requeue.shield else "Slurm chooses its nodes"
+        why_unshielded = (
+            self.shields.put_up(row.job_id, requeue.shield) if requeue.shield else "Slurm chooses its nodes"
+        )
         try:
-            if requeue.may_stay and (why := self.check.obstacle(requeue, row, unshielded)):
+            if requeue.may_stay and (why := self.check.obstacle(requeue, row, why_unshielded)):
                 raise NoPlaceError(where, why, transient=False)
         except SlurmError:
-            if not unshielded:
+            if not why_unshielded:
                 self.shields.take_down(row.job_id)
             raise
 
     def _put_off_start(self, row: JobRow, times: Mapping[str, str], stamp: str) -> None:
-        """One update where one name will do: a component's stamp is its own, its times are its whole job's."""
-        name, whole = name_of(row), whole_of(row)
+        """Put off the start, in one update if one name will do: a component's stamp is its own, its times are its whole job's."""
+        name, whole = slurm_name(row), slurm_name_of_whole_job(row)
         if whole == name:
             self.slurm.update(name, {**times, "AdminComment": stamp})
         else:
             self.slurm.update(whole, times)
             self.slurm.update(name, {"AdminComment": stamp})
 
-    def _fields(self, target: Target, known: Known) -> dict[str, str]:
+    def _fields(self, target: Target, submission: SubmittedJob) -> dict[str, str]:
         # without nodes of ours its user's own --nodelist stands again
         return {
-            "ReqNodeList": ",".join(target.nodes or known.nodelist),
-            "AdminComment": self._stamp(known, target.plan),
+            "ReqNodeList": ",".join(target.nodes or submission.nodelist),
+            "AdminComment": self._stamp(submission, target.plan),
         }
 
-    def _noted(self, job_id: int, known: Known) -> Known:
-        """With the note that AdminComment has now: an operator may have written there since. Raises SlurmError."""
-        note = admin_comment.note_in(self.slurm.admin_comment(job_id))
-        return known if note is None else replace(known, note=note)
+    def _with_present_note(self, job_id: int, submission: SubmittedJob) -> SubmittedJob:
+        """Return `submission` with the note that AdminComment has now: an operator may have written there since. Raises SlurmError."""
+        note = admin_comment.read_note(self.slurm.admin_comment(job_id))
+        return submission if note is None else replace(submission, note=note)
 
-    def _stamp(self, known: Known, plan: Plan | None) -> str:
+    def _stamp(self, submission: SubmittedJob, plan: Plan | None) -> str:
         stamp = admin_comment.AdminCommentStamp(
-            directive_words(known.directive or Directive()),
-            asked=known.asked,
-            cpus_per_node=known.cpus_per_node,
-            own_tasks=known.own_tasks,
-            nodelist=known.nodelist,
+            directive_key_values(submission.directive or Directive()),
+            asked=submission.asked,
+            cpus_per_node=submission.cpus_per_node,
+            own_tasks=submission.own_tasks,
+            nodelist=submission.nodelist,
             plan=plan,
-            own_batch=known.keeps_batch(plan),
-            note=known.note,
+            own_batch=submission.keeps_batch(plan),
+            note=submission.note,
             report=self.report,
             by=os.getuid(),
             links=self.links,
-            time_limit_s=None if known.time_limit_s is None else int(known.time_limit_s),
-            continued=known.continued,
-            throttle=known.throttle,
-            mail=known.mail,
+            time_limit_s=None if submission.time_limit_s is None else int(submission.time_limit_s),
+            continued=submission.continued,
+            throttle=submission.throttle,
+            mail=submission.mail,
         )
         return admin_comment.encode(stamp)
 
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
-        """Reads the job back: an update is not atomic, and some fields are ignored in silence."""
+        """Read the job back and return how it differs from `target`: an update is not atomic, and some fields are ignored in silence."""
         row = self.slurm.job(job_id)
         if row is None or state_of(row) is not JobState.PENDING:
             return "it was no longer pending when it was read back", True
@@ -383,26 +442,29 @@ class Actuator:
         return None
 
 
-def _mailed(name: int | str, known: Known) -> int | str:
-    """Return what names the job whose MailType counts: of a heterogeneous job its first component."""
-    return f"{known.leader}+0" if known.leader else name
+def _mail_name(name: int | str, submission: SubmittedJob) -> int | str:
+    """Return what names the job whose MailType counts: for a heterogeneous job, its first component."""
+    return f"{submission.leader}+0" if submission.leader else name
 
 
 def _first_nice(row: JobRow) -> int:
-    """The Nice with which a pending job comes before all others; Slurm adds its change to the job's priority."""
+    """Return the Nice with which a pending job comes before all others; Slurm adds its change to the job's priority."""
     return max(_LEAST_NICE, row.nice - max(0, _FIRST_PRIORITY - row.priority))
 
 
-def _timed(known: Known, time: TimeGrant | None) -> Known:
-    """What is known of the job with what its next incarnation is granted."""
-    return known if time is None else replace(known, time_limit_s=time.asked_s, continued=time.continued)
+def _with_time_grant(submission: SubmittedJob, time: TimeGrant | None) -> SubmittedJob:
+    """Return the submission with what its next incarnation is granted."""
+    return submission if time is None else replace(submission, time_limit_s=time.asked_s, continued=time.continued)
 
 
-def _time_limit(row: JobRow, known: Known, time: TimeGrant | None) -> dict[str, str]:
-    """The field that gives the job what is left of its time limit. Raised only where it begins anew, to what was asked for."""
+def _time_limit(row: JobRow, submission: SubmittedJob, time: TimeGrant | None) -> dict[str, str]:
+    """Return the field that gives the job what is left of its time limit.
+
+    The limit is raised only if it begins anew, to what was asked for.
+    """
     if time is None or row.time_limit_s == 60 * time.minutes:
         return {}
-    anew = time.continued > known.continued or time.limit_s == time.asked_s
+    anew = time.continued > submission.continued or time.limit_s == time.asked_s
     if not anew and row.time_limit_s is not None and row.time_limit_s <= 60 * time.minutes:
         return {}
     # Slurm refuses a limit below its --time-min
@@ -410,33 +472,33 @@ def _time_limit(row: JobRow, known: Known, time: TimeGrant | None) -> dict[str, 
     return {**least, "TimeLimit": str(time.minutes)}
 
 
-def _size(shape: Shape, row: JobRow, known: Known) -> dict[str, str] | str:
-    """The fields that give `row` this size, or why it can't have it. Empty where its size is its user's own and right already.
+def _size(shape: Shape, row: JobRow, submission: SubmittedJob) -> dict[str, str] | str:
+    """Return the fields that give `row` this size, or why it can't have it.
 
-    Else all of them, even those that look right: a refused update leaves some behind that only a whole one mends.
+    There are none if its size is its user's own and right already. Otherwise all of them are returned, even those
+    that look right: a refused update leaves some behind that only a whole one mends.
     """
     kind, gpus = gpus_of(row.tres_per_node)
-    # the row's own task count may be what an update of ours that was refused half-way left
-    tasks = known.own_tasks or row.num_nodes
-    fixed = not_resizable(replace(row, num_tasks=tasks), known.directive or Directive())
-    if fixed:
-        return {} if (row.num_nodes, gpus) == (shape.nodes, shape.gpus_per_node) else f"it may not be resized: {fixed}"
+    if why_fixed := size_obstacle(row, submission):
+        return (
+            {} if (row.num_nodes, gpus) == (shape.nodes, shape.gpus_per_node) else f"it may not be resized: {why_fixed}"
+        )
     if kind and shape.gpu_type and kind != shape.gpu_type:
         return f"it asks for {kind} GPUs by name and can't have {shape.gpu_type}"
     others = [item for item in gres_items(row.tres_per_node) if not gpu_items(item)]
     # Slurm 22.05 goes by NumCPUs after an update, and no more by --cpus-per-gpu
-    cpus = max(known.cpus_per_node, row.cpus_per_gpu * shape.gpus_per_node)
+    cpus = max(submission.cpus_per_node, row.cpus_per_gpu * shape.gpus_per_node)
     least: dict[str, str] = {}
     if not row.cpus_per_gpu and row.min_cpus > 1:
         cpus = max(cpus, row.min_cpus)
         # once NumTasks is written it gives a node no more CPUs than its tasks have, and with --mincpus then starts the job nowhere
         least = {"CPUsPerTask": str(row.min_cpus)} if row.min_cpus > row.cpus_per_task else {}
-    typed = f":{kind}" if kind else ""
+    type_text = f":{kind}" if kind else ""
     return {
         **least,
         # Slurm refuses a node count that the present task count does not allow: both in one update
         "NumTasks": str(shape.nodes),
         "NumNodes": f"{shape.nodes}-{shape.nodes}",
         "NumCPUs": str(shape.nodes * cpus),
-        "TresPerNode": ",".join([f"gres:gpu{typed}:{shape.gpus_per_node}", *others]),
+        "TresPerNode": ",".join([f"gres:gpu{type_text}:{shape.gpus_per_node}", *others]),
     }

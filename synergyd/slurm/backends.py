@@ -7,21 +7,24 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+
 from synergyd.slurm.client import SlurmError, SlurmReader
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.parsed.rows import JobRow, NodeRow
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 
 PREFERENCES = ("auto", "pyslurm", "command line")
 log = logging.getLogger("synergyd")
 T = TypeVar("T")
-REQUESTS = 2  # that slurmctld counts for one read through pyslurm: what is read, and the partitions beside it
+REQUESTS = 2  # counted by slurmctld for one read through pyslurm: what is read, and the partitions beside it
 
 
 class Fallback:
-    """Reads through `first` until a read of it fails for good, then through `second`; logged once. A Slurm that is away stays
-    `first`'s."""
+    """A reader that reads through `first` until a read of it fails for good, then through `second`; logged once.
+
+    A Slurm that is away stays `first`'s.
+    """
 
     def __init__(self, first: PyslurmProcess, second: CommandLine) -> None:
         self._first, self._second = first, second
@@ -29,7 +32,7 @@ class Fallback:
         self.problem = ""  # why the first is read through no more
 
     def close(self) -> None:
-        """Ends the first's process."""
+        """End the process of the first reader."""
         self._first.close()
 
     def version(self) -> str:
@@ -38,7 +41,7 @@ class Fallback:
     def jobs(self) -> tuple[JobRow, ...]:
         return self._read(lambda reader: reader.jobs())
 
-    def nodes(self) -> tuple[NodeRow, ...]:
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
         return self._read(lambda reader: reader.nodes())
 
     def _read(self, call: Callable[[SlurmReader], T]) -> T:
@@ -60,11 +63,11 @@ class Fallback:
 def open_reader(
     environment: Mapping[str, str], prefer: str = "auto", line: CommandLine | None = None
 ) -> tuple[SlurmReader, str]:
-    """The reader for this cluster, and a sentence that says why it was chosen.
+    """Return the reader for this cluster, and a sentence that says why it was chosen.
 
-    `environment` is added to this process's own, as for CommandLine. `prefer` is one of PREFERENCES. `line`: the command line of this
-    process, if it has one: its reads and these then keep to one limit of Slurm.
-    Raises UsageError when `prefer` is no such word, or is `pyslurm` and that can't be used. A Slurm that is away is no
+    `environment` is added to this process's own, as for CommandLine. `prefer` is one of PREFERENCES. `line`: the
+    command line of this process, if it has one: its reads and these then keep to one limit of Slurm. Raises
+    UsageError when `prefer` is no such word, or is `pyslurm` and that can't be used. A Slurm that is away is no
     error here: the reads say so.
     """
     if prefer not in PREFERENCES:
@@ -83,8 +86,10 @@ def open_reader(
 
 
 def reads(environment: Mapping[str, str]) -> tuple[str, str]:
-    """(the backend that a daemon would read through, why): as `open_reader` chooses, and a first read of jobs and nodes shows.
-    Raises SlurmError where Slurm can't be read."""
+    """Return (the backend that a daemon would read through, why).
+
+    `open_reader` chooses it, and a first read of jobs and nodes tests it. Raises SlurmError if Slurm can't be read.
+    """
     reader, why = open_reader(environment)
     if not isinstance(reader, Fallback):
         return reader.name, why
@@ -97,11 +102,11 @@ def reads(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _fits(pyslurm: PyslurmProcess, command_line: CommandLine) -> tuple[str, bool]:
-    """(why pyslurm can be used for the Slurm that `command_line` is of, or why not; whether it can)."""
+    """Return (why pyslurm can or can't be used for the Slurm of `command_line`, whether it can)."""
     if importlib.util.find_spec("pyslurm") is None:
         return "pyslurm is not installed", False
     try:
-        installed = command_line.version()
+        slurm_version = command_line.version()
     except SlurmError as error:
         return f"Slurm's release is not known ({error})", False
     try:
@@ -112,12 +117,12 @@ def _fits(pyslurm: PyslurmProcess, command_line: CommandLine) -> tuple[str, bool
         theirs = {major_minor(made_for), major_minor(library)}
     except ValueError:
         return "pyslurm does not say which Slurm it is made for", False
-    if theirs != {major_minor(installed)}:
-        return f"pyslurm {made_for} is not made for Slurm {installed}, which is installed", False
+    if theirs != {major_minor(slurm_version)}:
+        return f"pyslurm {made_for} is not made for Slurm {slurm_version}, which is installed", False
     return f"pyslurm imports and is made for Slurm {library}, which is installed", True
 
 
 def major_minor(version: str) -> tuple[int, int]:
-    """`22.05.8` -> (22, 5). Raises ValueError for other text."""
+    """Return (22, 5) for `22.05.8`. Raises ValueError for other text."""
     major, minor, *_ = version.split(".")
     return int(major), int(minor)

@@ -18,7 +18,7 @@ _abandoned: list[subprocess.Popen[bytes]] = []  # killed, and to be reaped once 
 
 
 class TooLongError(Exception):
-    """A child printed more than it may."""
+    """A child that printed more than it may."""
 
 
 def answer(
@@ -27,23 +27,26 @@ def answer(
     timeout_s: float,
     most_bytes: int,
     start: Callable[[], AbstractContextManager[None]],
+    folder: str | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `argv`, entering `start` around its beginning, and return what it printed.
+    """Run `argv` in `folder`, entering `start` around its beginning, and return what it printed.
 
-    Raise TimeoutExpired, or TooLongError beyond `most_bytes`. By then it was killed, with all that it has started.
+    Raise TimeoutExpired, or TooLongError beyond `most_bytes`. The child was killed by then, with all that it has
+    started.
     """
     _abandoned[:] = [process for process in _abandoned if process.poll() is None]
     with start():
         process = subprocess.Popen(
             argv,
             env=dict(environment),
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
     try:
-        out, error = _printed(process, time.monotonic() + timeout_s, timeout_s, most_bytes)
+        out, error = _wait_for_output(process, time.monotonic() + timeout_s, timeout_s, most_bytes)
     except BaseException:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -56,7 +59,7 @@ def answer(
     return subprocess.CompletedProcess(argv, process.returncode, out, error)
 
 
-def _printed(
+def _wait_for_output(
     process: subprocess.Popen[bytes], until_s: float, timeout_s: float, most_bytes: int
 ) -> tuple[bytes, bytes]:
     """Return its output and errors once it has ended."""

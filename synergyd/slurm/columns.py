@@ -6,23 +6,24 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import expand
+
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.parsed.node_states import heard
+from synergyd.slurm.parsed.node_states import registered_state
 from synergyd.slurm.parsed.rows import (
     NAME_BYTES,
     REASON_BYTES,
     JobRow,
-    NodeRow,
+    SlurmNodeRow,
     job_state,
     memory_is_per_cpu,
     mib_of,
     node_state,
     per_gpu,
     seconds_of,
-    shown,
+    shorten,
 )
-from synergyd.wire.hostlist import expand
 
 # Fixed widths, so that a job name with a newline or a separator in it can't shift or forge a row. A name is cut after
 # its column is read, at a whole character: so its column is a character wider.
@@ -58,12 +59,12 @@ _SIGNED = re.compile(r"-?[0-9]{1,10}\Z")
 
 
 def job_fields(release: tuple[int, int]) -> tuple[tuple[str, int], ...]:
-    """The columns to ask squeue of `release` for."""
+    """Return the columns to ask squeue of `release` for."""
     return JOB_FIELDS + tuple(x for since, fields in JOB_FIELDS_FROM.items() if release >= since for x in fields)
 
 
 def count(text: str) -> int:
-    """A count as Slurm prints it: `12`, `1-4`, `2K`, `N/A`."""
+    """Return a count as Slurm prints it: `12`, `1-4`, `2K`, `N/A`."""
     head = text.partition("-")[0]
     if head[-1:] in "KM" and head[:-1].replace(".", "", 1).isdigit():
         return int(float(head[:-1]) * (1024 if head[-1] == "K" else 1024**2))
@@ -79,7 +80,7 @@ def time_of(text: str) -> float | None:
 
 
 def job_row(f: Mapping[str, str]) -> JobRow:
-    """One row of squeue. Raises SlurmError."""
+    """Return one row of squeue. Raises SlurmError."""
     if not (f["JobID"].isdecimal() and f["UserID"].isdecimal()):
         raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
     job_id = int(f["JobID"])
@@ -92,12 +93,12 @@ def job_row(f: Mapping[str, str]) -> JobRow:
     nodes, cpus = nodes_and_cpus(f["tres-alloc"])
     return JobRow(
         job_id=job_id,
-        name=shown(f["Name"], NAME_BYTES),
+        name=shorten(f["Name"], NAME_BYTES),
         user=f["UserName"],
         uid=int(f["UserID"]),
         partition=f["Partition"],
         state=job_state(f["State"]),
-        reason=shown(f["Reason"], REASON_BYTES),
+        reason=shorten(f["Reason"], REASON_BYTES),
         num_nodes=nodes or count(f["NumNodes"]),
         num_cpus=cpus or count(f["NumCPUs"]),
         num_tasks=count(f["NumTasks"]),
@@ -149,30 +150,33 @@ def job_row(f: Mapping[str, str]) -> JobRow:
 
 
 def _sharing(f: Mapping[str, str]) -> str:
-    """`JobRow.oversubscribe`. From 26.05 the words for whole nodes are a column of their own, and OverSubscribe=NO says less."""
+    """Return `JobRow.oversubscribe`.
+
+    From 26.05 on the words for whole nodes are a column of their own, and OverSubscribe=NO says less.
+    """
     if "Exclusive" not in f:
         return f["OverSubscribe"]
     return {"NODE": "NO", "TOPO": "NO", "NO": "OK"}.get(f["Exclusive"], f["Exclusive"])
 
 
 def tres_counts(tres: str) -> dict[str, str]:
-    """`cpu=2,mem=125G,node=2` by name."""
+    """Return the counts of `cpu=2,mem=125G,node=2` by name."""
     return dict(x.partition("=")[::2] for x in tres.split(","))
 
 
 @lru_cache(4096)  # most jobs of a queue are alike
 def nodes_and_cpus(tres: str) -> tuple[int, int]:
-    """Counts of `cpu=2,mem=125G,node=2,billing=2`; 0 where it has none."""
+    """Return the counts of nodes and CPUs in `cpu=2,mem=125G,node=2,billing=2`, or 0 if it has none."""
     counts = tres_counts(tres)
     return count(counts.get("node", "")), count(counts.get("cpu", ""))
 
 
 def node_names(text: str, job_id: int) -> tuple[str, ...]:
-    """Names of a host list of job `job_id`. Raises SlurmError."""
-    return expanded(text, f"job {job_id}")
+    """Return the names of a host list of job `job_id`. Raises SlurmError."""
+    return expand_names(text, f"job {job_id}")
 
 
-def expanded(text: str, where: str) -> tuple[str, ...]:
+def expand_names(text: str, where: str) -> tuple[str, ...]:
     try:
         return expand(text, where)
     except UsageError as error:
@@ -180,21 +184,21 @@ def expanded(text: str, where: str) -> tuple[str, ...]:
 
 
 def state_heard(f: Mapping[str, str]) -> str:
-    """A node's state, of the columns StateComplete and Version."""
-    return heard(node_state(f["StateComplete"]), value(f["Version"]))
+    """Return a node's state from the columns StateComplete and Version."""
+    return registered_state(node_state(f["StateComplete"]), value(f["Version"]))
 
 
-def node_row(f: Mapping[str, str], partitions: tuple[str, ...]) -> NodeRow:
-    """One row of sinfo, which has one for each partition of a node: `partitions` are those of the rows before."""
+def node_row(f: Mapping[str, str], partitions: tuple[str, ...]) -> SlurmNodeRow:
+    """Return one row of sinfo, which has one for each partition of a node: `partitions` are those of the rows before."""
     cpus = f["CPUsState"].split("/")  # allocated/idle/other/total
-    return NodeRow(
+    return SlurmNodeRow(
         name=f["NodeList"],
         state=state_heard(f),
         gres=value(f["Gres"]),
         gres_used=value(f["GresUsed"]),
         features=tuple(x for x in value(f["Features"]).split(",") if x),
         partitions=tuple(sorted({*partitions, f["PartitionName"]})),
-        reason="" if f["Reason"] == "none" else shown(f["Reason"], REASON_BYTES),
+        reason="" if f["Reason"] == "none" else shorten(f["Reason"], REASON_BYTES),
         cpus=count(cpus[-1]),
         cpus_alloc=count(cpus[0]),
         memory_mib=mib_of(f["Memory"]),

@@ -6,8 +6,12 @@ import logging
 import math
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+
+from synergy_core.usage import PastRun
+from synergy_core.wire import admin_comment
 
 from synergyd.control.arrivals import JobCounts
 from synergyd.slurm.accounting import known_user, owners_token, read_rules
@@ -35,12 +39,10 @@ from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
 from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow
-from synergyd.slurm.parsed.topology import leaf_switches
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
+from synergyd.slurm.parsed.switches import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
-from synergyd.usage import PastRun
-from synergyd.wire import admin_comment
 
 log = logging.getLogger("synergyd")
 SIGNAL_TIMEOUT_S = (
@@ -48,9 +50,9 @@ SIGNAL_TIMEOUT_S = (
 )
 START_TIMEOUT_S = 4.0  # less than a takeover took with SlurmctldTimeout=5 (6 s, 22.05.8)
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
-NODE_LIST_BYTES = 16384  # of a list that is read by itself
+NODE_LIST_BYTES = 16384  # for a list that is read by itself
 WIDE_IDS = 200  # job ids of one such second read: bounds its memory
-HIDDEN_IDS = 5000  # of one read of array tasks that other rows stood for
+HIDDEN_IDS = 5000  # in one read of array tasks that other rows stood for
 DENIED = re.compile(r"Invalid user id|Access/permission denied", re.IGNORECASE)
 NO_SCRIPT = re.compile(r"Invalid job id|Job script not specified", re.IGNORECASE)
 NOT_PENDING = re.compile(r"no longer pending|already finished|Invalid job id|: No error", re.IGNORECASE)
@@ -97,7 +99,7 @@ class CommandLine(Commands):
         return words[-1] if words else ""
 
     def demand_rights(self, *, writes: bool) -> None:
-        """Raises DeniedError where this user has too few. From then on Slurm's limit on requests is kept to."""
+        """Raise DeniedError if this user has too few rights. From then on Slurm's limit on requests is kept to."""
         config = demand_rights(self.run, writes=writes)
         self.pace = self.pace or pace_of(config)
 
@@ -108,6 +110,9 @@ class CommandLine(Commands):
             self._slurm_release = self._told_release  # it may come back as another release
             raise
 
+    def jobs_of_user(self, uid: int) -> tuple[JobRow, ...]:
+        return self._jobs("-u", str(int(uid)))
+
     def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         try:
             rows = self._jobs("-j", str(int(job_id)), *(("-t", "all") if ended else ()))
@@ -117,19 +122,19 @@ class CommandLine(Commands):
             raise
         return next((r for r in rows if r.job_id == job_id), None)
 
-    def nodes(self) -> tuple[NodeRow, ...]:
-        """All nodes that are in a partition: sinfo knows no others."""
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
+        """Return all nodes that are in a partition: sinfo knows no others."""
         rows = self.table("sinfo", NODE_FIELDS, "-a", "-N")
         if any(full & NODE_WIDE.keys() for _, full in rows):
-            rows = self.table("sinfo", _widened(NODE_FIELDS, NODE_WIDE), "-a", "-N")
-        found: dict[str, NodeRow] = {}
+            rows = self.table("sinfo", _with_widths(NODE_FIELDS, NODE_WIDE), "-a", "-N")
+        nodes: dict[str, SlurmNodeRow] = {}
         for f, _ in rows:
             name = f["NodeList"]
-            found[name] = node_row(f, found[name].partitions if name in found else ())
-        return tuple(found.values())
+            nodes[name] = node_row(f, nodes[name].partitions if name in nodes else ())
+        return tuple(nodes.values())
 
     def partitions(self, *, again: bool = True) -> tuple[PartitionRow, ...]:
-        """Two calls: the partitions, and (`again`) the cluster's own defaults."""
+        """Read the partitions in two calls: the partitions, and (`again`) the cluster's own defaults."""
         text = self.run("scontrol", "show", "partition", "--all", "--oneliner").decode(errors="replace")
         if again or not self._config:
             self._config = self.run("scontrol", "show", "config").decode(errors="replace")
@@ -144,17 +149,17 @@ class CommandLine(Commands):
         return frozenset(f["NodeList"] for f, _ in rows if state_heard(f) == UNHEARD)
 
     def leaf_switches(self) -> dict[str, str]:
-        """From `scontrol show topology`: the switches of level 0 (topology/tree), or the blocks (topology/block)."""
+        """Read from `scontrol show topology` the switches of level 0 (topology/tree), or the blocks (topology/block)."""
         try:
             lines = self.run("scontrol", "show", "topology").decode(errors="replace").splitlines()
         except SlurmError as error:
             if error.transient:
                 raise
             return {}  # no topology plugin
-        found, problems = leaf_switches(lines)
+        leaves, problems = leaf_switches(lines)
         for problem in problems:
             log.warning("topology: %s", problem)
-        return found
+        return leaves
 
     def reservations(self) -> str:
         return self.run("scontrol", "show", "reservation", "--oneliner").decode(errors="replace")
@@ -166,14 +171,17 @@ class CommandLine(Commands):
         return JobCounts(counts.pop(b"submitted"), sum(counts.values()))
 
     def node_lists(self, job_ids: Sequence[int]) -> Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """One call or two: squeue's short format alone has the excluded nodes. `-j` of several ids reads the queue and filters."""
-        found = self._node_lists(job_ids)
+        """Read the lists in one call or two: only squeue's short format has the excluded nodes.
+
+        `-j` with several ids reads the queue and filters.
+        """
+        lists = self._node_lists(job_ids)
         # an array's record stands for its pending tasks from 23.02 on (`array_rows`), unless it is not asked for
-        left = [i for i in job_ids if i not in found]
-        return {**found, **self._node_lists(left)} if found and left else found
+        unread = [i for i in job_ids if i not in lists]
+        return {**lists, **self._node_lists(unread)} if lists and unread else lists
 
     def _node_lists(self, job_ids: Sequence[int]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
-        found = {}
+        by_job = {}
         for i in range(0, len(job_ids), WIDE_IDS):
             ids = ",".join(str(int(n)) for n in job_ids[i : i + WIDE_IDS])
             fields = (("%A", 12), ("%n", NODE_LIST_BYTES), ("%x", NODE_LIST_BYTES))
@@ -184,9 +192,9 @@ class CommandLine(Commands):
                     continue
                 raise
             for f, _ in rows:
-                required, excluded = (node_names(value(f[k]), int(f["%A"])) for k in ("%n", "%x"))
-                found[int(f["%A"])] = required, excluded
-        return {i: lists for i, lists in found.items() if i in set(job_ids)}
+                required_nodes, excluded_nodes = (node_names(value(f[k]), int(f["%A"])) for k in ("%n", "%x"))
+                by_job[int(f["%A"])] = required_nodes, excluded_nodes
+        return {i: lists for i, lists in by_job.items() if i in set(job_ids)}
 
     def accounting_rules(self) -> AccountingRules:
         rules = read_rules(self.run)
@@ -201,7 +209,7 @@ class CommandLine(Commands):
         return read_past_runs(self.run, from_s, to_s)
 
     def mail_of(self, job: int | str) -> tuple[str, str]:
-        return read_mail(self.run, _named(job))
+        return read_mail(self.run, _check_name(job))
 
     def own_mail_of(self, job_id: int) -> tuple[str, str]:
         """Return (MailUser, MailType) as the job's user set them, also while a resize keeps mails from being sent."""
@@ -238,7 +246,7 @@ class CommandLine(Commands):
         self._check_fields(fields)
         # one that waited for another slurmctld would let the job start on nodes that have not registered there
         timeout_s = START_TIMEOUT_S if self._may_take_over and fields.get("StartTime") == "now" else math.inf
-        words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in fields.items()))
+        words = (f"JobId={_check_name(job)}", *(f"{k}={v}" for k, v in fields.items()))
         self._write("scontrol", "update", *words, timeout_s=timeout_s)
 
     @property
@@ -246,7 +254,7 @@ class CommandLine(Commands):
         return os.geteuid() == 0 or self._tokens
 
     def update_size(self, job: int | str, uid: int, fields: Mapping[str, str]) -> None:
-        # by an update of root or SlurmUser Slurm takes the limits on CPUs as lifted by an admin, for as long as the job lives
+        # after an update by root or SlurmUser, Slurm takes the limits on CPUs as lifted by an admin for the job's whole life
         # (job_mgr.c: limit_set)
         ours = {k: v for k, v in fields.items() if k == "AdminComment"}  # the owner may not write it
         size = {k: v for k, v in fields.items() if k not in ours}
@@ -254,18 +262,18 @@ class CommandLine(Commands):
             self.update(job, fields)
             return
         self._check_fields(size)
-        words = (f"JobId={_named(job)}", *(f"{k}={v}" for k, v in size.items()))
-        # what is denied to the owner says nothing of this user's rights: no DeniedError
-        # by the word of root slurmctld takes the update for the owner's: no process runs as that user, who could hold it
+        words = (f"JobId={_check_name(job)}", *(f"{k}={v}" for k, v in size.items()))
+        # a denial to the owner says nothing about this user's rights: no DeniedError
+        # slurmctld believes root that the update is the owner's: no process runs as that user, who could hold it
         as_root = os.geteuid() == 0
-        named = (f"--uid={known_user(uid)}",) if as_root else ()
+        uid_option = (f"--uid={known_user(uid)}",) if as_root else ()
         token = "" if as_root else self._token(uid)
-        self.run("scontrol", *named, "update", *words, start=self._writing, token=token)
+        self.run("scontrol", *uid_option, "update", *words, start=self._writing, token=token)
         if ours:
             self.update(job, ours)
 
     def _token(self, uid: int) -> str:
-        """The owner's. Where Slurm gives none, limits are checked before each update from now on (`acts_as_owner`)."""
+        """Return the owner's token. If Slurm gives none, limits are checked before each update from now on (`acts_as_owner`)."""
         try:
             return owners_token(self.run, uid)
         except SlurmError as error:
@@ -279,21 +287,36 @@ class CommandLine(Commands):
         # scontrol makes a request for each: beyond Slurm's limit it would sleep before the rest
         at_once = DELAY_IDS if self.pace is None else min(DELAY_IDS, self.pace.at_once)
         for i in range(0, len(jobs), at_once):
-            ids = ",".join(_named(n) for n in jobs[i : i + at_once])
+            ids = ",".join(_check_name(n) for n in jobs[i : i + at_once])
             # it says a line for each of those that have left, and puts off the others
             self._write("scontrol", "update", f"JobId={ids}", f"StartTime=now+{int(seconds)}", fine=NOT_PENDING)
 
     def release(self, job: int | str) -> None:
-        self._write("scontrol", "release", _named(job))
+        self._write("scontrol", "release", _check_name(job))
 
     def requeue(self, job: int | str, *, failed: bool = False) -> None:
         # without `incomplete` a job that has just ended by itself would run a second time
-        self._write("scontrol", "requeue", *(() if failed else ("incomplete",)), _named(job))
+        self._write("scontrol", "requeue", *(() if failed else ("incomplete",)), _check_name(job))
+
+    def step_wait_s(self) -> float:
+        if not self._config:
+            self._config = self.run("scontrol", "show", "config").decode(errors="replace")
+        return float(count(config_values(self._config).get("WaitTime", "").split(" ")[0]))
+
+    def keep_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        fields = {"ReqNodeList": ",".join(nodes)}
+        self._check_fields(fields)
+        with tempfile.TemporaryDirectory(
+            prefix="synergy-resize-"
+        ) as folder:  # scontrol writes scripts for the job's shell there
+            self._write(
+                "scontrol", "update", f"JobId={_check_name(job)}", f"ReqNodeList={fields['ReqNodeList']}", folder=folder
+            )
 
     def power_up(self, nodes: Sequence[str]) -> None:
         if not nodes or any(not _NODE.match(name) for name in nodes):
             raise SlurmError("scontrol update", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
-        # what is denied for nodes says nothing of this user's rights over jobs: no DeniedError
+        # a denial for nodes says nothing about this user's rights over jobs: no DeniedError
         self.run("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP", start=self._writing)
 
     def reserve(self, name: str, nodes: Sequence[str], user: str) -> None:
@@ -301,7 +324,7 @@ class CommandLine(Commands):
             raise SlurmError("scontrol create", f"{', '.join(nodes)!r} are no names of nodes", transient=False)
         what = f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user}"
         when = "StartTime=now", f"Duration={SHIELD_S // 60}", f"Flags={','.join(SHIELD_FLAGS)}"
-        # what is denied for reservations says nothing of this user's rights over jobs: no DeniedError
+        # a denial for reservations says nothing about this user's rights over jobs: no DeniedError
         self.run("scontrol", "create", "reservation", *what, *when, start=self._writing)
 
     def unreserve(self, name: str) -> None:
@@ -314,7 +337,7 @@ class CommandLine(Commands):
 
     def signal_launchers(self, job: int | str, name: str) -> None:
         # never the job, nor a step that is none of ours: whoever does not handle the signal dies of it
-        text = self.run("squeue", "-a", "-s", "-h", "-j", _named(job), "-o", "%i %j").decode(errors="replace")
+        text = self.run("squeue", "-a", "-s", "-h", "-j", _check_name(job), "-o", "%i %j").decode(errors="replace")
         steps = launcher_steps(text)
         if not steps:
             raise SlurmError("squeue -s", f"which step of job {job} trains is not to be seen", transient=True)
@@ -326,9 +349,15 @@ class CommandLine(Commands):
             if not _KEY.match(key) or any(not c.isprintable() for c in text):
                 raise SlurmError("scontrol update", f"{key}={text!r} is no field and value for it", transient=False)
 
-    def _write(self, *argv: str, timeout_s: float = math.inf, fine: re.Pattern[str] | None = None) -> None:
+    def _write(
+        self,
+        *argv: str,
+        timeout_s: float = math.inf,
+        fine: re.Pattern[str] | None = None,
+        folder: str | None = None,
+    ) -> None:
         try:
-            self.run(*argv, timeout_s=timeout_s, fine=fine, start=self._writing)
+            self.run(*argv, timeout_s=timeout_s, fine=fine, start=self._writing, folder=folder)
         except SlurmError as error:
             _check_denied(error)
             raise
@@ -339,14 +368,14 @@ class CommandLine(Commands):
         fields = job_fields(self._own_release())
         rows = self._rows(fields, *options)
         if self._own_release() >= MERGES_TASKS and may_hide(rows):
-            rows, hidden = apart(rows, [f for f, _ in self.table("squeue", TASK_FIELDS, "-a", "-r", *options)])
-            rows += self._rows_of(hidden, fields, HIDDEN_IDS)
+            rows, hidden_ids = apart(rows, [f for f, _ in self.table("squeue", TASK_FIELDS, "-a", "-r", *options)])
+            rows += self._rows_of(hidden_ids, fields, HIDDEN_IDS)
         return tuple(rows)
 
     def _rows(self, fields: Sequence[tuple[str, int]], *options: str) -> list[JobRow]:
         cut: list[int] = []
         rows: list[JobRow] = []
-        wide = _widened(fields, JOB_WIDE)
+        wide = _with_widths(fields, JOB_WIDE)
         for f, full in self.table("squeue", fields, *JOB_OPTIONS, *options):
             if full & JOB_WIDE.keys() and wide != fields:
                 cut.append(count(f["JobID"]))
@@ -359,17 +388,17 @@ class CommandLine(Commands):
         for i in range(0, len(job_ids), at_once):
             ids = job_ids[i : i + at_once]
             try:
-                found = self._rows(fields, "-j", ",".join(map(str, ids)))
+                batch = self._rows(fields, "-j", ",".join(map(str, ids)))
             except SlurmError as error:
                 if NO_JOB.search(error.what):  # it has left in between
                     continue
                 raise
             # an id of an array or a heterogeneous job names its other parts too
-            rows.extend(row for row in found if row.job_id in ids)
+            rows.extend(row for row in batch if row.job_id in ids)
         return rows
 
     def _own_release(self) -> tuple[int, int]:
-        """(22, 5) of 22.05.8. Asked of Slurm once."""
+        """Return (22, 5) for 22.05.8. Slurm is asked once."""
         if self._slurm_release is None:
             first, second = re.findall(r"\d+", f"{self.version()} 0 0")[:2]
             if int(first):
@@ -378,8 +407,8 @@ class CommandLine(Commands):
         return self._slurm_release
 
 
-def _named(job: int | str) -> str:
-    """Raises SlurmError for what names no job."""
+def _check_name(job: int | str) -> str:
+    """Return the job's name as text. Raises SlurmError for what names no job."""
     if not _NAMED.match(str(job)):
         raise SlurmError("job", f"{job!r} names no job", transient=False)
     return str(job)
@@ -391,5 +420,5 @@ def _check_denied(error: SlurmError) -> None:
         raise DeniedError(error.where, what, "run synergyd as root, SlurmUser, or with AdminLevel=Admin") from None
 
 
-def _widened(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _with_widths(fields: Sequence[tuple[str, int]], wide: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((name, wide.get(name, width)) for name, width in fields)

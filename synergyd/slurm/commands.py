@@ -14,9 +14,9 @@ from time import perf_counter
 
 from synergyd.slurm import child
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.pace import Pace, requests_of
+from synergyd.slurm.pace import TokenBucket, requests_of
 
-# what an outer job or a user's habits would change: formats, filters, another cluster
+# variables by which an outer job or a user's habits would change formats, filters or the cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
 _OURS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 # A row of squeue takes up to 100 KB; 100,000 usual ones 150 MB. An answer to an update is a line a job.
@@ -29,12 +29,12 @@ TRANSIENT = re.compile(
     r"completing|backup|Rate limit exceeded",
     re.IGNORECASE,
 )
-# what Slurm says and ends with exit code 0 all the same (22.05)
+# errors after which Slurm still ends with exit code 0 (22.05)
 _BAD_FORMAT = re.compile(r"Invalid \w+ format|job script retrieval failed|--uid=\S+ invalid", re.IGNORECASE)
 
 
 class Commands:
-    """Runs them. `environment` is added to the daemon's own. Calls are counted in `calls`."""
+    """A runner of Slurm's commands. `environment` is added to the daemon's own. Calls are counted in `calls`."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
         outer = {k: v for k, v in os.environ.items() if k in _OURS or not k.startswith(_FOREIGN)}
@@ -43,17 +43,17 @@ class Commands:
         self._environment = {**outer, **(environment or {}), **own}
         self._timeout_s = timeout_s
         self.calls = 0
-        self.pace: Pace | None = None  # where Slurm limits the requests of this user
+        self.pace: TokenBucket | None = None  # where Slurm limits the requests of this user
         self.took: deque[tuple[str, float]] = deque(maxlen=TOOK)  # (command, seconds) of the latest calls
 
     def paced_s(self) -> float:
-        """For how many seconds in all calls have waited for their turn, where Slurm limits the requests of this user."""
+        """Return for how many seconds in all calls have waited for their turn, if Slurm limits the requests of this user."""
         return self.pace.waited_s if self.pace is not None else 0.0
 
     def table(
         self, program: str, fields: Sequence[tuple[str, int]], *options: str
     ) -> list[tuple[dict[str, str], frozenset[str]]]:
-        """Rows of a fixed-width format, cut by byte offsets: (text by column, columns filled to the last byte).
+        """Return the rows of a fixed-width format, cut by byte offsets: (text by column, columns filled to the last byte).
 
         Raises SlurmError when a row has another length.
         """
@@ -86,16 +86,20 @@ class Commands:
         fine: re.Pattern[str] | None = None,
         start: Callable[[], AbstractContextManager[None]] = nullcontext,
         token: str = "",
+        folder: str | None = None,
     ) -> bytes:
-        """Standard output. Raises SlurmError with what it said, but for the lines that are `fine`. `token`: as the user whose it
-        is, for Slurm alone."""
+        """Run a command in `folder` (None: the daemon's own) and return its standard output.
+
+        Raises SlurmError with what it said, except for the lines that are `fine`. `token`: run as the user whose
+        token it is, for Slurm alone.
+        """
         self.calls += 1
         if self.pace is not None:
             self.pace.take(requests_of(argv))
         timeout_s = min(timeout_s, self._timeout_s)
         began_s = perf_counter()
         try:
-            done = self._answer(argv, timeout_s, start, token)
+            answer = self._answer(argv, timeout_s, start, token, folder)
         except subprocess.TimeoutExpired:
             raise SlurmError(
                 argv[0], f"no answer within {timeout_s:g} s (are slurmctld and munged up?)", transient=True
@@ -104,26 +108,31 @@ class Commands:
             raise SlurmError(argv[0], f"can't be run: {error.strerror}", transient=False) from None
         finally:
             self.took.append((argv[0], perf_counter() - began_s))
-        text = done.stderr.decode(errors="replace").strip()
+        text = answer.stderr.decode(errors="replace").strip()
         if text and fine:
             text = "\n".join(line for line in text.splitlines() if line and not fine.search(line))
             if not text:
-                return done.stdout
+                return answer.stdout
         # a warning about slurm.conf is an "error:" too, but ends well; a column that is not known ends well, without it
-        if done.returncode or _BAD_FORMAT.search(text):
+        if answer.returncode or _BAD_FORMAT.search(text):
             raise SlurmError(
-                " ".join(argv[:3]), text or f"exit {done.returncode}", transient=bool(TRANSIENT.search(text))
+                " ".join(argv[:3]), text or f"exit {answer.returncode}", transient=bool(TRANSIENT.search(text))
             )
-        return done.stdout
+        return answer.stdout
 
     def _answer(
-        self, argv: Sequence[str], timeout_s: float, start: Callable[[], AbstractContextManager[None]], token: str
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        start: Callable[[], AbstractContextManager[None]],
+        token: str,
+        folder: str | None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run `argv` and return what it printed. Raise TimeoutExpired, and SlurmError where it prints too much."""
+        """Run `argv` and return what it printed. Raise TimeoutExpired, and SlurmError if it prints too much."""
         environment = self._environment | ({"SLURM_JWT": token} if token else {})
         short = argv[0] == "scancel" or not _SAYS_LITTLE.isdisjoint(argv[1:3])
         most_bytes = MOST_WRITTEN_BYTES if short else MOST_READ_BYTES
         try:
-            return child.answer(argv, environment, timeout_s, most_bytes, start)
+            return child.answer(argv, environment, timeout_s, most_bytes, start, folder)
         except child.TooLongError:
             raise SlurmError(argv[0], f"it printed more than {most_bytes // 2**20} MiB", transient=False) from None

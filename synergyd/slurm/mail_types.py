@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: of a requeue and of the start that follows it
+#: types for a requeue and for the start that follows it
 RESTART_TYPES = ("BEGIN", "REQUEUE")
 # Slurm takes them away by itself when it has sent them
 _SENT_ONCE = ("TIME_LIMIT", "TIME_LIMIT_50", "TIME_LIMIT_80", "TIME_LIMIT_90")
@@ -12,14 +12,14 @@ _NO_MAIL = "INVALID_DEPEND"
 
 def without_restarts(types: str) -> str:
     """Return the MailType `types` without the mails that a resize would send."""
-    kept = [word for word in types.split(",") if word and word not in RESTART_TYPES]
-    return ",".join(kept) if kept or not types else _NO_MAIL
+    other_types = [word for word in types.split(",") if word and word not in RESTART_TYPES]
+    return ",".join(other_types) if other_types or not types else _NO_MAIL
 
 
 def with_restarts(types: str, own: str) -> str:
-    """Return the MailType that gives a job with `types` the mails back that its user asked for as `own`.
+    """Return the MailType that gives a job with `types` back the mails that its user asked for as `own`.
 
-    It is `types` where somebody has set another MailType since the resize began.
+    It is `types` if somebody has set another MailType since the resize began.
     """
 
     def lasting(text: str) -> set[str]:

@@ -17,8 +17,11 @@ _CANNOT_SHOW = (errno.ENOTSUP, errno.EPERM, errno.EINVAL)
 
 
 def show_to(file: int, uid: int, *, is_secret: bool) -> None:
-    """Let user `uid` read the open file `file`, and nobody else but its owner: by an ACL, or, where root writes on a file system without
-    ACLs, as the file's owner. Where neither can be had all users may read it, or, if it `is_secret`, none. Raises OSError."""
+    """Let user `uid` read the open file `file`, and nobody else but its owner.
+
+    This is done by an ACL or, if root writes on a file system without ACLs, by making `uid` the file's owner. If
+    neither can be had, all users may read it, or none if it `is_secret`. Raises OSError.
+    """
     os.fchmod(file, 0o600)
     if uid == os.fstat(file).st_uid:
         return
@@ -44,8 +47,10 @@ def _give(file: int, uid: int) -> bool:
 
 
 def write_for(path: Path, text: str, uid: int) -> None:
-    """Writes the file anew for user `uid`'s eyes: as root it becomes theirs, else they are named in its ACL. Raises OSError, and
-    leaves no file then (on a file system without ACLs, for example)."""
+    """Write the file anew so that user `uid` can read it: as root it becomes theirs, else they are named in its ACL.
+
+    Raises OSError, and then leaves no file (on a file system without ACLs, for example).
+    """
     path.unlink(missing_ok=True)
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w")
     try:

@@ -12,10 +12,10 @@ from synergyd.slurm.parsed.config_values import config_values
 
 # slurm.conf(5), SlurmctldParameters: tokens that a user has at first, and how many come back each so many seconds
 BUCKET, REFILL, PERIOD_S = 30, 2, 1
-OURS = 0.5  # of the limit for the daemon's main loop: its other threads, and the user's own commands, are counted by Slurm too
+OURS = 0.5  # share of the limit for the daemon's main loop: its other threads, and the user's own commands, are counted by Slurm too
 
 
-class Pace:
+class TokenBucket:
     """Tokens that come back with time, one for each request. `take` waits until there are enough.
 
     `waited_s`: for how long in all, the wait that is under way included.
@@ -35,7 +35,7 @@ class Pace:
 
     @property
     def at_once(self) -> int:
-        """How many requests one command may make at the most."""
+        """Return how many requests one command may make at most."""
         return int(self._bucket)
 
     def take(self, requests: int = 1) -> None:
@@ -49,7 +49,7 @@ class Pace:
 
 
 def requests_of(argv: Sequence[str]) -> int:
-    """The requests that slurmctld counts for one command of ours, as sdiag told them on 22.05.8, 24.11.5 and 26.05.5."""
+    """Return the requests that slurmctld counts for one of our commands, as sdiag showed them on 22.05.8, 24.11.5 and 26.05.5."""
     program, rest = argv[0], argv[1:]
     if program == "squeue":  # the jobs, and the partitions beside them; of some ids the federation too
         return 1 if "--json" in rest else 3 if "-j" in rest else 2
@@ -62,16 +62,16 @@ def requests_of(argv: Sequence[str]) -> int:
     return 0 if "--version" in rest else 1
 
 
-def pace_of(config: str) -> Pace | None:
-    """What `scontrol show config` allows a user other than root and SlurmUser; None where nothing is limited."""
+def pace_of(config: str) -> TokenBucket | None:
+    """Return what `scontrol show config` allows a user other than root and SlurmUser, or None if nothing is limited."""
     words = [word.strip().lower() for word in config_values(config).get("SlurmctldParameters", "").split(",")]
     if "rl_enable" not in words:
         return None
-    said = dict(word.partition("=")[::2] for word in words)
+    values = dict(word.partition("=")[::2] for word in words)
 
     def number(key: str, usual: int) -> int:
-        text = said.get(key, "")
+        text = values.get(key, "")
         return int(text) if text.isdecimal() and len(text) < 10 and int(text) else usual
 
     per_s = number("rl_refill_rate", REFILL) / number("rl_refill_period", PERIOD_S)
-    return Pace(OURS * number("rl_bucket_size", BUCKET), OURS * per_s)
+    return TokenBucket(OURS * number("rl_bucket_size", BUCKET), OURS * per_s)

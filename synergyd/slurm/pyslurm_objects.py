@@ -12,17 +12,20 @@ from typing import Any
 
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import node_names
-from synergyd.slurm.parsed.node_states import heard
-from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, NodeRow, job_state, node_state, shown
+from synergyd.slurm.parsed.node_states import registered_state
+from synergyd.slurm.parsed.rows import NAME_BYTES, REASON_BYTES, JobRow, SlurmNodeRow, job_state, node_state, shorten
 
 
 def counts_gpus(config: Any) -> bool:
-    """Does slurmctld count GPUs in use? `config`: pyslurm.slurmctld.Config."""
+    """Return whether slurmctld counts GPUs in use. `config`: pyslurm.slurmctld.Config."""
     return any(name.split(":")[0] == "gres/gpu" for name in config.accounting_storage_tres)
 
 
 def job_row(j: Any) -> JobRow:
-    """`j`: a pyslurm.Job. Raises SlurmError for a host list and a request by GPU, or IndexError where that fails in pyslurm."""
+    """Return the row of `j`, a pyslurm.Job.
+
+    Raises SlurmError for a host list and a request by GPU, or IndexError where that fails in pyslurm.
+    """
     job_id, limit_s = int(j.id), None if j.time_limit is None else 60.0 * j.time_limit
     tres = j.allocated_tres or j.requested_tres
     total = {name: _count(getattr(tres, name, None)) for name in ("node", "cpu", "mem")}
@@ -37,12 +40,12 @@ def job_row(j: Any) -> JobRow:
         )
     return JobRow(
         job_id=job_id,
-        name=shown(text_of(j, "name"), NAME_BYTES),
+        name=shorten(text_of(j, "name"), NAME_BYTES),
         user=j.user_name,
         uid=j.user_id,
         partition=j.partition or "",
         state=job_state(j.state),
-        reason=shown(j.state_reason or "", REASON_BYTES),
+        reason=shorten(j.state_reason or "", REASON_BYTES),
         num_nodes=total["node"] or j.num_nodes or 0,
         num_cpus=total["cpu"] or j.cpus,
         num_tasks=j.ntasks,
@@ -88,14 +91,14 @@ def job_row(j: Any) -> JobRow:
         array_job_id=j.array_id or 0,
         array_task=_array_task(j) if array else "",
         het_job_id=j.heterogeneous_id or 0,
-        # of other jobs it is a large number
+        # for other jobs it is a large number
         het_offset=(j.heterogeneous_offset or 0) if het else 0,
         nice=j.nice or 0,
     )
 
 
-def node_row(n: Any) -> NodeRow:
-    """`n`: a pyslurm.Node. Raises SlurmError where it doesn't say of which type the GPUs in use are."""
+def node_row(n: Any) -> SlurmNodeRow:
+    """Return the row of `n`, a pyslurm.Node. Raises SlurmError if it doesn't say of which type the GPUs in use are."""
     # slurm counts a typed GPU twice: as one of its type, and as one
     used = {name: count for name, count in n.allocated_gres.items() if name.startswith("gpu:")}
     total = n.allocated_gres.get("gpu", 0)
@@ -103,14 +106,14 @@ def node_row(n: Any) -> NodeRow:
     if total and not used and len(kinds) > 1:
         what = f"node {n.name} has GPUs of several types, and AccountingStorageTRES names none of them"
         raise SlurmError("pyslurm nodes", what, transient=False)
-    return NodeRow(
+    return SlurmNodeRow(
         name=n.name,
-        state=heard(node_state(n.state.lower()), n.slurm_version or ""),
+        state=registered_state(node_state(n.state.lower()), n.slurm_version or ""),
         gres=_items(n.configured_gres),
         gres_used=_items(used or dict.fromkeys(kinds or n.configured_gres, total)),
         features=tuple(n.active_features),
         partitions=tuple(sorted(n.partitions)),
-        reason=shown(n.reason or "", REASON_BYTES),
+        reason=shorten(n.reason or "", REASON_BYTES),
         cpus=n.total_cpus,
         cpus_alloc=n.allocated_cpus,
         memory_mib=n.real_memory or 0,
@@ -121,13 +124,16 @@ def node_row(n: Any) -> NodeRow:
 
 
 def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: float | None) -> float | None:
-    """The job's end as squeue has it: libslurm has one also before a start is planned, and 1 or 136 years away without a limit."""
-    known = limit_s is not None or state == "COMPLETING"
-    return end_s if known and not (state == "PENDING" and start_s is None) else None
+    """Return the job's end as squeue has it.
+
+    In libslurm a job has one even before a start is planned, and without a limit one that is 1 or 136 years away.
+    """
+    has_end = limit_s is not None or state == "COMPLETING"
+    return end_s if has_end and not (state == "PENDING" and start_s is None) else None
 
 
 def text_of(owner: Any, name: str) -> str:
-    """An attribute that a user has written, which need not be UTF-8: pyslurm then raises what it could not decode."""
+    """Return an attribute that a user has written, which need not be UTF-8: pyslurm then raises what it could not decode."""
     try:
         return getattr(owner, name) or ""
     except UnicodeDecodeError as error:
@@ -150,24 +156,24 @@ def _gpus(tres: Any) -> int:
 
 
 def _items(counts: Mapping[str, int]) -> str:
-    """{gres/gpu:a100: 4} as `gres/gpu:a100:4`."""
+    """Return {gres/gpu:a100: 4} as `gres/gpu:a100:4`."""
     return ",".join(f"{name}:{count}" for name, count in counts.items())
 
 
 def _array_task(j: Any) -> str:
-    """The tasks that wait with their limit, as squeue shows them; else the task's number, which pyslurm leaves out where it is 0."""
+    """Return the waiting tasks with their limit, as squeue shows them, else the task's number. pyslurm leaves the number out if it is 0."""
     if j.array_tasks_waiting:
         limit = j.array_tasks_parallel
         return f"{j.array_tasks_waiting}%{limit}" if limit else str(j.array_tasks_waiting)
     return str(j.array_task_id or 0)
 
 
-def _dependency(found: Mapping[str, Any] | None) -> str:
-    """pyslurm's table as squeue's words."""
-    if not found:
+def _dependency(columns: Mapping[str, Any] | None) -> str:
+    """Return pyslurm's table as squeue's words."""
+    if not columns:
         return ""
     jobs: Iterable[str] = (
-        f"{kind}:{':'.join(map(str, ids))}" for kind, ids in found.items() if isinstance(ids, list) and ids
+        f"{kind}:{':'.join(map(str, ids))}" for kind, ids in columns.items() if isinstance(ids, list) and ids
     )
-    words = [*jobs, *(["singleton"] if found.get("singleton") else [])]
-    return ("?" if found.get("satisfy") == "any" else ",").join(words)
+    words = [*jobs, *(["singleton"] if columns.get("singleton") else [])]
+    return ("?" if columns.get("satisfy") == "any" else ",").join(words)

@@ -19,9 +19,10 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from synergyd.errors import one_line
+from synergy_core.errors import one_line
+
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.parsed.rows import JobRow, NodeRow
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
 from synergyd.slurm.pyslurm_reader import PyslurmReader
 
 _LENGTH = struct.Struct("<Q")
@@ -29,9 +30,10 @@ CALLS = ("version", "made_for", "jobs", "nodes")
 
 
 class PyslurmProcess:
-    """The daemon's end: a SlurmReader. The process is started at the first call, and anew where one ended or gave no answer in time.
+    """A SlurmReader, which is the daemon's end of the process.
 
-    `environment` is added to this process's own. Raises SlurmError from every method; one that is not transient says that this
+    The process is started at the first call, and anew if one ended or gave no answer in time. `environment` is
+    added to this process's own. Raises SlurmError from every method; one that is not transient says that this
     pyslurm does not work here.
     """
 
@@ -41,25 +43,25 @@ class PyslurmProcess:
         self._environment = {**os.environ, **(environment or {})}
         self._timeout_s = timeout_s
         self._child: subprocess.Popen[bytes] | None = None
-        self._answered = False  # by the process that runs now
-        self._said: IO[bytes] | None = None  # what it writes of its errors
+        self._answered = False  # the process that runs now has answered
+        self._said: IO[bytes] | None = None  # the errors that it writes
 
     def version(self) -> str:
         return str(self._ask("version"))
 
     def made_for(self) -> tuple[str, str]:
-        """(pyslurm's own version, that of the libslurm it has loaded)."""
+        """Return (pyslurm's own version, that of the libslurm it has loaded)."""
         own, library = self._ask("made_for")
         return str(own), str(library)
 
     def jobs(self) -> tuple[JobRow, ...]:
         return tuple(self._ask("jobs"))
 
-    def nodes(self) -> tuple[NodeRow, ...]:
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
         return tuple(self._ask("nodes"))
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._child is not None:
             self._child.kill()
             self._child.communicate()
@@ -89,19 +91,19 @@ class PyslurmProcess:
 
     def _take(self, child: subprocess.Popen[bytes], length: int, end_s: float) -> bytes:
         assert child.stdout is not None
-        found, ready = bytearray(), select.poll()  # select() takes no descriptor above 1023
+        answer, ready = bytearray(), select.poll()  # select() takes no descriptor above 1023
         ready.register(child.stdout, select.POLLIN)
-        while len(found) < length:
+        while len(answer) < length:
             left_s = max(0.0, end_s - time.monotonic())
             if not ready.poll(1000 * left_s):
                 what = f"no answer within {self._timeout_s:g} s (are slurmctld and munged up?)"
                 raise SlurmError("pyslurm", what, transient=True)
-            more = os.read(child.stdout.fileno(), length - len(found))
+            more = os.read(child.stdout.fileno(), length - len(answer))
             if not more:
                 # one that has worked was ended by somebody, or by one bad answer: it is started anew
                 raise SlurmError("pyslurm", f"its process ended: {self._last_words()}", transient=self._answered)
-            found += more
-        return bytes(found)
+            answer += more
+        return bytes(answer)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 `close` does
@@ -123,28 +125,28 @@ class PyslurmProcess:
         return one_line(lines[-1], 200) if lines else "without a word"
 
 
-def serve(reader: PyslurmReader, asked: IO[bytes], told: IO[bytes]) -> None:
-    """Answers until `asked` ends."""
-    for line in asked:
+def serve(reader: PyslurmReader, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until `requests` ends."""
+    for line in requests:
         what = line.decode().strip()
         try:
             answer: tuple[bool, object] = True, getattr(reader, what)() if what in CALLS else None
         except SlurmError as error:
             answer = False, (error.where, error.what, error.transient)
         body = pickle.dumps(answer)
-        told.write(_LENGTH.pack(len(body)) + body)
-        told.flush()
+        answers.write(_LENGTH.pack(len(body)) + body)
+        answers.flush()
 
 
 def main() -> None:
-    """Entry point. What pyslurm prints goes where its errors go: standard output is the daemon's."""
-    told = os.fdopen(os.dup(1), "wb")
+    """Run the process. Output of pyslurm goes where its errors go: standard output is the daemon's."""
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         reader = PyslurmReader()
     except SlurmError as error:
         sys.exit(error.what)
-    serve(reader, sys.stdin.buffer, told)
+    serve(reader, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Bulk reads through pyslurm, the same rows as the command line's without starting a process for each.
 
-Of its old classes `job` (22.5 to 25.5) and `node` (22.5 to 24.11) `get()`, which tells all; where they are gone `Jobs.load()` and
-`Nodes.load()`, see pyslurm_objects. It never writes: `Job.modify` ignores fields and `Job.hold` ends the process.
+Its old classes `job` (22.5 to 25.5) and `node` (22.5 to 24.11) are read by `get()`, which tells all. Where they are
+gone, `Jobs.load()` and `Nodes.load()` are used, see pyslurm_objects. It never writes: `Job.modify` ignores fields and
+`Job.hold` ends the process.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from synergyd.slurm import pyslurm_objects
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.columns import count, node_names, nodes_and_cpus, tres_counts
 from synergyd.slurm.commands import TRANSIENT
-from synergyd.slurm.parsed.node_states import heard
+from synergyd.slurm.parsed.node_states import registered_state
 from synergyd.slurm.parsed.rows import (
     NAME_BYTES,
     REASON_BYTES,
     JobRow,
-    NodeRow,
+    SlurmNodeRow,
     memory_is_per_cpu,
     mib_of,
     node_state,
     per_gpu,
-    shown,
+    shorten,
 )
 
 T = TypeVar("T")
 
-# What may differ from the command line's rows, and why. Everything else is equal; the contract tests hold both to it.
+# Fields that may differ from the command line's rows, and why. All others are equal; the contract tests hold both to it.
 DIFFERENCES: Mapping[str, str] = {
     "JobRow.tres_per_node": "pyslurm's newer class writes the count of one too",
     "JobRow.tres_other": "pyslurm's newer class gives the GPUs of a request by job, task or socket in all",
     "JobRow.reason": "pyslurm writes underscores for the spaces of a long reason",
-    "NodeRow.state": "pyslurm gives MAINT, REBOOT, PLANNED or RESERVED in place of the state with that flag, and mixed "
+    "SlurmNodeRow.state": "pyslurm gives MAINT, REBOOT, PLANNED or RESERVED in place of the state with that flag, and mixed "
     "for a full node that keeps cores for the system",
-    "NodeRow.gres_used": "pyslurm's newer class does not name the GPUs themselves (IDX)",
+    "SlurmNodeRow.gres_used": "pyslurm's newer class does not name the GPUs themselves (IDX)",
 }
 
 # squeue shows none of these unless it is asked to
@@ -71,44 +72,44 @@ class PyslurmReader:
         self.calls = 0
 
     def version(self) -> str:
-        """libslurm's release; no call to slurmctld."""
+        """Return libslurm's release; no call to slurmctld is made."""
         return release(self._read("version", self._pyslurm.slurm_api_version))
 
     def made_for(self) -> tuple[str, str]:
-        """(pyslurm's own version, libslurm's); empty where it does not say."""
+        """Return (pyslurm's own version, libslurm's); both are empty if it does not say."""
         try:
             return str(self._pyslurm.__version__), release(self._pyslurm.slurm_api_version())
         except (AttributeError, TypeError, ValueError):
             return "", ""
 
     def jobs(self) -> tuple[JobRow, ...]:
-        """One RPC."""
+        """Return all jobs, in one RPC."""
 
         def rows() -> tuple[JobRow, ...]:
             if not hasattr(self._pyslurm, "job"):
                 return tuple(_new_row(j) for j in self._pyslurm.Jobs.load().values() if j.state not in _GONE)
-            found = self._pyslurm.job().get()
+            jobs = self._pyslurm.job().get()
             users: dict[int, str] = {}
-            return tuple(_job_row(j, users) for j in found.values() if j["job_state"] not in _GONE)
+            return tuple(_job_row(j, users) for j in jobs.values() if j["job_state"] not in _GONE)
 
         return self._read("jobs", rows)
 
-    def nodes(self) -> tuple[NodeRow, ...]:
-        """All nodes that are in a partition, as sinfo has it. Up to three RPCs: nodes, partitions, settings."""
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
+        """Return all nodes that are in a partition, as sinfo has it. Up to three RPCs are made: nodes, partitions, settings."""
 
-        def rows() -> tuple[NodeRow, ...]:
+        def rows() -> tuple[SlurmNodeRow, ...]:
             if not hasattr(self._pyslurm, "node"):
                 if not pyslurm_objects.counts_gpus(self._pyslurm.slurmctld.Config.load()):
                     what = "it tells GPUs in use only where AccountingStorageTRES has gres/gpu"
                     raise SlurmError("pyslurm nodes", what, transient=False)
                 return tuple(pyslurm_objects.node_row(n) for n in self._pyslurm.Nodes.load().values() if n.partitions)
-            found = self._pyslurm.node().get()
-            return tuple(_node_row(n) for n in found.values() if n["partitions"])
+            nodes = self._pyslurm.node().get()
+            return tuple(_node_row(n) for n in nodes.values() if n["partitions"])
 
         return self._read("nodes", rows)
 
     def _read(self, what: str, read: Callable[[], T]) -> T:
-        """Whatever goes wrong in pyslurm, of any type, becomes a SlurmError."""
+        """Read from pyslurm. Whatever goes wrong in it, of any type, becomes a SlurmError."""
         self.calls += 1
         try:
             return read()
@@ -130,7 +131,7 @@ def _new_row(j: Any) -> JobRow:
 
 
 def release(version: tuple[int, int, int]) -> str:
-    """(22, 5, 8) -> `22.05.8`."""
+    """Return `22.05.8` for (22, 5, 8)."""
     major, minor, micro = version
     return f"{major}.{minor:02d}.{micro}"
 
@@ -140,12 +141,12 @@ def _time(value: int) -> float | None:
 
 
 def _count(value: int | None) -> int:
-    """0 where Slurm has none: pyslurm says None, of some releases' Slurm the number that means none (65534)."""
+    """Return the count, or 0 if Slurm has none. pyslurm then says None, or with some releases' Slurm the number that means none (65534)."""
     return 0 if value is None or value in _NO_VALUE else value
 
 
 def _user(uid: int, users: dict[int, str]) -> str:
-    """The user's name as squeue prints it. `users` keeps the names of one read."""
+    """Return the user's name as squeue prints it. `users` keeps the names of one read."""
     if uid not in users:
         try:
             users[uid] = pwd.getpwuid(uid).pw_name
@@ -164,12 +165,12 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
     unit = [None if x in _NO_VALUE else x for x in (j["sockets_per_node"], j["cores_per_socket"])]
     return JobRow(
         job_id=job_id,
-        name=shown(j["name"] or "", NAME_BYTES),
+        name=shorten(j["name"] or "", NAME_BYTES),
         user=_user(j["user_id"], users),
         uid=j["user_id"],
         partition=j["partition"] or "",
         state=j["job_state"],
-        reason=shown(j["state_reason"] or "", REASON_BYTES),
+        reason=shorten(j["state_reason"] or "", REASON_BYTES),
         num_nodes=nodes or j["num_nodes"],
         num_cpus=cpus or j["num_cpus"],
         num_tasks=_count(j["num_tasks"]),
@@ -220,15 +221,15 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
     )
 
 
-def _node_row(n: Mapping[str, Any]) -> NodeRow:
-    return NodeRow(
+def _node_row(n: Mapping[str, Any]) -> SlurmNodeRow:
+    return SlurmNodeRow(
         name=n["name"],
-        state=heard(_state(n["state"]), n["version"] or ""),
+        state=registered_state(_state(n["state"]), n["version"] or ""),
         gres=",".join(n["gres"] or ()),
         gres_used=",".join(n["gres_used"] or ()),
         features=tuple(x for x in (n["features"] or "").split(",") if x),
         partitions=tuple(sorted(n["partitions"])),
-        reason=shown(n["reason"] or "", REASON_BYTES),
+        reason=shorten(n["reason"] or "", REASON_BYTES),
         cpus=n["cpus"],
         cpus_alloc=n["alloc_cpus"],
         memory_mib=n["real_memory"],
@@ -239,7 +240,7 @@ def _node_row(n: Mapping[str, Any]) -> NodeRow:
 
 
 def _state(text: str) -> str:
-    """pyslurm's `IDLE*+DRAIN+POWER` as sinfo's `idle+drain+not_responding+powered_down`."""
+    """Return pyslurm's `IDLE*+DRAIN+POWER` as sinfo's `idle+drain+not_responding+powered_down`."""
     flags = []
     while text[-1:] in _MARKS or "+" in text:
         if text[-1] in _MARKS:

@@ -1,4 +1,7 @@
-"""May a user do to jobs what the daemon does? By what slurmctld goes by: SlurmUser, and AdminLevel in its own copy of slurmdbd's users."""
+"""Whether a user may do to jobs what the daemon does.
+
+slurmctld decides by SlurmUser, and by AdminLevel in its own copy of slurmdbd's users.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ _LEVEL = re.compile(r"^UserName=\S*\((\d+)\) .*\bAdminLevel=([^\n]*?)\s*$", re.M
 
 
 def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
-    """By `run(*argv)`, for this process's user; a daemon that `writes` needs more than one that looks (and reads scripts).
-    `scontrol show config` where Slurm treats this user like others, else "". Raises DeniedError, and what `run` raises."""
+    """Check by `run(*argv)` whether this process's user has the rights it needs.
+
+    A daemon that `writes` needs more than one that looks (and reads scripts). Returns `scontrol show config` if
+    Slurm treats this user like others, else "". Raises DeniedError, and what `run` raises.
+    """
     uid = os.geteuid()
     config = "" if uid == 0 else run("scontrol", "show", "config").decode(errors="replace")
     if uid == 0 or slurm_user(config)[1] == uid:
@@ -39,18 +45,18 @@ def demand_rights(run: Callable[..., bytes], *, writes: bool) -> str:
 
 
 def counts_users(config: str) -> bool:
-    """Does Slurm have users of slurmdbd? Where slurmdbd is away it has none for a while."""
+    """Return whether Slurm has users of slurmdbd. It has none for a while if slurmdbd is away."""
     return "slurmdbd" in config_values(config).get("AccountingStorageType", "")
 
 
 def slurm_user(config: str) -> tuple[str, int]:
-    """(name, uid) out of `scontrol show config`; root's where it does not say."""
-    found = _NAME_UID.match(config_values(config).get("SlurmUser", ""))
-    return (found[1], int(found[2])) if found else ("root", 0)
+    """Return (name, uid) from `scontrol show config`; root's if it does not say."""
+    name_and_uid = _NAME_UID.match(config_values(config).get("SlurmUser", ""))
+    return (name_and_uid[1], int(name_and_uid[2])) if name_and_uid else ("root", 0)
 
 
 def admin_level(users: str, uid: int) -> str:
-    """That of a user out of `scontrol show assoc_mgr flags=users`; "" where slurmctld knows of none."""
+    """Return a user's admin level from `scontrol show assoc_mgr flags=users`, or "" if slurmctld knows of none."""
     for its, level in _LEVEL.findall(users):
         if int(its) == uid:
             return "" if level in ("Not Set", "None") else str(level)
@@ -58,6 +64,9 @@ def admin_level(users: str, uid: int) -> str:
 
 
 def may(level: str, *, writes: bool) -> bool:
-    """AdminComment, where each plan is noted, takes an Admin; reading others' scripts an Operator."""
+    """Return whether a user of this admin level may do what the daemon does.
+
+    AdminComment, where each plan is noted, takes an Admin; reading others' scripts takes an Operator.
+    """
     low = level.lower()
     return low.startswith("admin") or (not writes and low.startswith("operator"))

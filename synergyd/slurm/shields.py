@@ -15,7 +15,7 @@ log = logging.getLogger("synergyd")
 
 
 class Shields:
-    """Of this daemon's user. A shield that stays behind passes by itself after some minutes."""
+    """The shields of this daemon's user. A shield that stays behind passes by itself after some minutes."""
 
     def __init__(self, slurm: SlurmWriter) -> None:
         self._slurm = slurm
@@ -29,7 +29,7 @@ class Shields:
             return str(os.geteuid())
 
     def put_up(self, job_id: int, nodes: Sequence[str]) -> str:
-        """Keep `nodes` for the job. Return why that is not possible, "" where it is done."""
+        """Keep `nodes` for the job. Return why that is not possible, or "" if it is done."""
         name = shield_name(job_id)
         try:
             if job_id in self._own(self._slurm.reservations()):  # for other nodes, it may be
@@ -48,7 +48,7 @@ class Shields:
             self._slurm.unreserve(shield_name(job_id))
 
     def take_down_all(self, but: Container[int]) -> None:
-        """End what a daemon before this one left, but for the shields of the jobs `but`."""
+        """End the shields that an earlier daemon left, except those of the jobs `but`."""
         try:
             for job_id in self._own(self._slurm.reservations()):
                 if job_id not in but:

@@ -1,4 +1,4 @@
-"""Before a schema is changed: nobody uses the database, and a copy of a SQLite file is kept."""
+"""Checks before a schema change: nobody uses the database, and a copy of a SQLite file is kept."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import inspect, text
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.store import private_file
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show
-from synergyd.store.process import gone
+from synergyd.store.process import has_ended
 
 WATCH_S = 3.0  # a leader renews its lease each second
 
 
 def refuse_if_used(url: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Raises UsageError where a daemon holds the lease and renews it. Takes WATCH_S where one was killed."""
+    """Raise UsageError if a daemon holds the lease and renews it. Take WATCH_S seconds if a daemon was killed while it held the lease."""
     first = _leader(url)
-    if not first or not first.get("pid") or gone(str(first.get("process") or "")):
+    if not first or not first.get("pid") or has_ended(str(first.get("process") or "")):
         return
     sleep(WATCH_S)
     if _leader(url) != first:
@@ -31,11 +31,11 @@ def refuse_if_used(url: str, sleep: Callable[[float], None] = time.sleep) -> Non
 
 
 def _leader(url: str) -> dict[str, object]:
-    """The leader's row, whatever the revision; {} where there is none."""
-    parsed = parse_url(url)
-    engine = make_engine(parsed, pooled=False)
+    """Return the leader's row, whatever the schema's revision, or {} if there is none."""
+    plain_url = parse_url(url)
+    engine = make_engine(plain_url, pooled=False)
     try:
-        with plain_errors(parsed), engine.connect() as connection:
+        with plain_errors(plain_url), engine.connect() as connection:
             if not inspect(connection).has_table("leader"):
                 return {}
             row = connection.execute(text("SELECT * FROM leader")).mappings().first()
@@ -45,7 +45,10 @@ def _leader(url: str) -> dict[str, object]:
 
 
 def keep_copy(path: Path, revision: str) -> Path:
-    """A copy of SQLite file `path` beside it, of its owner's alone, whole also while others write. Raises UsageError."""
+    """Copy the SQLite file `path` to a file beside it that only its owner can use, and return the copy's path.
+
+    The copy is whole even while others write. Raises UsageError.
+    """
     copy = path.with_name(f"{path.name}.{revision}-{time.strftime('%Y%m%d-%H%M%S')}")
     part = copy.with_name(f".{copy.name}")
     try:

@@ -1,7 +1,7 @@
-"""The daemon's view of the store: a database that is away for a while stops nothing.
+"""The daemon's view of the store, in which a database that is away for a while stops nothing.
 
-Reads come from memory, which `refresh` fills once an epoch; writes go into a bounded queue, which `flush` empties. Both
-return at once while the back-off runs. History (epochs, events) is written in order, each item once; of a lifecycle,
+Reads come from memory, which `refresh` fills once an epoch. Writes go into a bounded queue, which `flush` empties. Both
+return at once while the back-off runs. History (epochs, events) is written in order, each item once. For a lifecycle,
 profile, report or flag only the newest value waits, so that an outage of any length needs no more room than there are
 jobs.
 """
@@ -11,33 +11,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from synergyd.errors import SynergyError, UnavailableError
-from synergyd.notice import Notice
-from synergyd.records import Profile
+from synergy_core.errors import SynergyError, UnavailableError
+from synergy_core.notice import Notice
+from synergy_core.records import Profile
+
 from synergyd.store.records import (
     Changes,
     EpochRecord,
     RefusedError,
-    Remembered,
     StoredEvent,
     StoredLifecycle,
     StoredNode,
     StoredReport,
+    StoredState,
 )
 from synergyd.store.store import Store
-from synergyd.store.write_queue import Dropped, StateKey, WriteBatch, WriteQueue, batch_rows
+from synergyd.store.write_queue import DropCounts, StateKey, WriteBatch, WriteQueue, batch_rows
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
 
 class BufferedStore:
-    """Wraps `open_store` (a callable that returns a Store or raises). May be used from several threads.
+    """A wrapper around `open_store` (a callable that returns a Store or raises). May be used from several threads.
 
     `clock` counts seconds, monotonic. `term` gives the leadership term of this daemon (synergyd/store/leader.py),
     None to go without. `room` bounds the rows of history that wait. A UsageError of the first opening (wrong URL,
-    schema missing) is raised from `refresh` or `flush`; once the store was open, whatever goes wrong is an outage,
-    told by `healthy` and `problem`.
+    schema missing) is raised from `refresh` or `flush`; once the store was open, any fault is an outage,
+    which `is_healthy` and `problem` tell.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BufferedStore:
         self._lock = threading.Lock()  # guards the queue and the memory; never held while talking to the database
         self._room = room
         self._waiting = WriteQueue(room)
-        self._memory = _Memory(Remembered())
+        self._memory = _Memory(StoredState())
         self._loaded = False
         self._healthy = False
         self._problem = ""
@@ -68,54 +69,54 @@ class BufferedStore:
         self._retry_at = float("-inf")
 
     @property
-    def healthy(self) -> bool:
-        """The last talk with the database went well."""
+    def is_healthy(self) -> bool:
+        """Return whether the last exchange with the database succeeded."""
         return self._healthy
 
     @property
-    def loaded(self) -> bool:
-        """`remembered` was read from the database at least once; before, it holds only what was put since the start."""
+    def is_loaded(self) -> bool:
+        """Return whether `state` was read from the database at least once. Before that it holds only what was put since the start."""
         return self._loaded
 
     @property
     def lag(self) -> int:
-        """Rows that wait to be written."""
+        """Return the number of rows that wait to be written."""
         with self._lock:
             return len(self._waiting)
 
     @property
     def lag_s(self) -> float:
-        """For how long what waits has waited at the most; 0 where nothing does."""
+        """Return the age in seconds of the oldest unsaved row, or 0 if there is none."""
         return max(0.0, self._clock() - self._written_s) if self.lag else 0.0
 
     @property
     def problem(self) -> str:
-        """One line: what went wrong last; "" while all is well."""
+        """Return what went wrong last, in one line, or "" while all is well."""
         return self._problem
 
     @property
     def outages(self) -> int:
-        """How often the database went away or was found damaged since the start."""
+        """Return how often the database went away or was found damaged since the start."""
         return self._outages
 
     @property
     def fenced_term(self) -> int:
-        """The latest term in which the database has refused to be written to, since a later one has begun; -1 for none."""
+        """Return the latest term in which the database refused writes because a later term had begun, or -1 if there is none."""
         return self._fenced_term
 
     @property
-    def dropped(self) -> Dropped:
-        """What was given up since the start."""
-        return self._waiting.dropped
+    def drop_counts(self) -> DropCounts:
+        """Return what was given up since the start."""
+        return self._waiting.drop_counts
 
     @property
     def retry_in_s(self) -> float:
-        """Seconds until the database is tried again; 0 if that is now."""
+        """Return the seconds until the database is tried again, or 0 if that is now."""
         return max(0.0, self._retry_at - self._clock())
 
     @property
-    def remembered(self) -> Remembered:
-        """What the daemon works from: as last read, with all that was put since. A copy: take it once an epoch."""
+    def state(self) -> StoredState:
+        """Return a copy of what the daemon works from: the last read with everything that was put since. Take it once an epoch."""
         with self._lock:
             return self._memory.copy()
 
@@ -170,18 +171,18 @@ class BufferedStore:
     # Talks with the database
 
     def refresh(self) -> bool:
-        """Writes what waits, then reads lifecycles, profiles, flags, reports, steering and nodes (six statements).
+        """Write what waits, then read lifecycles, profiles, flags, reports, steering and nodes (six statements).
 
-        False, and everything as it was, if the database is away. Raises UsageError only at the first opening.
+        Return False and leave everything as it was if the database is away. Raises UsageError only at the first opening.
         """
         with self._io:
             store = self._flush_if_due()
             if store is None:
                 return False
             try:
-                read = store.remembered()
+                read = store.read_state()
             except SynergyError as error:
-                self._failed(error)
+                self._note_failure(error)
                 return False
             with self._lock:
                 self._memory = _Memory(read)
@@ -193,12 +194,12 @@ class BufferedStore:
             return True
 
     def flush(self) -> bool:
-        """Writes what waits. False if some of it still waits: the database is away, or the back-off runs."""
+        """Write what waits. Return False if some of it still waits, because the database is away or the back-off runs."""
         with self._io:
             return self._flush_if_due() is not None
 
     def prune(self, older_than_s: float) -> int:
-        """`Store.prune`; 0 while the database is away."""
+        """Call `Store.prune`. Return 0 while the database is away."""
         with self._io:
             store = self._flush_if_due()
             if store is None:
@@ -206,24 +207,24 @@ class BufferedStore:
             try:
                 return store.prune(older_than_s)
             except SynergyError as error:
-                self._failed(error)
+                self._note_failure(error)
                 return 0
 
     def close(self) -> bool:
-        """Writes what waits, whatever the back-off says, and closes. False if something could not be written."""
+        """Write what waits, whatever the back-off says, and close the store. Return False if something could not be written."""
         with self._io:
             self._retry_at = float("-inf")
             try:
-                done = not len(self._waiting) or self._flush_if_due() is not None
+                is_empty = not len(self._waiting) or self._flush_if_due() is not None
             except SynergyError:
-                done = False
+                is_empty = False
             if self._store is not None:
                 self._store.close()
                 self._store = None
-            return done
+            return is_empty
 
     def _flush_if_due(self) -> Store | None:
-        """The open store with nothing waiting any more, or None."""
+        """Return the open store once nothing waits any more, or None."""
         if self._clock() < self._retry_at:
             return None
         refusal = ""
@@ -234,7 +235,7 @@ class BufferedStore:
             while batch := self._take():
                 refusal = self._write(self._store, batch) or refusal
         except SynergyError as error:
-            self._failed(error)
+            self._note_failure(error)
             if not self._was_open and not isinstance(error, UnavailableError):
                 raise
             return None
@@ -242,14 +243,14 @@ class BufferedStore:
         self._written_s = self._clock()
         return self._store
 
-    def _failed(self, error: SynergyError) -> None:
+    def _note_failure(self, error: SynergyError) -> None:
         wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 16))
         self._healthy, self._problem = False, str(error)
         self._outages += self._failures == 0
         self._failures += 1
         self._retry_at = self._clock() + wait
         if self._store is not None and (not isinstance(error, UnavailableError) or self._failures > 1):
-            # the file or schema was taken away under us, or a session keeps an old setting: opening again looks anew
+            # the file or schema was removed under us, or a session keeps an old setting: the next opening looks anew
             self._store.close()
             self._store = None
 
@@ -258,7 +259,7 @@ class BufferedStore:
             return self._waiting.take()
 
     def _write(self, store: Store, batch: WriteBatch) -> str:
-        """Writes one batch, item by item if the database refuses it whole; returns the last refusal ("" if none)."""
+        """Write one batch, item by item if the database refuses it whole. Return the last refusal ("" if none)."""
         refusal = ""
         try:
             self._apply(store, batch)
@@ -270,25 +271,25 @@ class BufferedStore:
                     refusal = str(error)
                     with self._lock:
                         self._waiting.count(refused=batch_rows(item))
-                        self._waiting.written(item)
+                        self._waiting.remove_written(item)
         return refusal
 
     def _apply(self, store: Store, batch: WriteBatch) -> None:
-        fenced = 0
+        fenced_count = 0
         for changes in batch.transactions():
-            refused = store.apply(changes)
-            if refused and changes.term is not None:
+            refused_count = store.apply(changes)
+            if refused_count and changes.term is not None:
                 self._fenced_term = max(self._fenced_term, changes.term)
-            fenced += refused
+            fenced_count += refused_count
         with self._lock:
-            self._waiting.count(fenced=fenced)
-            self._waiting.written(batch)
+            self._waiting.count(fenced=fenced_count)
+            self._waiting.remove_written(batch)
 
 
 class _Memory:
-    """What was read, and every change since."""
+    """The data as last read, with every change since."""
 
-    def __init__(self, read: Remembered) -> None:
+    def __init__(self, read: StoredState) -> None:
         self._lifecycles = dict(read.lifecycles)
         self._profiles = dict(read.profiles)
         self._paused = set(read.paused)
@@ -316,8 +317,8 @@ class _Memory:
         for job_id, submit_s, _ in change.no_directive:
             self._no_directive.add((job_id, submit_s))
 
-    def copy(self) -> Remembered:
-        return Remembered(
+    def copy(self) -> StoredState:
+        return StoredState(
             dict(self._lifecycles),
             dict(self._profiles),
             frozenset(self._paused),

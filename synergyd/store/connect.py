@@ -1,4 +1,4 @@
-"""Database URLs, engines, and what a database's errors mean: the one place that knows the two dialects apart."""
+"""Database URLs, engines, and the meaning of a database's errors: the only module that tells the two dialects apart."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
+from synergy_core.errors import NoDatabaseError, SynergyError, UnavailableError, UsageError
 
-from synergyd.errors import NoSchemaError, SynergyError, UnavailableError, UsageError
 from synergyd.store import private_file
 from synergyd.store.records import RefusedError
 
@@ -44,7 +44,7 @@ IDLE_MS = 4_000  # a daemon that is stopped in the middle of a transaction must 
 
 
 def parse_url(url: str) -> URL:
-    """The URL, checked and with its driver spelt out.
+    """Return the URL, checked and with its driver spelt out.
 
     Raises UsageError; the text of a wrong URL is not repeated, since it may hold a password.
     """
@@ -74,7 +74,7 @@ def parse_url(url: str) -> URL:
 
 
 def show(url: URL) -> str:
-    """The URL for messages: without user, password and options."""
+    """Return the URL for messages, without user, password and options."""
     if url.drivername.startswith("sqlite"):
         return f"sqlite:///{url.database or ':memory:'}"
     port = f":{url.port}" if url.port else ""
@@ -84,28 +84,28 @@ def show(url: URL) -> str:
 
 
 def namespace(url: URL) -> str:
-    """The schema of PostgreSQL that holds this cluster's tables, where the URL names one with `?schema=`; else ""."""
+    """Return the PostgreSQL schema that holds this cluster's tables if the URL names one with `?schema=`, else ""."""
     name = url.query.get("schema", "")
     return name if isinstance(name, str) and _SCHEMA.match(name) else ""
 
 
 def make_namespace(connection: Connection, url: URL) -> None:
-    """Makes the schema that the URL names, where it is missing."""
+    """Create the schema that the URL names if it is missing."""
     name = namespace(url)
-    found = connection.exec_driver_sql("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).first() if name else 1
-    if found is None:
-        connection.exec_driver_sql(f'CREATE SCHEMA "{name}"')  # of letters, digits, _ and -
+    exists = connection.exec_driver_sql("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).first() if name else 1
+    if exists is None:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{name}"')  # holds only letters, digits, _ and -
 
 
 def sqlite_path(url: URL) -> Path | None:
-    """The file of a SQLite URL; None for a database in memory, or one that is not SQLite."""
+    """Return the file of a SQLite URL, or None for a database in memory or one that is not SQLite."""
     if not url.drivername.startswith("sqlite") or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
 
 
 def file_exists(url: URL, path: Path) -> bool:
-    """Whether the SQLite file is there. Raises UsageError if it can't be: no folder, no rights, a folder itself."""
+    """Return whether the SQLite file exists. Raises UsageError if it can't: no folder, no rights, a folder itself."""
     try:
         if not path.parent.is_dir():
             raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
@@ -119,9 +119,9 @@ def file_exists(url: URL, path: Path) -> bool:
 def make_engine(
     url: URL, *, create: bool = False, migrating: bool = False, pooled: bool = True, answer_s: float = ANSWER_S
 ) -> Engine:
-    """An engine with the time limits and transaction habits Synergy counts on; connects to nothing yet.
+    """Return an engine with the time limits and transaction habits that Synergy relies on. It connects to nothing yet.
 
-    A SQLite file that is not there is made only with `create`. `answer_s`: the longest that one answer is waited for.
+    A missing SQLite file is made only with `create`. `answer_s` is the longest wait for one answer, in seconds.
     Raises UsageError for a missing driver, folder or file.
     """
     if url.drivername == "sqlite":
@@ -135,7 +135,7 @@ def _sqlite(url: URL, create: bool, migrating: bool, busy_s: float) -> Engine:
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:
         if not file_exists(url, path) and not create:
-            raise NoSchemaError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
+            raise NoDatabaseError(show(url), "there is no such database yet", f"start synergyd, or {UPGRADE}")
         if create:
             with contextlib.suppress(OSError):  # SQLite says it below
                 private_file.create(path)
@@ -216,7 +216,10 @@ def _postgresql(url: URL, migrating: bool, pooled: bool, answer_s: float) -> Eng
 
 @functools.cache
 def _answering(answer_s: float) -> Any:
-    """psycopg's Connection, which gives up when an answer takes longer than `answer_s`: libpq has no such limit."""
+    """Return a psycopg Connection class that gives up on an answer after `answer_s` seconds.
+
+    libpq has no such limit.
+    """
     import psycopg
 
     class Answering(psycopg.Connection[Any]):
@@ -224,16 +227,16 @@ def _answering(answer_s: float) -> Any:
             return super().wait(self._in_time(gen), *args, **options)
 
         def _in_time(self, gen: Any) -> Generator[Any, Any, Any]:
-            """psycopg looks after each `interval` (0.1 s) whether it should go on waiting: so does this."""
+            """Check after each `interval` (0.1 s) whether to go on waiting, as psycopg itself does."""
             end_s = time.monotonic() + answer_s
             try:
-                asked = next(gen)
+                request = next(gen)
                 while True:
-                    ready = yield asked
+                    ready = yield request
                     if not ready and time.monotonic() > end_s:
                         self.close()
                         raise psycopg.OperationalError(f"no answer within {answer_s:g} s")
-                    asked = gen.send(ready)
+                    request = gen.send(ready)
             except StopIteration as done:
                 return done.value
 
@@ -242,7 +245,7 @@ def _answering(answer_s: float) -> Any:
 
 @contextmanager
 def plain_errors(url: URL) -> Iterator[None]:
-    """Turns what SQLAlchemy and the drivers raise into UnavailableError, RefusedError or UsageError, one line each."""
+    """Translate what SQLAlchemy and the drivers raise into UnavailableError, RefusedError or UsageError, one line each."""
     try:
         yield
     except SynergyError:
@@ -255,42 +258,45 @@ _NOT_LET_IN = ('" does not exist', "password authentication failed", "no passwor
 
 
 def translate(url: URL, error: Exception) -> SynergyError:
-    """What `error` means for the user: away (UnavailableError), this row (RefusedError), or the set-up (UsageError)."""
+    """Return the error that tells the user what `error` means.
+
+    The database is away (UnavailableError), this row is refused (RefusedError), or the set-up is wrong (UsageError).
+    """
     where = show(url)
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-    said = _said(cause)
-    low = said.lower()
+    message = _driver_message(cause)
+    low = message.lower()
     if isinstance(cause, sqlite3.DatabaseError) and not isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError):
         if "not a database" in low or "malformed" in low:
-            return UsageError(where, said, "restore the file from a copy, or name another")
+            return UsageError(where, message, "restore the file from a copy, or name another")
         if "readonly" in low:
             return UsageError(where, "no permission to write", "run this as the user that synergyd runs as")
         if "unable to open" in low:
             return UsageError(where, "can't be opened", ONLY_DAEMON)
         if "no such table" in low or "no such column" in low:
-            return UsageError(where, said, UPGRADE)
+            return UsageError(where, message, UPGRADE)
     state = str(getattr(cause, "sqlstate", "") or "")
     if state in ("42P01", "42703", "3F000"):  # undefined table, column, schema
-        return UsageError(where, said, UPGRADE)
+        return UsageError(where, message, UPGRADE)
     if state == "42501":
-        return UsageError(where, said, "grant it, or use the role that owns the tables")
+        return UsageError(where, message, "grant it, or use the role that owns the tables")
     if not state and any(words in low for words in _NOT_LET_IN):  # a refused connection carries no state
-        return UsageError(where, said, "correct the Database setting, or make that role and database")
+        return UsageError(where, message, "correct the Database setting, or make that role and database")
     if state in ("25006",):  # a standby of PostgreSQL: it may become the primary
-        return UnavailableError(where, said)
+        return UnavailableError(where, message)
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, sqlite3.OperationalError)):
-        return UnavailableError(where, said)
+        return UnavailableError(where, message)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return UnavailableError(where, said)
+        return UnavailableError(where, message)
     if isinstance(error, (IntegrityError, DataError, UnicodeError, OverflowError)) or isinstance(
         cause, (ValueError, TypeError, OverflowError)
     ):
-        return RefusedError(where, said)
-    return UsageError(where, said)
+        return RefusedError(where, message)
+    return UsageError(where, message)
 
 
-def _said(cause: BaseException) -> str:
-    """The driver's message on one line, with the words that help no admin left out."""
+def _driver_message(cause: BaseException) -> str:
+    """Return the driver's message on one line, without blank lines and repeated spaces, or the error's class name if it is empty."""
     lines = [" ".join(line.split()) for line in str(cause).splitlines()]
     text = "; ".join(line for line in lines if line.strip(string.whitespace))
     return text or type(cause).__name__

@@ -1,4 +1,4 @@
-"""The files of a SQLite database belong to the daemon's user alone.
+"""The rights on the files of a SQLite database, which belong to the daemon's user alone.
 
 They hold what Slurm's PrivateData may hide, and whoever can open one can lock it: a reader's transaction keeps all others from
 writing.
@@ -30,7 +30,7 @@ def tighten(path: Path) -> list[Path]:
 
     Files that this process may not change are passed over.
     """
-    changed = []
+    tightened_paths = []
     for file in family(path):
         with contextlib.suppress(OSError):
             descriptor = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -38,25 +38,25 @@ def tighten(path: Path) -> list[Path]:
                 about = os.fstat(descriptor)
                 if stat.S_ISREG(about.st_mode) and about.st_mode & 0o077 and about.st_nlink == 1:
                     Path(f"/proc/self/fd/{descriptor}").chmod(MODE)  # what was looked at, whoever renames meanwhile
-                    changed.append(file)
+                    tightened_paths.append(file)
             finally:
                 os.close(descriptor)
-    return changed
+    return tightened_paths
 
 
 def open_to_others(path: Path) -> list[Path]:
     """Return the files of the database at `path` that others than their owner can read or write, as far as this user sees."""
-    found = []
+    paths = []
     for file in family(path):
         with contextlib.suppress(OSError):
             about = file.lstat()
             if stat.S_ISREG(about.st_mode) and about.st_mode & 0o066:
-                found.append(file)
-    return found
+                paths.append(file)
+    return paths
 
 
 def family(path: Path) -> Iterator[Path]:
-    """Yield the database, its journals, and copies that were made beside it; `path` alone where the folder can't be listed."""
+    """Yield the database, its journals, and copies that were made beside it; only `path` if the folder can't be listed."""
     yield path
     target = path.resolve()  # SQLite puts its journals beside the file itself
     if target != path:

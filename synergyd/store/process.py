@@ -1,4 +1,4 @@
-"""Names a process so that another one on the same machine can find out that it is gone."""
+"""Names for processes, from which another process on the same machine can find out that one is gone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def this_process() -> str:
-    """`<boot id> <pid namespace> <pid> <start time in clock ticks since boot>`; "" where /proc does not tell."""
+    """Return `<boot id> <pid namespace> <pid> <start time in clock ticks since boot>`, or "" if /proc does not tell."""
     here, pid = _here(), os.getpid()
-    started = _started(pid)
-    return f"{here} {pid} {started}" if here and started is not None else ""
+    start_ticks = _start_ticks(pid)
+    return f"{here} {pid} {start_ticks}" if here and start_ticks is not None else ""
 
 
-def gone(process: str) -> bool:
-    """True only if it ran on this machine, in this pid namespace, and has ended for certain. Takes any text."""
+def has_ended(process: str) -> bool:
+    """Return True only if `process` ran on this machine, in this pid namespace, and has ended for certain. Accept any text."""
     words = process.split()
     if len(words) != 4 or " ".join(words[:2]) != _here() or not (words[2].isdecimal() and words[3].isdecimal()):
         return False
@@ -25,8 +25,8 @@ def gone(process: str) -> bool:
         return True
     except (OSError, OverflowError):
         pass
-    started = _started(pid)
-    return started is not None and started != int(words[3])
+    start_ticks = _start_ticks(pid)
+    return start_ticks is not None and start_ticks != int(words[3])
 
 
 def _here() -> str:
@@ -36,8 +36,8 @@ def _here() -> str:
         return ""
 
 
-def _started(pid: int) -> int | None:
-    """Of a process that has ended and was not waited for: -1. None: not told."""
+def _start_ticks(pid: int) -> int | None:
+    """Return the start time of the process in clock ticks since boot, -1 if it has ended and was not waited for, or None if unknown."""
     try:
         # the name in brackets may hold anything
         words = (Path("/proc") / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, String, cast, func, literal, or_, select
-
-from synergyd.accepts import NOTHING_MORE, Accepts
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import (
+from synergy_core.accepts import NOTHING_MORE, Accepts
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason, text_reason
+from synergy_core.records import (
     CALLED,
     NAMED,
     Action,
@@ -22,19 +22,21 @@ from synergyd.records import (
     ModelSpec,
     Profile,
 )
-from synergyd.restarts import RestartTimes
-from synergyd.shared_links import Sharing
-from synergyd.steering import Steering
+from synergy_core.restarts import RestartTimes
+from synergy_core.shared_links import Sharing
+from synergy_core.steering import Steering
+from synergy_core.wire.codec import decode
+
 from synergyd.store.records import (
     EpochRecord,
     LeaderRecord,
     Recording,
-    Remembered,
     StoredDecision,
     StoredEvent,
     StoredLifecycle,
     StoredNode,
     StoredReport,
+    StoredState,
 )
 from synergyd.store.tables import (
     DecisionRow,
@@ -43,21 +45,22 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
-    NodeRow,
+    NodeTable,
     OwnerRow,
     ProfileRow,
-    ReportRow,
+    ReportTable,
     SteeringRow,
 )
 from synergyd.store.writes import NO_DIRECTIVE, PAUSED
-from synergyd.wire.codec import decode
 
 T = TypeVar("T")
 
 
-def remembered(connection: Connection, *, of_gone_jobs: bool = False) -> Remembered:
-    """Read flags, lifecycles, profiles, reports, steering and nodes in six statements; profiles and reports of jobs that have left the
-    queue only for `of_gone_jobs`: they are kept for weeks, and an epoch needs none of them.
+def read_state(connection: Connection, *, of_gone_jobs: bool = False) -> StoredState:
+    """Read flags, lifecycles, profiles, reports, steering and nodes in six statements.
+
+    Profiles and reports of jobs that have left the queue are read only for `of_gone_jobs`: they are kept for weeks, and an epoch
+    needs none of them.
 
     A row that can't be read is left out and named, so that one job's bad row does not stop the others.
     """
@@ -66,10 +69,10 @@ def remembered(connection: Connection, *, of_gone_jobs: bool = False) -> Remembe
         here = select(LifecycleRow.job_id)
         keys = select(literal("job:") + cast(LifecycleRow.job_id, String))
         profiles_of = _PROFILE.where(or_(~ProfileRow.key.startswith("job:"), ProfileRow.key.in_(keys)))
-        reports_of = _REPORT.where(ReportRow.job_id.in_(here))
+        reports_of = _REPORT.where(ReportTable.job_id.in_(here))
     flags = connection.execute(select(JobFlagRow.job_id, JobFlagRow.flag, JobFlagRow.submit_s)).all()
     unreadable: list[str] = []
-    return Remembered(
+    return StoredState(
         lifecycles=lifecycles(connection),
         profiles=_readable(connection.execute(profiles_of), "key", _profile, unreadable),
         paused=frozenset(job_id for job_id, flag, _ in flags if flag == PAUSED),
@@ -144,7 +147,7 @@ def _profile(r: Row[Any]) -> Profile:
     )
 
 
-_REPORT = select(ReportRow.job_id, ReportRow.payload, ReportRow.received_s)
+_REPORT = select(ReportTable.job_id, ReportTable.payload, ReportTable.received_s)
 
 
 def reports(connection: Connection) -> dict[int, StoredReport]:
@@ -152,7 +155,7 @@ def reports(connection: Connection) -> dict[int, StoredReport]:
 
 
 def report(connection: Connection, job_id: int) -> StoredReport | None:
-    row = connection.execute(_REPORT.where(ReportRow.job_id == job_id)).one_or_none()
+    row = connection.execute(_REPORT.where(ReportTable.job_id == job_id)).one_or_none()
     return None if row is None else _report(row)
 
 
@@ -173,14 +176,17 @@ def _steering(r: Row[Any]) -> Steering:
 
 
 def owner(connection: Connection, job_id: int) -> tuple[str, str] | None:
-    """(user, account)."""
+    """Return the job's (user, account), or None if it is unknown."""
     row = connection.execute(select(OwnerRow.user, OwnerRow.account).where(OwnerRow.job_id == job_id)).one_or_none()
     return None if row is None else (row.user, row.account)
 
 
 def version(connection: Connection) -> tuple[object, ...]:
-    """Changes whenever what `synergyctl status` shows does: three statements, each of an index or of a row a job."""
-    newest = (func.max(EpochRow.id), func.max(EventRow.id), func.max(ReportRow.received_s))
+    """Return a value that changes whenever the output of `synergyctl status` does.
+
+    Three statements, each of an index or of a row a job.
+    """
+    newest = (func.max(EpochRow.id), func.max(EventRow.id), func.max(ReportTable.received_s))
     return tuple(connection.execute(select(column)).scalar() for column in newest)
 
 
@@ -196,6 +202,7 @@ _DECISION = select(
     DecisionRow.cell,
     DecisionRow.node_names,
     DecisionRow.why,
+    DecisionRow.reasons,
     DecisionRow.relative_goodput,
     DecisionRow.alternatives,
     DecisionRow.worth,
@@ -205,7 +212,7 @@ _DECISION = select(
 
 
 def decisions_of(connection: Connection, job_id: int, limit: int) -> list[StoredDecision]:
-    """Newest first."""
+    """Return the job's last `limit` decisions, newest first."""
     statement: Select[Any] = (
         _DECISION.add_columns(EpochRow.dry_run)
         .join(EpochRow, EpochRow.id == DecisionRow.epoch_id)
@@ -217,16 +224,16 @@ def decisions_of(connection: Connection, job_id: int, limit: int) -> list[Stored
 
 
 def latest_epoch(connection: Connection) -> EpochRecord | None:
-    """Two statements: the epoch that started last, and its decisions by job id."""
+    """Return the epoch that started last, with its decisions by job id, or None if there is none. Two statements."""
     row = connection.execute(_LATEST).one_or_none()
     if row is None:
         return None
-    made = connection.execute(_DECISION.where(DecisionRow.epoch_id == row.id).order_by(DecisionRow.job_id))
-    return _epoch(row, tuple(_decision(r) for r in made))
+    rows = connection.execute(_DECISION.where(DecisionRow.epoch_id == row.id).order_by(DecisionRow.job_id))
+    return _epoch(row, tuple(_decision(r) for r in rows))
 
 
 def epochs_since(connection: Connection, after_id: int, since_s: float) -> list[tuple[int, float, dict[str, Any]]]:
-    """(id, start, summary), oldest first."""
+    """Return (id, start, summary) of the epochs after `after_id` and since `since_s`, oldest first."""
     statement = (
         select(EpochRow.id, EpochRow.started_s, EpochRow.summary)
         .where(EpochRow.started_s >= since_s, EpochRow.id > after_id)
@@ -263,17 +270,28 @@ def _decision(r: Row[Any]) -> Decision:
         action=decode(Action, r.action, f"{where}: action"),
         cell=None if r.cell is None else decode(Cell, r.cell, f"{where}: cell"),
         node_names=tuple(str(n) for n in r.node_names),
-        why=r.why,
+        reasons=text_reason(r.why)
+        if r.reasons is None
+        else tuple(decode(Reason, x, f"{where}: reason") for x in r.reasons),
         relative_goodput=r.relative_goodput,
-        alternatives=tuple(decode(Alternative, a, f"{where}: alternative") for a in r.alternatives),
+        alternatives=tuple(_alternative(a, f"{where}: alternative") for a in r.alternatives),
         worth=tuple((str(name), float(value)) for name, value in r.worth or ()),
         fairness=r.fairness,
         sharing=None if r.sharing is None else decode(Sharing, r.sharing, f"{where}: sharing"),
     )
 
 
+def _alternative(fields: Mapping[str, Any], where: str) -> Alternative:
+    """Decode an alternative; 0.2 has stored its reason as text."""
+    if "reason" not in fields:
+        return Alternative(
+            decode(Cell, fields["cell"], where), Reason("text", {"text": str(fields.get("why_not", ""))})
+        )
+    return decode(Alternative, fields, where)
+
+
 def story(connection: Connection, job_id: int) -> list[StoredEvent]:
-    """In the order in which things happened."""
+    """Return the job's events in the order in which they happened."""
     statement = (
         select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail)
         .where(EventRow.job_id == job_id)
@@ -282,37 +300,37 @@ def story(connection: Connection, job_id: int) -> list[StoredEvent]:
     return [StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(statement)]
 
 
-def named(connection: Connection, name: str, *, beginning: bool) -> int | None:
-    """The job that was called so last (`beginning`: so at the beginning)."""
+def find_job_id(connection: Connection, name: str, *, beginning: bool) -> int | None:
+    """Return the id of the job that had this name last (with `beginning`: whose name begins so), or None."""
     words = CALLED.format(name)
     like = EventRow.detail.startswith(words, autoescape=True) if beginning else EventRow.detail == words
     newest = select(EventRow.job_id).where(EventRow.event == NAMED, like).order_by(EventRow.at_s.desc()).limit(1)
-    found = connection.execute(newest).scalar_one_or_none()
-    return None if found is None else int(found)
+    job_id = connection.execute(newest).scalar_one_or_none()
+    return None if job_id is None else int(job_id)
 
 
 def recording(connection: Connection) -> Recording:
-    """Eight statements. A first Cell that can't be read is named beside the profiles and reports that can't."""
+    """Return the past of the whole queue, in eight statements. Unreadable first Cells are named beside unreadable profiles and reports."""
     events = select(EventRow.job_id, EventRow.at_s, EventRow.state, EventRow.event, EventRow.detail).order_by(
         EventRow.at_s, EventRow.id
     )
-    seen = select(DecisionRow.job_id, func.min(DecisionRow.at_s).label("at_s")).group_by(DecisionRow.job_id)
-    given = (
+    first_decisions = select(DecisionRow.job_id, func.min(DecisionRow.at_s).label("at_s")).group_by(DecisionRow.job_id)
+    epochs = (
         select(DecisionRow.job_id, func.min(DecisionRow.epoch_id).label("epoch_id"))
         .where(DecisionRow.cell.is_not(None))
         .group_by(DecisionRow.job_id)
         .subquery()
     )
     first = select(DecisionRow.job_id, DecisionRow.cell).join(
-        given, (given.c.job_id == DecisionRow.job_id) & (given.c.epoch_id == DecisionRow.epoch_id)
+        epochs, (epochs.c.job_id == DecisionRow.job_id) & (epochs.c.epoch_id == DecisionRow.epoch_id)
     )
     unreadable: list[str] = []
     cells = _readable(connection.execute(first), "job_id", _first_cell, unreadable)
-    known, last = remembered(connection, of_gone_jobs=True), connection.execute(_LATEST).one_or_none()
+    state, last = read_state(connection, of_gone_jobs=True), connection.execute(_LATEST).one_or_none()
     return Recording(
-        remembered=replace(known, unreadable=(*known.unreadable, *unreadable)),
+        remembered=replace(state, unreadable=(*state.unreadable, *unreadable)),
         events=tuple(StoredEvent(r.job_id, r.at_s, r.state, r.event, r.detail) for r in connection.execute(events)),
-        seen_s={r.job_id: r.at_s for r in connection.execute(seen)},
+        seen_s={r.job_id: r.at_s for r in connection.execute(first_decisions)},
         first_cells=cells,
         latest=None if last is None else _epoch(last),
     )
@@ -323,7 +341,7 @@ def _first_cell(r: Row[Any]) -> Cell:
 
 
 def nodes(connection: Connection) -> dict[str, StoredNode]:
-    rows = connection.execute(select(NodeRow.name, NodeRow.payload, NodeRow.updated_s))
+    rows = connection.execute(select(NodeTable.name, NodeTable.payload, NodeTable.updated_s))
     return {r.name: StoredNode(r.name, r.payload, r.updated_s) for r in rows}
 
 

@@ -1,19 +1,19 @@
-"""What goes into the store and comes out of it. Times (`_s`) are seconds since 1970."""
+"""The records that go into the store and come out of it. Times (`_s`) are seconds since 1970."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.notice import Notice
-from synergyd.records import Cell, Decision, Profile, Snapshot
-from synergyd.steering import Steering
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.notice import Notice
+from synergy_core.records import Cell, Decision, Profile, Snapshot
+from synergy_core.steering import Steering
 
 
 class RefusedError(UsageError):
-    """The database is there but this very row can't be written, now or later."""
+    """The refusal of one row: the database is there, but this row can't be written, now or later."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EpochRecord:
     decisions: tuple[Decision, ...] = ()
     summary: Mapping[str, object] = field(default_factory=dict)  # records, containers, numbers and text
     error: str = ""
-    # each job as it stood and what it is to have, as records or, read back, as tables; kept of the last epoch only
+    # each job's state and what it is to have, as records (or tables, when read back); kept for the last epoch only
     present: tuple[object, ...] = ()
 
 
@@ -54,7 +54,10 @@ def epoch_record(
     backend: str,
     history: Mapping[str, object],
 ) -> EpochRecord:
-    """An epoch that was completed, with what it saw in short. `backend`: what Slurm was read through. `history`: for charts."""
+    """Return the record of a completed epoch, with a summary of what it saw.
+
+    `backend` names what Slurm was read through. `history` is for charts.
+    """
     nodes = snapshot.cluster.nodes
     gpus = sum(n.gpus for n in nodes if n.up)
     summary = {"jobs": len(snapshot.jobs), "nodes": len(nodes), "gpus": gpus, "backend": backend, **history}
@@ -63,7 +66,7 @@ def epoch_record(
 
 @dataclass(frozen=True)
 class StoredLifecycle:
-    """Where one job's state machine stands. `submit_s` is information: Slurm resets a job's SubmitTime at requeue."""
+    """The state of one job's state machine. `submit_s` is information: Slurm resets a job's SubmitTime at requeue."""
 
     job_id: int
     submit_s: float
@@ -91,7 +94,7 @@ class StoredReport:
 
 @dataclass(frozen=True)
 class StoredNode:
-    """What is remembered of a node, and since when."""
+    """The remembered state of a node, and since when it holds."""
 
     name: str
     payload: Mapping[str, object]  # JSON-able
@@ -100,7 +103,7 @@ class StoredNode:
 
 @dataclass(frozen=True)
 class LeaderRecord:
-    """Who leads or led last; `pid` is 0 after a clean release."""
+    """The daemon that leads or led last; `pid` is 0 after a clean release."""
 
     holder: str
     host: str
@@ -110,7 +113,7 @@ class LeaderRecord:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class StoredState:
     """All that the daemon reads back at the start of an epoch."""
 
     lifecycles: Mapping[int, StoredLifecycle] = field(default_factory=dict)
@@ -125,12 +128,14 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Recording:
-    """All that is kept of the queue's past, for a replay. `seen_s`: the first decision of each job; `first_cells`: what
-    it was first given (or left with); `latest`: the last epoch, with its jobs as they stood
-    but without its decisions."""
+    """Everything that is kept of the queue's past, for a replay.
 
-    remembered: Remembered
-    events: tuple[StoredEvent, ...] = ()  # of all jobs, in the order in which things happened
+    `seen_s`: the first decision of each job; `first_cells`: what it was first given (or left with); `latest`: the last epoch,
+    with its jobs as they stood but without its decisions.
+    """
+
+    remembered: StoredState
+    events: tuple[StoredEvent, ...] = ()  # events of all jobs, in the order in which they happened
     seen_s: Mapping[int, float] = field(default_factory=dict)
     first_cells: Mapping[int, Cell] = field(default_factory=dict)
     latest: EpochRecord | None = None
@@ -146,9 +151,9 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Changes:
-    """What one transaction writes: history in order, then the new state of what has a state.
+    """The writes of one transaction: history in order, then the new state of what has a state.
 
-    `term` is the writer's leadership term; if the database shows a later one, somebody else leads, and lifecycles,
+    `term` is the writer's leadership term. If the database shows a later one, somebody else leads, and lifecycles,
     profiles, reports and nodes are left as that leader wrote them (history is still added). None: not checked.
     """
 

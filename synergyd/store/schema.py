@@ -1,4 +1,4 @@
-"""The schema's revision: what a database has, what this version needs, and the way up."""
+"""The schema's revision: the one a database has, the one this version needs, and the upgrade."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
+from synergy_core.errors import NoSchemaError, UsageError
 
-from synergyd.errors import NoSchemaError, UsageError
 from synergyd.store.connect import (
     UPGRADE,
     file_exists,
@@ -28,35 +28,35 @@ _ALEMBIC = threading.Lock()  # alembic.context is one for the whole process
 
 
 def config() -> Config:
-    """Alembic's configuration, made here so that an installed package needs no alembic.ini."""
-    made = Config()
+    """Return Alembic's configuration, made here so that an installed package needs no alembic.ini."""
+    alembic_config = Config()
     # Alembic reads options through configparser, where % begins an interpolation
-    made.set_main_option("script_location", str(files("synergyd_migrations")).replace("%", "%%"))
-    return made
+    alembic_config.set_main_option("script_location", str(files("synergyd_migrations")).replace("%", "%%"))
+    return alembic_config
 
 
-def needed() -> str:
-    """The revision that this version of Synergy works with."""
+def needed_revision() -> str:
+    """Return the revision that this version of Synergy works with. Raises UsageError if there are no migrations."""
     head = ScriptDirectory.from_config(config()).get_current_head()
     if head is None:
         raise UsageError("sql/versions", "holds no migrations", "install the package again")
     return head
 
 
-def found(connection: Connection) -> str | None:
-    """The revision that the database has; None for an empty one."""
+def read_revision(connection: Connection) -> str | None:
+    """Return the revision that the database has, or None for an empty database."""
     heads = MigrationContext.configure(connection).get_current_heads()
     return heads[0] if heads else None
 
 
 def check(connection: Connection, where: str) -> None:
-    """Raises UsageError, naming both revisions, unless the schema is exactly the one this version needs."""
-    has, needs = found(connection), needed()
+    """Raise UsageError, naming both revisions, unless the schema is exactly the one this version needs."""
+    has, needs = read_revision(connection), needed_revision()
     if has == needs:
         return
     if has is None:
         raise NoSchemaError(where, f"the database has no schema, revision {needs} is needed", UPGRADE)
-    if _known(has):
+    if _is_known(has):
         raise NoSchemaError(where, f"the schema is at revision {has}, revision {needs} is needed", UPGRADE)
     raise UsageError(
         where, f"the schema is at revision {has}, this version knows up to {needs}", "install a newer Synergy"
@@ -64,30 +64,30 @@ def check(connection: Connection, where: str) -> None:
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
-    """Brings the database to the newest revision, in one transaction; a SQLite file is made if it is missing.
+    """Upgrade the database to the newest revision, in one transaction. A missing SQLite file is created.
 
-    Returns the revisions before and after. Raises UsageError or UnavailableError.
+    Return the revisions before and after. Raises UsageError or UnavailableError.
     """
-    parsed = parse_url(url)
-    engine = make_engine(parsed, create=True, migrating=True, pooled=False)
+    plain_url = parse_url(url)
+    engine = make_engine(plain_url, create=True, migrating=True, pooled=False)
     try:
-        with plain_errors(parsed), engine.begin() as connection:
-            make_namespace(connection, parsed)
-            return upgrade_on(connection, show(parsed))
+        with plain_errors(plain_url), engine.begin() as connection:
+            make_namespace(connection, plain_url)
+            return upgrade_on(connection, show(plain_url))
     finally:
         engine.dispose()
 
 
 def upgrade_on(connection: Connection, where: str) -> tuple[str | None, str]:
-    """`upgrade` on an open connection, inside its transaction."""
-    before, needs = found(connection), needed()
-    if before is not None and not _known(before):
+    """Run `upgrade` on an open connection, inside its transaction."""
+    before, needs = read_revision(connection), needed_revision()
+    if before is not None and not _is_known(before):
         check(connection, where)
-    made = config()
-    made.attributes["connection"] = connection
+    alembic_config = config()
+    alembic_config.attributes["connection"] = connection
     try:
         with _ALEMBIC:
-            command.upgrade(made, "head")
+            command.upgrade(alembic_config, "head")
     except CommandError as error:
         raise UsageError(
             where, f"the migration can't run: {error}", "restore the database or install a newer Synergy"
@@ -96,23 +96,23 @@ def upgrade_on(connection: Connection, where: str) -> tuple[str | None, str]:
 
 
 def revision(url: str) -> str | None:
-    """The revision of the database at `url`; None for one that is empty, or a SQLite file that is not there."""
-    parsed = parse_url(url)
-    path = sqlite_path(parsed)
-    if path is not None and not file_exists(parsed, path):
+    """Return the revision of the database at `url`, or None for an empty database or a missing SQLite file."""
+    plain_url = parse_url(url)
+    path = sqlite_path(plain_url)
+    if path is not None and not file_exists(plain_url, path):
         return None
-    engine = make_engine(parsed, pooled=False)
+    engine = make_engine(plain_url, pooled=False)
     try:
-        with plain_errors(parsed), engine.connect() as connection:
-            return found(connection)
+        with plain_errors(plain_url), engine.connect() as connection:
+            return read_revision(connection)
     finally:
         engine.dispose()
 
 
 def is_older(revision: str) -> bool:
-    """A revision that this version can upgrade."""
-    return revision != needed() and _known(revision)
+    """Return whether this version can upgrade the revision."""
+    return revision != needed_revision() and _is_known(revision)
 
 
-def _known(name: str) -> bool:
+def _is_known(name: str) -> bool:
     return any(s.revision == name for s in ScriptDirectory.from_config(config()).walk_revisions())

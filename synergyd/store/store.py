@@ -13,10 +13,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, exists, func, or_, select
 from sqlalchemy.engine import URL
+from synergy_core.notice import Notice
+from synergy_core.records import Profile
+from synergy_core.steering import Steering
+from synergy_core.usage import Usage
 
-from synergyd.notice import Notice
-from synergyd.records import Profile
-from synergyd.steering import Steering
 from synergyd.store import lease, notices, reads, schema, usage, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
 from synergyd.store.notices import WaitingNotice
@@ -26,60 +27,59 @@ from synergyd.store.records import (
     Keyed,
     LeaderRecord,
     Recording,
-    Remembered,
     StoredDecision,
     StoredEvent,
     StoredLifecycle,
     StoredNode,
     StoredReport,
+    StoredState,
 )
 from synergyd.store.tables import (
     EpochRow,
     EventRow,
     JobFlagRow,
     LifecycleRow,
-    NodeRow,
+    NodeTable,
     OwnerRow,
     ProfileRow,
-    ReportRow,
+    ReportTable,
     SteeringRow,
     UsageRow,
 )
-from synergyd.usage import Usage
 
 _PRUNED = ("job:", "like:", "failed:", "length:", "resizes:")  # kinds of profiles that age
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
 
 def open_store(url: str, *, create: bool = False, cluster: str = "") -> Store:
-    """A Store on the database at `url`, its schema checked, and that it is not another one's than `cluster`'s where that is named.
+    """Open the Store on the database at `url`. Check its schema and, if `cluster` is named, that no other cluster owns the database.
 
     With `create`, a SQLite database that is missing or empty gets its schema here; one that is behind does not.
     PostgreSQL's comes from `synergyctl db upgrade` alone. Raises UsageError (URL, driver, folder, schema missing or
     behind, another cluster's) or UnavailableError (can't be reached).
     """
-    parsed = parse_url(url)
-    is_sqlite = parsed.drivername == "sqlite"
-    if create and is_sqlite and sqlite_path(parsed) is not None and schema.revision(url) is None:
+    plain_url = parse_url(url)
+    is_sqlite = plain_url.drivername == "sqlite"
+    if create and is_sqlite and sqlite_path(plain_url) is not None and schema.revision(url) is None:
         schema.upgrade(url)
-    engine = make_engine(parsed)
+    engine = make_engine(plain_url)
     try:
-        with plain_errors(parsed):
-            if create and is_sqlite and sqlite_path(parsed) is None:
+        with plain_errors(plain_url):
+            if create and is_sqlite and sqlite_path(plain_url) is None:
                 with engine.execution_options(writes=True).begin() as connection:
-                    schema.upgrade_on(connection, show(parsed))
+                    schema.upgrade_on(connection, show(plain_url))
             with engine.connect() as connection:
-                schema.check(connection, show(parsed))
+                schema.check(connection, show(plain_url))
                 if cluster:
-                    lease.demand_own(parsed, lease.owner(connection), cluster)
+                    lease.demand_own(plain_url, lease.owner(connection), cluster)
     except BaseException:
         engine.dispose()
         raise
-    return Store(engine, parsed)
+    return Store(engine, plain_url)
 
 
 class Store:
-    """Open with `open_store`; close with `close` or a `with` block. May be used from several threads."""
+    """The store on one database. Open it with `open_store`; close it with `close` or a `with` block. May be used from several threads."""
 
     def __init__(self, engine: Engine, url: URL) -> None:
         self._engine = engine
@@ -101,7 +101,7 @@ class Store:
 
     @property
     def where(self) -> str:
-        """The database for messages, without user and password."""
+        """Return the database for messages, without user and password."""
         return show(self._url)
 
     @contextmanager
@@ -117,7 +117,7 @@ class Store:
     # Whole epochs
 
     def apply(self, changes: Changes) -> int:
-        """Writes `changes` in one transaction; returns the rows of state left out since somebody else leads.
+        """Write `changes` in one transaction. Return the number of rows of state that were left out because somebody else leads.
 
         History under a write key that is already there is not written again, so that a transaction whose end was not
         heard can be tried again. At most 12 statements plus 3 an epoch, however many jobs (deletes: one per 500 jobs).
@@ -125,24 +125,24 @@ class Store:
         with self._writing() as connection:
             return writes.apply(connection, changes)
 
-    def remembered(self) -> Remembered:
-        """All that an epoch starts from, in six statements."""
+    def read_state(self) -> StoredState:
+        """Return everything that an epoch starts from, in six statements."""
         with self._reading() as connection:
-            return reads.remembered(connection)
+            return reads.read_state(connection)
 
     # Epochs and decisions
 
     def save_epoch(self, epoch: EpochRecord, write_key: str = "") -> None:
-        """Adds an epoch with its decisions; a second time under the same `write_key` does nothing."""
+        """Add an epoch with its decisions. A second call with the same `write_key` does nothing."""
         self.apply(Changes(history=(Keyed(write_key or new_key(), epoch),)))
 
     def latest_epoch(self) -> EpochRecord | None:
-        """The epoch that started last, its decisions by job id."""
+        """Return the epoch that started last, its decisions by job id."""
         with self._reading() as connection:
             return reads.latest_epoch(connection)
 
     def epochs_since(self, after_id: int, since_s: float) -> list[tuple[int, float, dict[str, Any]]]:
-        """(id, start, summary) of the epochs behind that id and since that time, oldest first."""
+        """Return (id, start, summary) of the epochs after `after_id` and since `since_s`, oldest first."""
         with self._reading() as connection:
             return reads.epochs_since(connection, after_id, since_s)
 
@@ -150,38 +150,38 @@ class Store:
         return next(iter(self.decisions_of(job_id, 1)), None)
 
     def decisions_of(self, job_id: int, limit: int = 20) -> list[StoredDecision]:
-        """Newest first."""
+        """Return the job's last `limit` decisions, newest first."""
         with self._reading() as connection:
             return reads.decisions_of(connection, job_id, limit)
 
     # The story of a job
 
     def append_events(self, events: Sequence[StoredEvent], write_key: str = "") -> None:
-        """Adds events in order; a second time under the same `write_key` does nothing."""
+        """Add events in order. A second call with the same `write_key` does nothing."""
         self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
 
-    def named(self, name: str, *, beginning: bool = False) -> int | None:
-        """The id of the job that Slurm called so last, None if there was none. A scan of all stories."""
+    def find_job_id(self, name: str, *, beginning: bool = False) -> int | None:
+        """Return the id of the job that Slurm gave this name last, or None if there was none. A scan of all stories."""
         with self._reading() as connection:
-            return reads.named(connection, name, beginning=beginning)
+            return reads.find_job_id(connection, name, beginning=beginning)
 
     def story(self, job_id: int) -> list[StoredEvent]:
-        """In the order in which things happened."""
+        """Return the job's events in the order in which they happened."""
         with self._reading() as connection:
             return reads.story(connection, job_id)
 
     def recording(self) -> Recording:
-        """The past of the whole queue, in eight statements however many jobs."""
+        """Return the past of the whole queue, in eight statements however many jobs."""
         with self._reading() as connection:
             return reads.recording(connection)
 
     def owner(self, job_id: int) -> tuple[str, str] | None:
-        """(user, account) of a job that something was decided about, also once it is gone."""
+        """Return (user, account) of a job that something was decided about, even after it is gone."""
         with self._reading() as connection:
             return reads.owner(connection, job_id)
 
     def version(self) -> tuple[object, ...]:
-        """Another one whenever what `synergyctl status` shows has changed."""
+        """Return a value that changes whenever the output of `synergyctl status` does."""
         with self._reading() as connection:
             return reads.version(connection)
 
@@ -191,7 +191,7 @@ class Store:
         self.apply(Changes(lifecycles=tuple(lifecycles)))
 
     def lifecycles(self) -> dict[int, StoredLifecycle]:
-        """By job id."""
+        """Return the lifecycles by job id."""
         with self._reading() as connection:
             return reads.lifecycles(connection)
 
@@ -205,11 +205,11 @@ class Store:
     # Profiles
 
     def put_profiles(self, profiles: Mapping[str, Profile], updated_s: float) -> None:
-        """Keys such as `job:123` or `model:gpt-mini/a100`."""
+        """Store profiles under keys such as `job:123` or `model:gpt-mini/a100`."""
         self.apply(Changes(profiles=tuple((k, p, updated_s) for k, p in profiles.items())))
 
     def profiles(self) -> dict[str, Profile]:
-        """By key."""
+        """Return the profiles by key."""
         with self._reading() as connection:
             return reads.profiles(connection)
 
@@ -217,7 +217,7 @@ class Store:
         with self._reading() as connection:
             return reads.profile(connection, key)
 
-    # What is known of a job beyond Slurm
+    # Facts about a job beyond Slurm's
 
     def set_paused(self, job_id: int, paused: bool, at_s: float) -> None:
         self.apply(Changes(paused=((job_id, paused, at_s),)))
@@ -226,21 +226,21 @@ class Store:
         self.apply(Changes(steering=((job_id, steering, at_s),)))
 
     def steering(self, job_id: int) -> Steering | None:
-        """What the job's owner has set; None for nothing."""
+        """Return what the job's owner has set, or None for nothing."""
         with self._reading() as connection:
             return reads.steering(connection, job_id)
 
-    def paused(self) -> frozenset[int]:
-        """Job ids."""
+    def paused_jobs(self) -> frozenset[int]:
+        """Return the ids of paused jobs."""
         with self._reading() as connection:
             return frozenset(job_id for job_id, _ in reads.flags(connection, writes.PAUSED))
 
     def add_no_directive(self, submissions: Iterable[tuple[int, float]], at_s: float) -> None:
-        """Remembers that the script of (job id, submit time) was read and holds no directive."""
+        """Remember that the script of each (job id, submit time) was read and holds no directive."""
         self.apply(Changes(no_directive=tuple((job_id, submit_s, at_s) for job_id, submit_s in submissions)))
 
     def no_directive(self) -> frozenset[tuple[int, float]]:
-        """(job id, submit time) of scripts that were read and hold no directive."""
+        """Return the (job id, submit time) of scripts that were read and hold no directive."""
         with self._reading() as connection:
             return frozenset(reads.flags(connection, writes.NO_DIRECTIVE))
 
@@ -248,12 +248,12 @@ class Store:
         self.apply(Changes(reports=tuple(reports)))
 
     def report(self, job_id: int) -> StoredReport | None:
-        """The latest report of the job."""
+        """Return the latest report of the job."""
         with self._reading() as connection:
             return reads.report(connection, job_id)
 
     def reports(self) -> dict[int, StoredReport]:
-        """By job id."""
+        """Return the latest reports by job id."""
         with self._reading() as connection:
             return reads.reports(connection)
 
@@ -261,14 +261,14 @@ class Store:
         self.apply(Changes(nodes=tuple(nodes)))
 
     def nodes(self) -> dict[str, StoredNode]:
-        """What is remembered of bad nodes, by name."""
+        """Return what is remembered of bad nodes, by name."""
         with self._reading() as connection:
             return reads.nodes(connection)
 
-    # What jobs made of their GPUs, and notices
+    # The use that jobs made of their GPUs, and notices
 
     def put_usage(self, parts: Iterable[Usage], term: int | None = None) -> bool:
-        """False where a leader after `term` writes them."""
+        """Store parts of usage. Return False if a leader after `term` writes them."""
         with self._writing() as connection:
             return usage.put(connection, parts, term)
 
@@ -277,17 +277,20 @@ class Store:
             return usage.open_parts(connection)
 
     def usage_seen_s(self) -> float | None:
-        """Until when GPU hours have been kept; None: never so far."""
+        """Return the time until which GPU hours have been kept, or None if they never were."""
         with self._reading() as connection:
             return connection.execute(select(func.max(UsageRow.to_s))).scalar()
 
     def usage_of(self, job_ids: Sequence[int], from_s: float = 0.0) -> list[Usage]:
-        """Of these jobs, what ends at `from_s` or later."""
+        """Return the usage of these jobs that ends at `from_s` or later."""
         with self._reading() as connection:
             return usage.of_jobs(connection, job_ids, from_s)
 
     def usage_between(self, from_s: float, to_s: float, user: str = "", account: str = "") -> Iterator[Usage]:
-        """All that touches the span, whole, of a user and an account where they are named; read on as it is asked for."""
+        """Yield every usage that touches the span, whole, of `user` and `account` if they are named.
+
+        Rows are read as they are asked for.
+        """
         with self._reading() as connection:
             yield from usage.between(connection, from_s, to_s, user, account)
 
@@ -295,43 +298,43 @@ class Store:
         with self._writing() as connection:
             return connection.execute(delete(UsageRow).where(UsageRow.to_s < older_than_s)).rowcount
 
-    def put_notices(self, found: Iterable[Notice]) -> None:
-        self.apply(Changes(notices=tuple(found)))
+    def put_notices(self, notices: Iterable[Notice]) -> None:
+        self.apply(Changes(notices=tuple(notices)))
 
     def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
-        """The least tried first, then the oldest."""
+        """Return the notices that are due, the least tried first, then the oldest."""
         with self._reading() as connection:
             return notices.due(connection, now_s, limit)
 
-    def notice_tried(self, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
-        """`next_s` None: nothing is left to do for it."""
+    def record_notice_attempt(self, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
+        """Store the result of a try of a notice. If `next_s` is None, nothing is left to do for it."""
         with self._writing() as connection:
-            notices.tried(connection, key, done, attempts, next_s)
+            notices.record_attempt(connection, key, done, attempts, next_s)
 
-    def mailed(self, job_id: int, since_s: float) -> int:
-        """Notices of the job since then that have gone out as mail."""
+    def count_mailed(self, job_id: int, since_s: float) -> int:
+        """Return how many notices of the job since `since_s` have gone out as mail."""
         with self._reading() as connection:
-            return notices.mailed(connection, job_id, since_s)
+            return notices.count_mailed(connection, job_id, since_s)
 
-    def bound_notices(self, older_than_s: float) -> int:
-        """Deletes those that are done and old; returns how many others had to be given up."""
+    def prune_notices(self, older_than_s: float) -> int:
+        """Delete the notices that are done and old. Return how many others had to be given up."""
         with self._writing() as connection:
-            return notices.bound(connection, older_than_s)
+            return notices.prune(connection, older_than_s)
 
     def leader(self) -> LeaderRecord | None:
-        """Who leads, or led last; None if nobody ever did."""
+        """Return the daemon that leads or led last, or None if nobody ever did."""
         with self._reading() as connection:
             return reads.leader(connection)
 
     # Upkeep
 
     def prune(self, older_than_s: float) -> int:
-        """Deletes history from before the instant `older_than_s` (seconds since 1970); returns the rows deleted.
+        """Delete history from before the instant `older_than_s` (seconds since 1970). Return the number of rows deleted.
 
-        Epochs with their decisions (not counted one by one), events, reports, nodes, profiles of the kinds in `_PRUNED` and marks of
+        Covers epochs with their decisions (not counted one by one), events, reports, nodes, profiles of the kinds in `_PRUNED` and marks of
         scripts without directive. Jobs that have a lifecycle keep their story, report and profile; pauses stay.
         """
-        deleted = 0
+        count = 0
         old = (
             select(EpochRow.id)
             .where(EpochRow.started_s < older_than_s)
@@ -343,7 +346,7 @@ class Store:
                 ids = connection.execute(old).scalars().all()
                 if ids:
                     connection.execute(delete(EpochRow).where(EpochRow.id.in_(ids)))
-            deleted += len(ids)
+            count += len(ids)
             if len(ids) < _PRUNE_EPOCHS:
                 break
         with self._writing() as connection:
@@ -353,13 +356,13 @@ class Store:
             keys = connection.execute(select(ProfileRow.key).where(*old_profiles)).scalars().all()
             stale = [k for k in keys if not (k[:4] == "job:" and k[4:].isdecimal() and int(k[4:]) in live)]
             for part in writes.chunks(stale, 500):
-                deleted += connection.execute(delete(ProfileRow).where(ProfileRow.key.in_(part))).rowcount
+                count += connection.execute(delete(ProfileRow).where(ProfileRow.key.in_(part))).rowcount
             for statement in (
                 delete(EventRow).where(
                     EventRow.at_s < older_than_s, ~exists().where(LifecycleRow.job_id == EventRow.job_id)
                 ),
-                delete(ReportRow).where(
-                    ReportRow.received_s < older_than_s, ~exists().where(LifecycleRow.job_id == ReportRow.job_id)
+                delete(ReportTable).where(
+                    ReportTable.received_s < older_than_s, ~exists().where(LifecycleRow.job_id == ReportTable.job_id)
                 ),
                 delete(SteeringRow).where(
                     SteeringRow.changed_s < older_than_s, ~exists().where(LifecycleRow.job_id == SteeringRow.job_id)
@@ -367,13 +370,13 @@ class Store:
                 delete(OwnerRow).where(
                     OwnerRow.seen_s < older_than_s, ~exists().where(LifecycleRow.job_id == OwnerRow.job_id)
                 ),
-                delete(NodeRow).where(NodeRow.updated_s < older_than_s),
+                delete(NodeTable).where(NodeTable.updated_s < older_than_s),
                 delete(JobFlagRow).where(JobFlagRow.flag == writes.NO_DIRECTIVE, JobFlagRow.at_s < older_than_s),
             ):
-                deleted += connection.execute(statement).rowcount
-        return deleted
+                count += connection.execute(statement).rowcount
+        return count
 
 
 def new_key() -> str:
-    """A write key that nobody else has."""
+    """Return a write key that nobody else has."""
     return uuid.uuid4().hex

@@ -1,7 +1,7 @@
 """The tables, as SQLAlchemy models. A change here needs a migration in sql/versions (a test compares the two).
 
-Times (`_s`) are seconds since 1970 in double precision. Large whole records travel as JSON (synergyd/wire/codec.py);
-what is searched or read in bulk has a column of its own.
+Times (`_s`) are seconds since 1970 in double precision. Large whole records travel as JSON (launch/synergy_core/wire/codec.py);
+data that is searched or read in bulk has a column of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Json = JSON(none_as_null=True)
 
 
 class Base(DeclarativeBase):
-    """All tables hang on this metadata."""
+    """The base of all tables, which share its metadata."""
 
 
 class ProfileRow(Base):
-    """What was learnt of `job:123` or `model:gpt-mini/a100` (synergyd.records.Profile)."""
+    """The profile learnt of `job:123` or `model:gpt-mini/a100` (synergy_core.records.Profile)."""
 
     __tablename__ = "profiles"
 
@@ -60,7 +60,7 @@ class EpochRow(Base):
 
 
 class DecisionRow(Base):
-    """One epoch's decision for one job; `at_s` is the epoch's start."""
+    """The decision of one epoch for one job; `at_s` is the epoch's start."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_job_id_at_s", "job_id", "at_s"),)
@@ -74,6 +74,7 @@ class DecisionRow(Base):
     cell: Mapped[dict[str, Any] | None] = mapped_column(Json)
     node_names: Mapped[list[str]] = mapped_column(Json)
     why: Mapped[str] = mapped_column(Text)
+    reasons: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
     relative_goodput: Mapped[float | None] = mapped_column(Double)
     alternatives: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     worth: Mapped[list[Any] | None] = mapped_column(Json)
@@ -82,7 +83,7 @@ class DecisionRow(Base):
 
 
 class EventRow(Base):
-    """One step of a job's story; rows are only ever added. (`write_key`, `seq`) makes writing it twice harmless."""
+    """One step of a job's story. Rows are only ever added. (`write_key`, `seq`) makes writing it twice harmless."""
 
     __tablename__ = "events"
     __table_args__ = (
@@ -102,7 +103,7 @@ class EventRow(Base):
 
 
 class LifecycleRow(Base):
-    """Where each job's resize state machine stands."""
+    """The state of each job's resize state machine."""
 
     __tablename__ = "lifecycles"
 
@@ -114,7 +115,7 @@ class LifecycleRow(Base):
 
 
 class JobFlagRow(Base):
-    """`paused` (submit_s 0) or `no_directive` (of exactly this submission: job ids are used again)."""
+    """A flag of a job: `paused` (submit_s 0) or `no_directive` (of exactly this submission: job ids are used again)."""
 
     __tablename__ = "job_flags"
     __table_args__ = (Index("ix_job_flags_flag_at_s", "flag", "at_s"),)
@@ -126,7 +127,7 @@ class JobFlagRow(Base):
 
 
 class SteeringRow(Base):
-    """What a job's owner has set since sbatch (synergyd.steering.Steering)."""
+    """The settings that a job's owner has made since sbatch (synergy_core.steering.Steering)."""
 
     __tablename__ = "steering"
 
@@ -136,7 +137,7 @@ class SteeringRow(Base):
 
 
 class OwnerRow(Base):
-    """Whose a job is or was: as long as its decisions are kept."""
+    """The owner of a job, kept as long as its decisions are."""
 
     __tablename__ = "owners"
     __table_args__ = (Index("ix_owners_seen_s", "seen_s"),)
@@ -147,8 +148,8 @@ class OwnerRow(Base):
     seen_s: Mapped[float] = mapped_column(Double)
 
 
-class ReportRow(Base):
-    """The latest report of each job (synergyd.records.Report)."""
+class ReportTable(Base):
+    """The latest report of each job (synergy_core.records.Report)."""
 
     __tablename__ = "reports"
 
@@ -158,9 +159,9 @@ class ReportRow(Base):
 
 
 class LeaderRow(Base):
-    """One row (id 1): who leads, or led last, and until when by its beats (synergyd/store/leader.py).
+    """One row (id 1): the daemon that leads, or led last, and until when by its beats (synergyd/store/leader.py).
 
-    `term` goes up by one with each change of holder: what an earlier holder still had to write is told apart by it.
+    `term` goes up by one with each change of holder, which tells apart what an earlier holder still had to write.
     `beat` goes up with each renewal; `process` tells others on the holder's machine whether it is gone.
     """
 
@@ -189,8 +190,8 @@ class StandbyRow(Base):
     acknowledged: Mapped[int] = mapped_column(BigInteger)
 
 
-class NodeRow(Base):
-    """What is remembered of a node where jobs have fared badly (synergyd.control.known.node_health.NodeRecord)."""
+class NodeTable(Base):
+    """The remembered state of a node where jobs have fared badly (synergyd.control.state.node_health.NodeRecord)."""
 
     __tablename__ = "nodes"
 
@@ -200,10 +201,10 @@ class NodeRow(Base):
 
 
 class UsageRow(Base):
-    """What a job made of the GPUs that it held (synergyd.usage.Usage): one incarnation, or its part within one day."""
+    """The use that a job made of the GPUs it held (synergy_core.usage.Usage): one allocation, or its part within one day."""
 
     __tablename__ = "usage"
-    __table_args__ = (Index("ix_usage_to_s", "to_s"),)
+    __table_args__ = (Index("ix_usage_to_s", "to_s"), Index("ix_usage_of_job", "of_job"))
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     from_s: Mapped[float] = mapped_column(Double, primary_key=True, autoincrement=False)
@@ -225,13 +226,17 @@ class UsageRow(Base):
     checkpoint_s: Mapped[float] = mapped_column(Double, server_default="0")
     measured_s: Mapped[float] = mapped_column(Double, server_default="0")
     measured_work: Mapped[float] = mapped_column(Double, server_default="0")
+    of_job: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    changed_s: Mapped[float | None] = mapped_column(Double)
     predicted_ratio: Mapped[float | None] = mapped_column(Double)
     before_goodput: Mapped[float | None] = mapped_column(Double)
 
 
 class NoticeRow(Base):
-    """A notice (synergyd.notice.Notice): `next_s` says when it is tried next, None that nothing is left to do for it; `done` names the
-    ways on which it has gone out."""
+    """A notice (synergy_core.notice.Notice).
+
+    `next_s` is the time of its next try, or None if nothing is left to do for it. `done` names the ways on which it has gone out.
+    """
 
     __tablename__ = "notices"
     __table_args__ = (Index("ix_notices_next_s", "next_s"), Index("ix_notices_job_id_at_s", "job_id", "at_s"))

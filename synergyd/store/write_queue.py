@@ -1,4 +1,4 @@
-"""What waits to be written while the database is away: history in order, bounded, and the newest of each state.
+"""The queue of writes while the database is away: history in order, bounded, and the newest of each state.
 
 Not for several threads; synergyd/store/buffer.py guards it.
 """
@@ -18,8 +18,8 @@ StateKey = tuple[str, object]
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """What was given up, in rows (an epoch counts one for itself and one for each decision)."""
+class DropCounts:
+    """The rows that were given up (an epoch counts one for itself and one for each decision)."""
 
     epochs: int = 0  # no room: epochs go first, oldest first
     events: int = 0  # no room, and no epochs left to drop
@@ -29,47 +29,47 @@ class Dropped:
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """One transaction's worth. `state` changes carry the leadership term in which each was put."""
+    """The content of one transaction. `state` changes carry the leadership term in which each was put."""
 
     history: tuple[Keyed, ...]
     state: tuple[tuple[StateKey, Changes], ...]
 
     def transactions(self) -> list[Changes]:
-        """The batch in as few transactions as there are terms: normally one."""
+        """Return the batch in as few transactions as there are terms: normally one."""
         terms = list(dict.fromkeys(change.term for _, change in self.state)) or [None]
-        made = [merged((c for _, c in self.state if c.term == term), term) for term in terms]
-        return [replace(made[0], history=self.history), *made[1:]]
+        changes = [merge_changes((c for _, c in self.state if c.term == term), term) for term in terms]
+        return [replace(changes[0], history=self.history), *changes[1:]]
 
     def singly(self) -> Iterable[WriteBatch]:
-        """The same, one item at a time."""
-        yield from (WriteBatch((keyed,), ()) for keyed in self.history)
+        """Yield the batch one item at a time."""
+        yield from (WriteBatch((row,), ()) for row in self.history)
         yield from (WriteBatch((), (entry,)) for entry in self.state)
 
 
-def merged(changes: Iterable[Changes], term: int | None) -> Changes:
-    """Many small changes as one."""
+def merge_changes(changes: Iterable[Changes], term: int | None) -> Changes:
+    """Return many small changes as one, with `term`."""
     names = [f.name for f in fields(Changes) if f.name != "term"]
     rows: dict[str, list[object]] = {name: [] for name in names}
     for change in changes:
         for name in names:
             rows[name] += getattr(change, name)
-    return Changes(term=term, **{name: tuple(found) for name, found in rows.items()})  # type: ignore[arg-type]
+    return Changes(term=term, **{name: tuple(values) for name, values in rows.items()})  # type: ignore[arg-type]
 
 
 def size(item: EpochRecord | tuple[StoredEvent, ...]) -> int:
-    """Rows."""
+    """Return the number of rows."""
     return 1 + len(item.decisions) if isinstance(item, EpochRecord) else len(item)
 
 
 class WriteQueue:
-    """`room` bounds the rows of history; state is bounded by the number of jobs."""
+    """The queue of writes. `room` bounds the rows of history; state is bounded by the number of jobs."""
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._history: deque[Keyed] = deque()
         self._rows = 0
         self._state: dict[StateKey, Changes] = {}
-        self.dropped = Dropped()
+        self.drop_counts = DropCounts()
 
     def __len__(self) -> int:
         return self._rows + len(self._state)
@@ -83,19 +83,19 @@ class WriteQueue:
             self._drop(tuple)
 
     def _drop(self, kind: type) -> None:
-        """Drops the oldest items of this kind until the rest fits."""
-        kept: deque[Keyed] = deque()
-        lost = 0
-        for keyed in self._history:
-            if self._rows - lost > self._room and isinstance(keyed.item, kind):
-                lost += size(keyed.item)
+        """Drop the oldest items of this kind until the rest fits."""
+        rows_to_keep: deque[Keyed] = deque()
+        count = 0
+        for row in self._history:
+            if self._rows - count > self._room and isinstance(row.item, kind):
+                count += size(row.item)
             else:
-                kept.append(keyed)
-        self._history, self._rows = kept, self._rows - lost
+                rows_to_keep.append(row)
+        self._history, self._rows = rows_to_keep, self._rows - count
         if kind is EpochRecord:
-            self.dropped = replace(self.dropped, epochs=self.dropped.epochs + lost)
+            self.drop_counts = replace(self.drop_counts, epochs=self.drop_counts.epochs + count)
         else:
-            self.dropped = replace(self.dropped, events=self.dropped.events + lost)
+            self.drop_counts = replace(self.drop_counts, events=self.drop_counts.events + count)
 
     def put(self, key: StateKey, change: Changes) -> None:
         self._state[key] = change
@@ -104,25 +104,25 @@ class WriteQueue:
         return list(self._state.values())
 
     def take(self) -> WriteBatch | None:
-        """The next transaction's worth, which stays here until `written`; None if nothing waits.
+        """Return the content of the next transaction, which stays here until `remove_written`, or None if nothing waits.
 
-        State goes with the last of the history: what it says never gets ahead of the story that led there.
+        State goes with the last of the history, so that it never gets ahead of the story that led there.
         """
         if not self._history and not self._state:
             return None
         history: list[Keyed] = []
         rows = 0
-        for keyed in self._history:
-            if history and rows + size(keyed.item) > TRANSACTION_ROWS:
+        for row in self._history:
+            if history and rows + size(row.item) > TRANSACTION_ROWS:
                 break
-            history.append(keyed)
-            rows += size(keyed.item)
+            history.append(row)
+            rows += size(row.item)
         whole = len(history) == len(self._history)
         return WriteBatch(tuple(history), tuple(self._state.items()) if whole else ())
 
-    def written(self, batch: WriteBatch) -> None:
-        """Takes out what `batch` holds; a state that was put anew meanwhile stays."""
-        keys = {keyed.write_key for keyed in batch.history}
+    def remove_written(self, batch: WriteBatch) -> None:
+        """Remove what `batch` holds. A state that was put anew meanwhile stays."""
+        keys = {row.write_key for row in batch.history}
         if keys:
             self._history = deque(k for k in self._history if k.write_key not in keys)
             self._rows = sum(size(k.item) for k in self._history)
@@ -131,8 +131,8 @@ class WriteQueue:
                 del self._state[key]
 
     def count(self, *, refused: int = 0, fenced: int = 0) -> None:
-        was = self.dropped
-        self.dropped = replace(was, refused=was.refused + refused, fenced=was.fenced + fenced)
+        was = self.drop_counts
+        self.drop_counts = replace(was, refused=was.refused + refused, fenced=was.fenced + fenced)
 
 
 def batch_rows(batch: WriteBatch) -> int:

@@ -1,5 +1,8 @@
-"""The statements that write. Each takes an open connection inside a transaction and any number of rows: the number of
-statements does not grow with the number of jobs."""
+"""The statements that write.
+
+Each takes an open connection inside a transaction and any number of rows: the number of statements does not grow with the number
+of jobs.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, null, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from synergy_core.accepts import NOTHING_MORE
+from synergy_core.notice import Notice
+from synergy_core.records import Profile
+from synergy_core.steering import Steering
+from synergy_core.wire.codec import clean, encode
 
-from synergyd.accepts import NOTHING_MORE
-from synergyd.notice import Notice
-from synergyd.records import Profile
-from synergyd.steering import Steering
 from synergyd.store.records import (
     Changes,
     EpochRecord,
@@ -34,14 +38,13 @@ from synergyd.store.tables import (
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
-    NodeRow,
+    NodeTable,
     NoticeRow,
     OwnerRow,
     ProfileRow,
-    ReportRow,
+    ReportTable,
     SteeringRow,
 )
-from synergyd.wire.codec import clean, encode
 
 PAUSED = "paused"
 NO_DIRECTIVE = "no_directive"
@@ -51,7 +54,7 @@ Row = dict[str, Any]
 
 
 def insert(connection: Connection, model: type[Base]) -> Any:
-    """The dialect's INSERT, which knows ON CONFLICT."""
+    """Return the dialect's INSERT, which knows ON CONFLICT."""
     table = table_of(model)
     return sqlite_insert(table) if connection.dialect.name == "sqlite" else postgresql_insert(table)
 
@@ -63,7 +66,7 @@ def table_of(model: type[Base]) -> Table:
 
 
 def upsert(connection: Connection, model: type[Base], rows: Sequence[Row]) -> None:
-    """Writes rows, replacing those with the same primary key. Of rows that share a key the last one counts."""
+    """Write rows, replacing those with the same primary key. If rows share a key, the last one counts."""
     if not rows:
         return
     keys = [c.name for c in table_of(model).primary_key]
@@ -74,11 +77,11 @@ def upsert(connection: Connection, model: type[Base], rows: Sequence[Row]) -> No
 
 
 def apply(connection: Connection, changes: Changes) -> int:
-    """Writes `changes`; returns how many rows of state were left out since a later leader holds the database."""
+    """Write `changes`. Return the number of rows of state that were left out because a later leader holds the database."""
     fenced = changes.term is not None and term(connection) > changes.term
     _history(connection, changes.history)
     _no_directive(connection, changes.no_directive)
-    _paused(connection, changes.paused)
+    _write_paused(connection, changes.paused)
     upsert(connection, SteeringRow, [_steering(*x) for x in changes.steering])
     _notices(connection, changes.notices)
     if fenced:
@@ -93,13 +96,13 @@ def apply(connection: Connection, changes: Changes) -> int:
     delete_jobs(connection, LifecycleRow, changes.gone)
     delete_jobs(connection, SteeringRow, changes.gone)
     upsert(connection, ProfileRow, [_profile(*x) for x in changes.profiles])
-    upsert(connection, ReportRow, [_report(x) for x in changes.reports])
-    upsert(connection, NodeRow, [_node(x) for x in changes.nodes])
+    upsert(connection, ReportTable, [_report(x) for x in changes.reports])
+    upsert(connection, NodeTable, [_node(x) for x in changes.nodes])
     return 0
 
 
 def delete_jobs(connection: Connection, model: type[Base], job_ids: Iterable[int]) -> None:
-    """Deletes the rows of these jobs."""
+    """Delete the rows of these jobs."""
     column = table_of(model).c.job_id
     for part in chunks(sorted(set(job_ids)), _IN_LIST):
         connection.execute(delete(table_of(model)).where(column.in_(part)))
@@ -117,9 +120,9 @@ def term(connection: Connection) -> int:
 def _history(connection: Connection, items: Sequence[Keyed]) -> None:
     for is_epoch, run in groupby(items, key=lambda k: isinstance(k.item, EpochRecord)):
         if is_epoch:
-            for keyed in run:
-                assert isinstance(keyed.item, EpochRecord)
-                _epoch(connection, keyed.write_key, keyed.item)
+            for row in run:
+                assert isinstance(row.item, EpochRecord)
+                _epoch(connection, row.write_key, row.item)
         else:
             _events(connection, list(run))
 
@@ -155,6 +158,7 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
             "cell": _json(d.cell),
             "node_names": _json(d.node_names),
             "why": clean(d.why),
+            "reasons": _json(d.reasons),
             "relative_goodput": _number(d.relative_goodput),
             "alternatives": _json(d.alternatives),
             "worth": _json(d.worth) or None,
@@ -167,19 +171,19 @@ def _epoch(connection: Connection, write_key: str, epoch: EpochRecord) -> None:
 
 
 def _owners(present: Iterable[Mapping[str, Any]], epoch: EpochRecord) -> Iterable[Row]:
-    """Of the jobs that something was decided about."""
-    decided = {d.job_id for d in epoch.decisions}
+    """Yield the owner rows of the jobs that something was decided about."""
+    decided_ids = {d.job_id for d in epoch.decisions}
     for job in present:
-        if job.get("job_id") in decided and job.get("user"):
+        if job.get("job_id") in decided_ids and job.get("user"):
             account = job.get("account", "")
             yield {"job_id": job["job_id"], "user": job["user"], "account": account, "seen_s": epoch.started_s}
 
 
 def _events(connection: Connection, items: Sequence[Keyed]) -> None:
     rows: list[Row] = []
-    for keyed in items:
-        assert isinstance(keyed.item, tuple)
-        rows += [_event(keyed.write_key, seq, e) for seq, e in enumerate(keyed.item)]
+    for row in items:
+        assert isinstance(row.item, tuple)
+        rows += [_event(row.write_key, seq, e) for seq, e in enumerate(row.item)]
     if rows:
         statement = insert(connection, EventRow)
         connection.execute(statement.on_conflict_do_nothing(index_elements=["write_key", "seq"]), rows)
@@ -234,7 +238,7 @@ def _node(x: StoredNode) -> Row:
 
 
 def _notices(connection: Connection, notices: Iterable[Notice]) -> None:
-    """Into the outbox; one whose key is there, sent or not, is left out."""
+    """Put notices into the outbox. One whose key is already there, sent or not, is left out."""
     rows = [
         {"key": clean(n.key), "job_id": n.job_id, "at_s": n.at_s, "payload": _json(n), "done": [], "attempts": 0, "next_s": n.at_s}
         for n in notices
@@ -243,7 +247,7 @@ def _notices(connection: Connection, notices: Iterable[Notice]) -> None:
         connection.execute(insert(connection, NoticeRow).on_conflict_do_nothing(index_elements=["key"]), rows)
 
 
-def _paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:
+def _write_paused(connection: Connection, changes: Sequence[tuple[int, bool, float]]) -> None:
     last = {job_id: (on, at_s) for job_id, on, at_s in changes}
     upsert(connection, JobFlagRow, [_flag(j, PAUSED, 0.0, at_s) for j, (on, at_s) in last.items() if on])
     for part in chunks([j for j, (on, _) in last.items() if not on], _IN_LIST):
@@ -264,7 +268,7 @@ def _flag(job_id: int, flag: str, submit_s: float, at_s: float) -> Row:
 
 
 def _json(value: object) -> Any:
-    """As it is stored. Raises RefusedError for what JSON can't hold."""
+    """Return `value` as it is stored. Raises RefusedError for what JSON can't hold."""
     try:
         return encode(value)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What the service gives out for charts: the cluster now, its last day, one job's."""
+"""The records that the service gives out for charts: the cluster now, its last day, one job's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What a job holds of a node."""
+class Occupancy:
+    """The GPUs that a job holds of a node."""
 
     #: Slurm's job id
     job_id: int
@@ -30,7 +30,7 @@ class NodeNow:
     #: what Slurm says of its state, for those who see all jobs
     reason: str
     #: Synergy's jobs on it that the caller may see
-    jobs: tuple[Held, ...]
+    jobs: tuple[Occupancy, ...]
     #: GPUs of jobs that are not Synergy's, or that the caller may not see
     other_gpus: int
 
@@ -109,7 +109,7 @@ class QueueHistoryJson:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What a job reported."""
+    """One report of a job."""
 
     #: start of the epoch that saw it, seconds since 1970
     at_s: float
@@ -163,7 +163,7 @@ class JobHistoryJson:
 
 @dataclass(frozen=True, kw_only=True)
 class CallerJson:
-    """Who asks, and what Slurm lets them do."""
+    """The caller, and what Slurm lets them do."""
 
     #: login name
     user: str

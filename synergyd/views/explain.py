@@ -1,24 +1,25 @@
-"""All that is stored of one job: the decision, why, what else was possible, the story."""
+"""Everything that is stored of one job: the decision, why, what else was possible, the story."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from synergyd.control.known.health import warnings
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+from synergy_core.formatting import format_plan, format_shape, format_size
+from synergy_core.recompute import format_recompute
+from synergy_core.records import Cell, Decision
+
+from synergyd.control.state.health import warnings
 from synergyd.links.sharing import lines as lines_of
-from synergyd.recompute import recompute_words
-from synergyd.records import Cell, Decision
 from synergyd.store.store import Store
-from synergyd.views.json_records import ExplainJson, StoryLine
-from synergyd.words import plan_words, shape_words, size_words
+from synergyd.views.json_records import ExplainJson, StoryLine, decision_json
 
 _CERTAIN = 0.995  # a probability from which on two digits show 1.00
 
 
 def collect(store: Store, job_id: int) -> ExplainJson:
-    """All that is stored of one job. Raises UsageError if it was never seen."""
+    """Return everything that is stored of one job. Raises UsageError if it was never seen."""
     decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
     if not decisions and not story:
         raise UsageError(
@@ -33,11 +34,11 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         job_id=job_id,
         decided_s=last.at_s if last else None,
         dry_run=last.dry_run if last else None,
-        decision=_shown(decision) if decision else None,
+        decision=decision_json(_without_foreign_plans(decision)) if decision else None,
         lines=_decision_lines(decision.cell, decision.node_names) if decision else (),
         links=_links(decision) if decision else (),
         alternatives=tuple(
-            f"{size_words(a.cell.shape, a.cell.plan)}, goodput {a.cell.goodput:.3g}: {a.why_not}"
+            f"{format_size(a.cell.shape, a.cell.plan)}, goodput {a.cell.goodput:.3g}: {a.why_not}"
             for a in (decision.alternatives if decision else ())
             if a.cell.goodput > 0
         ),
@@ -47,12 +48,12 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         warnings=tuple(w.text for w in warnings(stored.report, stored.received_s, time.time()))
         if stored and runs
         else (),
-        paused=job_id in store.paused(),
+        paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
     )
 
 
-def _shown(decision: Decision) -> Decision:
+def _without_foreign_plans(decision: Decision) -> Decision:
     """Return the decision without Cells that have no plan of Synergy's: `lines` names their size."""
     cell = decision.cell if decision.cell is not None and decision.cell.goodput > 0 else None
     return replace(decision, cell=cell, alternatives=tuple(a for a in decision.alternatives if a.cell.goodput > 0))
@@ -62,13 +63,13 @@ def _decision_lines(cell: Cell | None, nodes: tuple[str, ...]) -> tuple[str, ...
     if cell is None:
         return ()
     if cell.goodput <= 0:
-        return f"size      {shape_words(cell.shape, nodes)}", "plan      its script's own"
-    planned = cell.throughput * cell.efficiency
-    fits = cell.goodput / planned if planned > 0 else 1.0
+        return f"size      {format_shape(cell.shape, nodes)}", "plan      its script's own"
+    planned_goodput = cell.throughput * cell.efficiency
+    fits = cell.goodput / planned_goodput if planned_goodput > 0 else 1.0
     risky = f" x {fits:.2f} that the memory suffices" if fits < _CERTAIN else ""
     return (
-        f"size      {shape_words(cell.shape, nodes)}",
-        f"plan      {plan_words(cell.plan)}, recompute {recompute_words(cell.plan.recompute, cell.plan.recompute_layers)}",
+        f"size      {format_shape(cell.shape, nodes)}",
+        f"plan      {format_plan(cell.plan)}, recompute {format_recompute(cell.plan.recompute, cell.plan.recompute_layers)}",
         f"predicted {cell.step_s:.3g} s a step (+- {cell.uncertainty:.0%}), {cell.throughput:.3g} sequences/s x "
         f"{cell.efficiency:.2f} efficiency{risky} = goodput {cell.goodput:.3g}, {cell.memory_bytes / 2**30:.1f} GiB a GPU",
     )

@@ -1,4 +1,4 @@
-"""What `synergyctl status`, `explain` and `usage` print with --json and the webhook gets, field by field, and the reference page."""
+"""The output of `synergyctl status`, `explain` and `usage` with --json and of the webhook, field by field, and the reference page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
+
+from synergy_core.job_report import Report
+from synergy_core.notice import Notice
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Cell, Decision
+from synergy_core.shared_links import Sharing
+from synergy_core.usage import Totals
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.job_report import Report
-from synergyd.notice import Notice
-from synergyd.records import Decision
-from synergyd.usage import Totals
 
 FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it
 
@@ -28,7 +31,9 @@ class BadNode:
     penalty: float
     #: in words
     why: str
-    #: Synergy drained it, and nobody has taken it back
+    #: the same as data
+    reasons: tuple[Reason, ...] = ()
+    #: Synergy has drained it
     drained: bool
 
 
@@ -46,6 +51,53 @@ class StatusJson:
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
     bad_nodes: tuple[BadNode, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlternativeJson:
+    """A Cell that the job did not get."""
+
+    #: what it would have been
+    cell: Cell
+    #: in words
+    why_not: str
+    #: the same as data
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionJson:
+    """One epoch's answer for one job."""
+
+    #: Slurm's job id
+    job_id: int
+    #: what is to happen
+    action: Action
+    #: what the job should have; null while it waits, and where its script's own plan is used
+    cell: Cell | None
+    #: the nodes that it should have
+    node_names: tuple[str, ...]
+    #: one or more sentences for the user
+    why: str
+    #: goodput over that of the size asked for at sbatch; null if not known
+    relative_goodput: float | None = None
+    #: the best Cells that it did not get
+    alternatives: tuple[AlternativeJson, ...] = ()
+    #: the terms that the job adds to the objective, by name
+    worth: tuple[tuple[str, float], ...] = ()
+    #: finish-time fairness (Themis): above 1 where it fares worse than on an equal share of the cluster
+    fairness: float | None = None
+    #: null if it shares no link, or LinkAware is off
+    sharing: Sharing | None = None
+    #: `why` as data: a code and the values that its sentence names
+    reasons: tuple[Reason, ...] = ()
+
+
+def decision_json(decision: Decision) -> DecisionJson:
+    """Return the decision as users read it, with its reasons as sentences and as data."""
+    others = tuple(AlternativeJson(cell=a.cell, why_not=a.why_not, reason=a.reason) for a in decision.alternatives)
+    same = {f.name: getattr(decision, f.name) for f in fields(decision) if f.name != "alternatives"}
+    return DecisionJson(why=decision.why, alternatives=others, **same)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +127,7 @@ class ExplainJson:
     #: the daemon only shows what it would do; null where there is no decision
     dry_run: bool | None
     #: the newest decision that differs from the one before
-    decision: Decision | None
+    decision: DecisionJson | None
     #: the decided size, plan and predictions in words
     lines: tuple[str, ...]
     #: the links shared with other jobs, in words
@@ -126,7 +178,7 @@ class UsageJson:
 
 @dataclass(frozen=True, kw_only=True)
 class Incarnation:
-    """One run of a job: each resize ends one and begins the next, as `sacct -D` lists them."""
+    """A run of a job with one size: each resize ends one and begins the next, as `sacct -D` lists them."""
 
     #: when it began, seconds since 1970
     start_s: float
@@ -134,9 +186,9 @@ class Incarnation:
     end_s: float | None
     #: names of its nodes
     nodes: tuple[str, ...]
-    #: GPUs that it held
+    #: GPUs that it held, with those of allocations beside its own
     gpus: int
-    #: RUNNING, or Slurm's state at its end: REQUEUED, COMPLETED, ...; "" where Slurm's accounting has not told yet
+    #: RUNNING, RESIZING if it went on with other GPUs, or Slurm's state at its end: REQUEUED, COMPLETED, ...; "": not told yet
     state: str
     #: seconds that it ran
     run_s: float
@@ -144,7 +196,7 @@ class Incarnation:
     held_gpu_h: float
     #: seconds before it: since the job was submitted or requeued
     waited_s: float
-    #: seconds in which it held its GPUs for a restart: before training began, and for the checkpoint before its end
+    #: seconds in which it held its GPUs for a restart: before training began, for the checkpoint before its end, and in place
     restart_s: float
     #: seconds in which it trained with a goodput that is known
     trained_s: float
@@ -183,7 +235,7 @@ class JobUsageJson:
 
 
 def json_reference() -> str:
-    """Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
+    """Return the page in Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
     records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
@@ -199,36 +251,37 @@ def _records_in(kind: Any) -> Iterator[type]:
 
 
 def _section(record: type) -> Iterator[str]:
-    hints, told = get_type_hints(record), field_docs(record)
+    hints, docs = get_type_hints(record), field_docs(record)
     yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
-    yield from ("| field | type | meaning |", "|---|---|---|")
     for f in fields(record):
-        yield f"| `{f.name}` | {_type_words(hints[f.name])} | {told.get(f.name, '')} |"
+        yield f"- `{f.name}` ({_format_type(hints[f.name])}): {docs.get(f.name, '')}"
     yield ""
 
 
 def field_docs(record: type) -> dict[str, str]:
-    """By field: the `#:` lines above it, or the remark behind it."""
-    found, above = {}, []
+    """Return the text of each field: the `#:` lines above it, or the remark behind it."""
+    docs, above = {}, []
     for line in inspect.getsource(record).splitlines():
         if match := re.match(r"\s+#: ?(.*)", line):
             above.append(match[1])
         elif match := re.match(r"    (\w+): [^#]*(?:# (.*))?", line):
-            found[match[1]] = " ".join(above) or match[2] or ""
+            docs[match[1]] = " ".join(above) or match[2] or ""
             above = []
-    return {name: text.replace("|", "\\|") for name, text in found.items() if text}
+    return {name: text for name, text in docs.items() if text}
 
 
-def _type_words(kind: Any) -> str:
+def _format_type(kind: Any) -> str:
     inner = get_args(kind)
     if type(None) in inner:
-        return " or ".join(_type_words(k) for k in inner if k is not type(None)) + " or null"
+        return " or ".join(_format_type(k) for k in inner if k is not type(None)) + " or null"
+    if get_origin(kind) is dict:
+        return "object"
     if inner and inner[-1] is Ellipsis:
-        return f"list of {_type_words(inner[0])}"
+        return f"list of {_format_type(inner[0])}"
     if inner:
-        return f"[{', '.join(map(_type_words, inner))}]"
+        return f"[{', '.join(map(_format_type, inner))}]"
     if is_dataclass(kind) and isinstance(kind, type):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     if issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+    return {int: "integer", float: "number", str: "string", bool: "boolean"}[kind]

@@ -12,6 +12,6 @@ def month_span(year: int, month: int) -> tuple[float, float]:
 
 
 def present_month() -> tuple[float, float]:
-    """Return begin and end of the present month: what the command and the page show where no other span is named."""
+    """Return begin and end of the present month: the span that the command and the page show if no other is named."""
     now = datetime.now()
     return month_span(now.year, now.month)

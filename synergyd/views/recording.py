@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synergyd.records import Cell, Profile
+from synergy_core.records import Cell, Profile
+
 from synergyd.store.records import (
     EpochRecord,
     Recording,
-    Remembered,
     StoredEvent,
     StoredLifecycle,
     StoredReport,
+    StoredState,
 )
 
 _CLUSTER = (
     "nodes",
     "gpus",
-)  # of a summary; what it keeps for charts is not needed, and names nodes that Slurm may hide
+)  # keys of a summary; its data for charts is not needed, and names nodes that Slurm may hide
 
 
 @dataclass(frozen=True, kw_only=True)
 class LifecycleJson:
-    """Where one job's resize stands."""
+    """The state of one job's resize."""
 
     #: Slurm's job id
     job_id: int
@@ -39,7 +40,7 @@ class LifecycleJson:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingJson:
-    """What is kept of the whole queue's past. Pairs are of a job's id and what is known of it."""
+    """The past of the whole queue, as far as it is kept. Each pair is a job's id and what is known of it."""
 
     #: format of this object; it rises when a field goes or changes its meaning
     format: int = 1
@@ -61,9 +62,9 @@ class RecordingJson:
     unreadable: tuple[str, ...] = ()
 
 
-def as_json(kept: Recording) -> RecordingJson:
-    """What goes over the REST service."""
-    past, latest = kept.remembered, kept.latest
+def as_json(recording: Recording) -> RecordingJson:
+    """Return the recording as the REST service sends it."""
+    past, latest = recording.remembered, recording.latest
     return RecordingJson(
         lifecycles=tuple(
             LifecycleJson(
@@ -73,9 +74,9 @@ def as_json(kept: Recording) -> RecordingJson:
         ),
         profiles=tuple(past.profiles.items()),
         reports=tuple(past.reports.values()),
-        events=kept.events,
-        seen_s=tuple(kept.seen_s.items()),
-        first_cells=tuple(kept.first_cells.items()),
+        events=recording.events,
+        seen_s=tuple(recording.seen_s.items()),
+        first_cells=tuple(recording.first_cells.items()),
         latest_s=latest.started_s if latest is not None else None,
         summary={k: latest.summary[k] for k in _CLUSTER if k in latest.summary} if latest is not None else None,
         present=latest.present if latest is not None else (),
@@ -83,20 +84,20 @@ def as_json(kept: Recording) -> RecordingJson:
     )
 
 
-def from_json(told: RecordingJson) -> Recording:
-    """The inverse, as far as a replay needs it."""
+def from_json(message: RecordingJson) -> Recording:
+    """Return the recording of what `as_json` made, as far as a replay needs it."""
     lives = [
         StoredLifecycle(x.job_id, x.submit_s, x.state, x.payload if isinstance(x.payload, Mapping) else {}, x.updated_s)
-        for x in told.lifecycles
+        for x in message.lifecycles
     ]
-    past = Remembered(
+    past = StoredState(
         lifecycles={x.job_id: x for x in lives},
-        profiles=dict(told.profiles),
-        reports={x.report.job_id: x for x in told.reports},
-        unreadable=told.unreadable,
+        profiles=dict(message.profiles),
+        reports={x.report.job_id: x for x in message.reports},
+        unreadable=message.unreadable,
     )
-    summary = told.summary if isinstance(told.summary, Mapping) else {}
+    summary = message.summary if isinstance(message.summary, Mapping) else {}
     latest = None
-    if told.latest_s is not None:
-        latest = EpochRecord(told.latest_s, 0.0, False, summary=summary, present=told.present)
-    return Recording(past, told.events, dict(told.seen_s), dict(told.first_cells), latest)
+    if message.latest_s is not None:
+        latest = EpochRecord(message.latest_s, 0.0, False, summary=summary, present=message.present)
+    return Recording(past, message.events, dict(message.seen_s), dict(message.first_cells), latest)

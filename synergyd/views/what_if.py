@@ -1,14 +1,11 @@
-"""A what-if run as the service tells of it."""
+"""A what-if run as the service reports it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 # the settings that a simulation follows, and that can be tried; see docs/admin/settings.md
-KEYS = (
-    "Fairness", "Objective", "FairnessBound", "ShortFirst", "Deadlines", "DeadlineShare", "RestartShare", "Preemption",
-    "MaxGrowth", "Epoch",
-)  # fmt: skip
+KEYS = ("Fairness", "FairnessBound", "ShortFirst", "DeadlineShare", "RestartShare", "Preemption", "FirstStart", "Epoch")
 
 
 @dataclass(frozen=True, kw_only=True)

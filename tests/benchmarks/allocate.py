@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.scheduler.solver.bounds import feasible
 from synergyd.scheduler.solver.bounds import objective as worth
 from synergyd.scheduler.solver.instance import Instance, instance

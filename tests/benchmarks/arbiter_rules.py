@@ -26,11 +26,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from synergy_sim.contention.workload import NETWORKS
+
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, Event, JobJoined, SendAsked, step
 from synergyd.links.disciplines import discipline_named
 from synergyd.links.lookahead import ArbiterPlay, Sender, chosen_disciplines
 from synergyd.links.model import TEN_GBE, Link, Topology
-from synergyd.sim.contention.workload import NETWORKS
 
 NODES = 8
 OPEN = "srsf-99"
@@ -56,7 +57,7 @@ class Varied(ArbiterPlay):
         seen = {j: replace(s, due_s=self.due_s(j)) for j, s in self.senders.items() if j in left}
         begun = time.process_time()
         for group in chosen_disciplines(self.state, seen, self.now_s, self.terms):
-            self.terms = replace(self.terms, chosen={**self.terms.chosen, **group})
+            self.terms = replace(self.terms, disciplines={**self.terms.disciplines, **group})
         self.chooser_s += time.process_time() - begun
         self.choices += 1
 

@@ -27,17 +27,17 @@ from pathlib import Path
 
 import click
 import numpy as np
+from synergy_core.errors import UsageError
+from synergy_core.records import Measurement, ModelSpec, Plan, Shape
 
-from synergyd.errors import UsageError
-from synergyd.records import Measurement, ModelSpec, Plan, Shape
-from synergyd.task.fit import residual
-from synergyd.task.fit.measured_runs import MeasuredRun
-from synergyd.task.fit.parameters import batch
-from synergyd.task.fit.predictor import Predictor, fitted
-from synergyd.task.model.arrays import Floats
-from synergyd.task.model.hardware import GIB, canonical, figures
-from synergyd.task.model.memory import peak_parts
-from synergyd.task.model.throughput import fitted as throughput_fitted
+from synergyd.jobmodel.fit import residual
+from synergyd.jobmodel.fit.measured_runs import MeasuredRun
+from synergyd.jobmodel.fit.parameters import TIME, batch
+from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.model.arrays import Floats
+from synergyd.jobmodel.model.hardware import GIB, canonical, figures
+from synergyd.jobmodel.model.memory import peak_parts
+from synergyd.jobmodel.model.throughput import fitted as throughput_fitted
 
 MICRO_BATCHES = 16
 _ROUNDS = 4
@@ -213,7 +213,7 @@ def learnt(known: Space, train: Sequence[int]) -> Predictor:
     the residual makes of single plans."""
     predictor = fitted((), known.links)
     for _ in range(_ROUNDS):
-        formulas = replace(predictor, time=replace(predictor.time, residual=residual.empty()))
+        formulas = replace(predictor, time=replace(predictor.time, residual=residual.empty(len(TIME))))
         chosen = known.best(formulas)[1]
         predictor = fitted([chosen[j] for j in train], known.links)
     return predictor

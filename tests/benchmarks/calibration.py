@@ -16,15 +16,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from synergy_core.records import Cell, Measurement, Shape
 
-from synergyd.records import Cell, Measurement, Shape
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files
-from synergyd.task.learning import level, refined
-from synergyd.task.model.arrays import from_plans
-from synergyd.task.model.hardware import figures
-from synergyd.task.model.step_time import step_time
-from synergyd.task.model.throughput import fit
-from synergyd.task.plan_distance import sigmas
+from synergyd.jobmodel.fit.measured_runs import MeasuredRun, read_files
+from synergyd.jobmodel.learning import level, refined
+from synergyd.jobmodel.model.arrays import from_plans
+from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.model.step_time import step_time
+from synergyd.jobmodel.model.throughput import fit
+from synergyd.jobmodel.plan_distance import sigmas
 from tests.benchmarks.throughput_rows import rows
 
 DRAWS = 5

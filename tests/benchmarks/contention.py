@@ -30,13 +30,14 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import get_context
 from typing import Any
 
+from synergy_core.records import Shape
+from synergy_sim.contention.run import POLICIES, Setup, run_contention
+
 from synergyd.links.model import TEN_GBE, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.records import Shape
 from synergyd.scheduler.placement.lwf import place_lwf
 from synergyd.scheduler.placement.place import PlacementRequest
 from synergyd.scheduler.problem.records import NodeCapacity
-from synergyd.sim.contention.run import POLICIES, Setup, run_contention
 
 RIVALS = ("srsf-1", "srsf-2", "ada-srsf")
 OURS = "look-ahead"
@@ -184,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.speed:
         print(json.dumps(speed()))
         return 0
-    base = Setup(exclusive=args.exclusive, scale=args.scale, jobs=args.jobs).checked()
+    base = Setup(exclusive=args.exclusive, scale=args.scale, jobs=args.jobs).check()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     answer: dict[str, Any] = {
         "seeds": args.seeds,

@@ -19,15 +19,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from synergy_sim import synergy_director
+from synergy_sim.records import Scenario, cluster_of
+from synergy_sim.simulated_forecast import LearntForecast
+from synergy_sim.synergy_director import SynergyDirector
+from synergy_sim.traces.generate import generate
+from synergy_sim.world import World
 
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.policies import policy_named
 from synergyd.settings import Settings
-from synergyd.sim import synergy_director
-from synergyd.sim.belief import LearntBelief
-from synergyd.sim.records import Scenario, cluster_of
-from synergyd.sim.synergy_director import SynergyDirector
-from synergyd.sim.traces.generate import generate
-from synergyd.sim.world import World
 
 
 class _Enough(Exception):
@@ -40,8 +40,8 @@ class _Timed(SynergyDirector):
     epochs = 0
     most_jobs = 0
 
-    def epoch(self, world: World) -> None:
-        super().epoch(world)
+    def run_epoch(self, world: World) -> None:
+        super().run_epoch(world)
         self.most_jobs = max(self.most_jobs, len(world.jobs))
         if len(self.decisions_s) >= self.epochs:
             raise _Enough
@@ -60,7 +60,7 @@ def main() -> None:
         f"{given.jobs},{given.hours}", "a100", given.nodes * given.gpus_per_node, given.gpus_per_node, given.seed
     )
     scenario = Scenario(made, cluster_of({"a100": (given.nodes, given.gpus_per_node)}), seed=given.seed)
-    deciding, decide_s = vars(synergy_director)["decide"], []
+    deciding, decide_s = vars(synergy_director)["decide_simulated"], []
 
     def decide(*args: Any, **more: Any) -> Any:
         begin = time.process_time()
@@ -69,9 +69,9 @@ def main() -> None:
         return answer
 
     # as the director looks them up; processor time, since other work of this machine is no part of it
-    vars(synergy_director).update(decide=decide, time=SimpleNamespace(perf_counter=time.process_time))
-    belief = LearntBelief(seed=given.seed)
-    director = _Timed(Settings(), policy_named("synergy"), belief, scenario.costs)
+    vars(synergy_director).update(decide_simulated=decide, time=SimpleNamespace(perf_counter=time.process_time))
+    forecast = LearntForecast(seed=given.seed)
+    director = _Timed(Settings(), policy_named("synergy"), forecast, scenario.costs)
     director.epochs = given.epochs
     with suppress(_Enough):
         World(scenario, director).run()

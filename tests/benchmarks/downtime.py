@@ -37,7 +37,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import Plan
+from synergy_core.records import Plan
+
 from tests.demo.jobs import GPT, DemoJob, submit, work_folder
 from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
 from tests.throwaway.synergy import explain, make_cluster, synergyd

@@ -25,11 +25,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import synergyd.scheduler.epoch_answer as solving
-import synergyd.scheduler.placement.place as place_module
-from synergyd.daemon.forecast import Forecast
-from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
-from synergyd.records import (
+from synergy_core.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
+from synergy_core.records import (
     Action,
     Cell,
     Cluster,
@@ -43,8 +40,12 @@ from synergyd.records import (
     Shape,
     Snapshot,
 )
-from synergyd.scheduler.decide import decide
+
+import synergyd.scheduler.epoch_answer as solving
+import synergyd.scheduler.placement.place as place_module
+from synergyd.daemon.forecast import Forecast
 from synergyd.settings import Settings
+from tests.unit.scheduler.epochs import decide
 
 TYPES = ("a100-80", "h100", "v100", "a100-40", "l20", "h200", "a40", "b200")
 NEEDS = {

@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-from synergyd.sim.records import Scenario, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import pollux
+from synergy_sim.records import Scenario, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces import pollux
 
 # Average JCT, s, as printed for each workload (results-jobload of the artifact)
 PRINTED = {

@@ -24,14 +24,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.ideal import Ideals, lower_bound
+from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.placement_truth import PlacementTruth
+from synergy_sim.pollux_truth import PolluxTruth
+from synergy_sim.records import PlacedGpus, Scenario, SimulatedRun, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces import pollux
+
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideals, lower_bound
-from synergyd.sim.metrics import RunMetrics, metrics_of
-from synergyd.sim.placement_truth import PlacementTruth
-from synergyd.sim.pollux_truth import PolluxTruth
-from synergyd.sim.records import Placed, Scenario, SimulatedRun, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import pollux
 from tests.benchmarks import truths
 
 FOLDERS = {"pollux": "workloads", "half": "workloads-0.5"}
@@ -93,14 +94,14 @@ def made_of(run: SimulatedRun) -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for held in run.held:
         truth = run.scenario.jobs[held.job - 1].truth
-        placed = Placed(types[held.nodes[0][0]], tuple(gpus for _, gpus in held.nodes))
+        placed = PlacedGpus(types[held.nodes[0][0]], tuple(gpus for _, gpus in held.nodes))
         seconds[_origin(truth, placed)] += held.gpus * (held.end_s - held.start_s)
     total = sum(seconds.values())
     most_first = sorted(seconds.items(), key=lambda one: -one[1])
     return {origin: spent / total for origin, spent in most_first} if total else {}
 
 
-def _origin(truth: object, placed: Placed) -> str:
+def _origin(truth: object, placed: PlacedGpus) -> str:
     if isinstance(truth, PlacementTruth):
         return truth.times.origin(placed)
     return truth.origin(placed) if isinstance(truth, PolluxTruth) else "by a formula"

@@ -12,7 +12,7 @@ need and forbid a resize (--nodes=2 --gres=gpu:2, resize=no): elsewhere jobs tak
 Ways: `alone` the policy as it is; `one` with OneMultiNodeJobPerNode; `joint` with LinkAware; `joint+one` with both; `lwf-K`,
 `quiet` and `dally` with that Placement, also as `joint+lwf-K`; `policy=NAME`, also as `policy=NAME+lwf-K`, in place of --policy;
 `free`: alone without contention in truth, for what contention costs; `comm`: alone, every job of replicas alone says
-comm=local,delayed,compressed, also as `free+comm`.
+comm=local,compressed, also as `free+comm`.
 
 How to read it: mean JCT over seeds in seconds; then each way's mean JCT over that of `alone` on the same jobs, mean and standard
 deviation over seeds.
@@ -33,22 +33,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from synergyd.exchange import KINDS
+from synergy_core.exchange import KINDS
+from synergy_core.records import Cell, Plan, Shape
+from synergy_sim.exchanging_truth import with_comm
+from synergy_sim.ideal import Ideals
+from synergy_sim.metrics import metrics_of
+from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.scaling_truth import ScalingTruth
+from synergy_sim.traces.kinds import gpu_type_of, read_trace
+
 from synergyd.links.model import TEN_GBE, Topology, topology_of
 from synergyd.links.sharing import sharings, traffic_of
-from synergyd.records import Cell, Plan, Shape
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.place import place, requests_of
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
 from synergyd.scheduler.problem.utility import allocation, find_asked, relative_goodputs
 from synergyd.settings import Settings
-from synergyd.sim.exchanging_truth import with_comm
-from synergyd.sim.ideal import Ideals
-from synergyd.sim.metrics import metrics_of
-from synergyd.sim.records import Scenario, TraceJob, cluster_of
-from synergyd.sim.scaling_truth import ScalingTruth
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces.kinds import gpu_type_of, read_trace
 
 GPUS = 4
 WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet", "joint+lwf-1", "dally", "comm")
@@ -125,7 +126,7 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
         begun = time.process_time()
         found = place_link_aware(problem, chosen, placed, topology)
         spent["joint_ms"].append(1e3 * (time.process_time() - begun))
-        pairs = [(problem.jobs[i].job_id, cell) for i, cell, _ in found.allocation.taken(problem)]
+        pairs = [(problem.jobs[i].job_id, cell) for i, cell, _ in found.allocation.assignments(problem)]
         begun = time.process_time()
         traffic = [traffic_of(job, cell, found.placement.nodes[job], topology) for job, cell in pairs]
         sharings([one for one in traffic if one is not None], topology)

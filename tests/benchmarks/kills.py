@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.agent.background_save import Staged
+from synergy_launch.agent.background_save import StagedPart
 
 from tests.integration import training_ranks
 
@@ -81,7 +81,7 @@ def run_rank(folder: Path, steps: int, pause_s: float) -> str:
             say(f"saving {task.step_count} {digest()}")
             return save(target)
 
-        def staged(target: Path) -> Staged:
+        def staged(target: Path) -> StagedPart:
             say(f"saving {task.step_count} {digest()}")
             assert stage is not None
             return stage(target)

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import Plan
+from synergy_core.records import Plan
+
 from tests.integration import training_ranks
 
 STAGES = ((2, 1, 2), (1, 2, 1), (1, 1, 4))

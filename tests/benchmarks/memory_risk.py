@@ -15,14 +15,14 @@ from pathlib import Path
 import click
 import numpy as np
 from scipy.special import ndtri
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import MeasuredRun, read_files
-from synergyd.task.fit.parameters import batch, log_memory
-from synergyd.task.fit.predictor import fitted
-from synergyd.task.memory_belief import LEARNT_SIGMA
-from synergyd.task.model.arrays import Floats
-from synergyd.task.model.hardware import figures
+from synergyd.jobmodel.fit.measured_runs import MeasuredRun, read_files
+from synergyd.jobmodel.fit.parameters import batch, log_memory
+from synergyd.jobmodel.fit.predictor import fitted
+from synergyd.jobmodel.memory_belief import LEARNT_SIGMA
+from synergyd.jobmodel.model.arrays import Floats
+from synergyd.jobmodel.model.hardware import figures
 
 CALLED = (0.01, 0.05, 0.1, 0.2, 0.5)
 

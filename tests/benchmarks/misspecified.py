@@ -17,14 +17,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.ideal import Ideals
+from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.scaling_truth import ScalingTruth
+from synergy_sim.traces.generate import generate
+
+from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideals
-from synergyd.sim.metrics import RunMetrics, metrics_of
-from synergyd.sim.records import Scenario, TraceJob, cluster_of
-from synergyd.sim.scaling_truth import ScalingTruth
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces.generate import generate
-from synergyd.task.model.hardware import GpuFigures, figures
 
 GPU_TYPE, NODES, EACH = "a100", 10, 4
 FACTORS_COMPUTE = (1 / 12, 1.0, 12.0)

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import Plan
+from synergy_core.records import Plan
+
 from tests.integration import training_ranks
 
 EXAMPLES, INPUTS, HIDDEN, CLASSES = 2048, 48, 32, 10

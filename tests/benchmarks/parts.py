@@ -36,18 +36,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import Directive, Job, JobState, ModelSpec, Plan, Profile, Shape
+from synergy_core.records import Directive, Job, JobState, ModelSpec, Plan, Profile, Shape
+from synergy_sim.ideal import Ideal, Ideals
+from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.recorded_truth import RecordedTruth
+from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces import morphling, pollux
+from synergy_sim.traces.generate import generate
+
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.model.hardware import GpuFigures, figures
+from synergyd.jobmodel.model.spec import load_model
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideal, Ideals
-from synergyd.sim.metrics import RunMetrics, metrics_of
-from synergyd.sim.recorded_truth import RecordedTruth
-from synergyd.sim.records import Scenario, TraceJob, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import morphling, pollux
-from synergyd.sim.traces.generate import generate
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.model.hardware import GpuFigures, figures
-from synergyd.task.model.spec import load_model
 
 POLLUX, MORPHLING = "pollux/workloads/workload-6.csv", "morphling/workloads/workload-base.csv"
 GPU_TYPE, NODES, EACH = "a100-80", 8, 8
@@ -56,7 +57,7 @@ MODELS = ((1, ("gpt3-350m", "gpt3-760m")), (4, ("gpt3-1.3b", "gpt3-2.7b")), (8, 
           (16, ("llama2-13b", "gpt3-13b", "gpt-neox-20b")), (32, ("qwen3-32b", "gpt-neox-20b")))  # fmt: skip
 BATCHES = (64, 1024)
 # One sigma of the logarithm of what the made-up cluster's figures are over the built-in ones: GEMMs and kernels differ by a tenth
-# between clusters of one GPU type (docs/benchmarks.md, perf_rows), links by site.
+# between clusters of one GPU type (docs/design/measurements/model.md), links by site.
 TRUE_SIGMA = {"gemm_efficiency": 0.1, "attention_efficiency": 0.1, "intra_gbs": 0.2, "inter_gbs": 0.4}
 
 

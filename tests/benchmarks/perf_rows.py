@@ -19,11 +19,11 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
-from synergyd.task.fit.measured_runs import NO_SHOTS, MeasuredRun, Shots, read_files, shots, spread_hash
-from synergyd.task.fit.predictor import Predictor, fitted
-from synergyd.task.fit.score import Score, score
+from synergyd.jobmodel.fit.measured_runs import NO_SHOTS, MeasuredRun, Shots, read_files, shots, spread_hash
+from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.score import Score, score
 
 FOLDS = 5
 # (what, target) of rows never seen, by the shots that teach before

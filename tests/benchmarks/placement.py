@@ -18,9 +18,10 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+from synergy_core.records import Shape
+
 from synergyd.links.model import Link, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.records import Shape
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import NodeCapacity
 

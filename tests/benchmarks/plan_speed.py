@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from synergyd.accepts import Accepts
-from synergyd.recompute import MODULES
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
-from synergyd.task import job_planner
-from synergyd.task.cell_search import rank
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.memory_belief import MemoryBelief
-from synergyd.task.model.hardware import figures
-from synergyd.task.model.spec import load_model
-from synergyd.task.plan_limits import PlanLimits
+from synergy_core.accepts import Accepts
+from synergy_core.recompute import MODULES
+from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, Profile, Shape
+
+from synergyd.jobmodel import job_planner
+from synergyd.jobmodel.cell_search import rank
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.memory_belief import MemoryBelief
+from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.model.spec import load_model
+from synergyd.jobmodel.plan_limits import PlanLimits
 
 TYPES = ("h100", "a100-80", "h200")
 FREE = PlanLimits(1024, 1024, vpp=None, cp=None, ep=None, zero_stages=(1, 2, 3))

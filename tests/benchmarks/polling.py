@@ -36,9 +36,9 @@ from unittest.mock import patch
 
 from synergyd.cli.shared.context import Context
 from synergyd.daemon import heartbeat, loop
+from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.loop import Daemon
-from synergyd.daemon.tools import Tools
-from synergyd.scheduler.decide import decide
+from synergyd.scheduler.epoch import run
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import open_store
@@ -113,10 +113,10 @@ class Bench:
         store = BufferedStore(lambda: open_store(settings.database_url(), create=True), time.monotonic)
         timed_store: Any = Timed(store, self.clock, "store")
         reader = Timed(self.slurm, self.clock, "read")
-        tools = Tools(
+        dependencies = DaemonDependencies(
             reader=reader, writer=self.slurm, store=timed_store, inbox=None, clock=lambda: time.time() + self.ahead_s
         )
-        self.daemon = Daemon(settings, tools)
+        self.daemon = Daemon(settings, dependencies)
         for name, part in (("registry", "learn"), ("forecast", "forecast"), ("actuator", "act")):
             setattr(self.daemon, name, Timed(getattr(self.daemon, name), self.clock, part))
 
@@ -131,9 +131,9 @@ class Bench:
 
         def timed_decide(*args: Any, **kwargs: Any) -> Any:
             with self.clock.part("decide"):
-                return decide(*args, **kwargs)
+                return run(*args, **kwargs)
 
-        with patch.object(loop, "decide", timed_decide):
+        with patch.object(loop, "run", timed_decide):
             began, cpu = time.perf_counter(), time.process_time()
             with self.clock.part("rest"):
                 record = self.daemon.epoch()
@@ -188,7 +188,7 @@ def measure(jobs: int, synergy_percent: int, say: Callable[[str], None], profile
         first = bench.epoch()
         say(_line("first", first))
         learning = []
-        while len(bench.daemon.registry.plain) + len(bench.daemon.registry.known) < jobs + 4:
+        while len(bench.daemon.registry.plain) + len(bench.daemon.registry.submitted) < jobs + 4:
             learning.append(bench.epoch())
             if len(learning) in (1, 2) or len(learning) % 10 == 0:
                 say(_line(f"learning {len(learning)}", learning[-1]))

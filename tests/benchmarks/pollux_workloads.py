@@ -17,12 +17,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.ideal import Ideals, lower_bound
+from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces import pollux
+
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideals, lower_bound
-from synergyd.sim.metrics import RunMetrics, metrics_of
-from synergyd.sim.records import Costs, Scenario, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import pollux
 
 # Average JCT, s (facts): the mean over all eight workloads, and workload 6
 PEERS = {"1": {"pollux, all eight": 2751.1, "pollux, workload 6": 2446.1}, "0.5": {"pollux, all": 1534.0}}

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.records import Costs, JobResult, Scenario, TraceJob, cluster_of, requested_shape
+from synergy_sim.runs import simulate
+from synergy_sim.traces import pollux
+
+from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.settings import Settings
-from synergyd.sim.records import Costs, JobResult, Scenario, TraceJob, asked_shape, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import pollux
 from synergyd.slurm.directives.conf import with_values
-from synergyd.task.model.hardware import GpuFigures, figures
 from tests.throwaway.replay_site import PLAIN, RATES, Outcome, Replayed, replay
 from tests.throwaway.replay_truth import compressed, scaled
 
@@ -161,7 +162,7 @@ def main() -> None:
         return
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     groups, factor = (args.nodes, args.gpus_per_node), args.compress
-    some = [j for j in pollux.read(args.workload, None) if asked_shape(j, cluster_of({j.gpu_type: groups}))]
+    some = [j for j in pollux.read(args.workload, None) if requested_shape(j, cluster_of({j.gpu_type: groups}))]
     jobs = compressed(some[args.first :][: args.jobs], factor)
     told = [f"RestartCost={max(1.0, RESTART_COST_S / factor):g}", *args.given]
     settings = with_values(Settings(), "--set", told)

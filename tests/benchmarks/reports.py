@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.daemon import adoption
+from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.daemon.tools import Tools
-from synergyd.job_report import Report
-from synergyd.records import Plan
 from synergyd.settings import Settings
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import open_store
@@ -41,8 +41,8 @@ SENDERS = 2
 SCRIPT = "#!/bin/bash\n#SYNERGY model=gpt2 global_batch=64 resize=no checkpoint=/ckpt\nsrun synergy-launch train.py\n"
 
 
-def _tools(reader: Any, world: Any, store: BufferedStore, inbox: ReportInbox, port: int) -> Tools:
-    return Tools(
+def _tools(reader: Any, world: Any, store: BufferedStore, inbox: ReportInbox, port: int) -> DaemonDependencies:
+    return DaemonDependencies(
         reader=reader, writer=world, store=store, inbox=inbox, clock=time.time, report_address=f"127.0.0.1:{port}"
     )
 
@@ -82,7 +82,7 @@ def serve(pipe: Any, folder: Path, jobs: int, port: int) -> None:
             elif word == "open":
                 inbox = ReportInbox("127.0.0.1", port)
                 real, inbox.take = inbox.take, counted  # type: ignore[method-assign]
-                daemon.tools = _tools(reader, world, store, inbox, port)
+                daemon.dependencies = _tools(reader, world, store, inbox, port)
             elif word == "end":
                 store.close()
                 return

@@ -48,7 +48,7 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
         model, optimizer, global_batch=batch, checkpoint=folder / "saved" if saves else None, checkpoint_interval=every
     ) as task:
         checkpointer = task.agent.checkpointer
-        checkpoint, saved = checkpointer.checkpoint, checkpointer.saved
+        checkpoint, saved = checkpointer.checkpoint, checkpointer.end_save
 
         def timed(step: int, planned: bool = True) -> bool:
             began = time.perf_counter()
@@ -61,7 +61,7 @@ def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
             saved(step, held_s)
             good.append(checkpointer.schedule.save_s)
 
-        checkpointer.checkpoint, checkpointer.saved = timed, noted  # type: ignore[method-assign]
+        checkpointer.checkpoint, checkpointer.end_save = timed, noted  # type: ignore[method-assign]
         mark = time.perf_counter()
         last = EVERY * max(saves, 3) + EVERY - 1
         collate = lambda items: torch.tensor([list(item) for item in items])  # noqa: E731

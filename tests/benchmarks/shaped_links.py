@@ -33,12 +33,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from synergy_core.wire import munge
+
 from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import terms_named
 from synergyd.links.disciplines import LOOK_AHEAD
 from synergyd.links.model import TEN_GBE, Link, Topology, link_named
-from synergyd.wire import munge
 from tests.paths import ROOT, python_path
 from tests.throwaway.gating import Places, start_pair
 from tests.throwaway.netns import ShapedNodes, why_not

@@ -15,12 +15,13 @@ import random
 import statistics
 import sys
 
+from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.workload import NETWORKS, JobSpec
+
 from synergyd.links.disciplines import Discipline, Srsf
 from synergyd.links.model import TEN_GBE, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.sim.contention.engine import Engine
-from synergyd.sim.contention.machine import Machine
-from synergyd.sim.contention.workload import NETWORKS, JobSpec
 
 NODES = 8
 FROM_MS, UNTIL_MS = 20_000.0, 140_000.0

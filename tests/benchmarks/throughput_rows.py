@@ -16,9 +16,10 @@ import random
 import statistics
 from pathlib import Path
 
-from synergyd.records import Measurement, Plan, Shape
-from synergyd.task.model.hardware import figures
-from synergyd.task.model.throughput import fitted
+from synergy_core.records import Measurement, Plan, Shape
+
+from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.model.throughput import fitted
 
 REPORTED = (1, 3, 5, 16)
 DRAWS = 5

@@ -11,7 +11,7 @@ Time is that of a simulated cluster on which GPUs become available: 1, then 4 fr
 of M examples on n GPUs takes STEP_S + EXAMPLE_S * M / n + LINK_S * log2(n) seconds (below; about a small model on one
 node type). Every run uses all GPUs that are there. The adaptive run is given, each 10 steps, the batch of
 best goodput worth(M0, M, phi) / T(M, n) by its own noise scale, through the same channel as the daemon's answers. `adaptive` has a range
-given by hand, up to 128 x M0; `adapt=yes` the one of task/batch_range.py, up to AdaptBatch (4 by default) x M0, and below a batch that
+given by hand, up to 128 x M0; `adapt=yes` the one of jobmodel/batch_range.py, up to 4 x M0, and below a batch that
 its loss took back; `adapt=yes wrong` likewise, up to 16 x M0, with a learning rate that follows by (batch / M0) squared.
 
 Reported: medians (and smallest to largest) over the seeds of the seconds and examples to the target, the first evaluation
@@ -35,17 +35,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synergy_core.job_report import Report
+from synergy_core.loss_trend import NO_LOSSES, can_grow
+from synergy_core.rates import Factors, equivalent_sequences
+from synergy_core.records import Directive, Plan
 from synergy_launch import SynergyTask
 from synergy_launch.agent.run_folder import propose_batch
 from synergy_launch.batch.data_order import SampleOrder
 from synergy_launch.examples.ddp import ByteModel
 from synergy_launch.examples.text import TextWindows
 
-from synergyd.job_report import Report
-from synergyd.loss_trend import NO_LOSSES, may_grow
-from synergyd.rates import Factors, worth
-from synergyd.records import Directive, Plan
-from synergyd.task.batch_range import after_loss, batch_range
+from synergyd.jobmodel.batch_range import after_loss, batch_range
 
 STEP_S, EXAMPLE_S, LINK_S = 0.05, 0.004, 0.01
 GPUS = ((0.0, 1), (15.0, 4), (40.0, 16))  # from second, GPUs
@@ -82,7 +82,7 @@ def best_batch(base: int, gpus: int, noise: float | None, present: int, high: in
     if noise is None:
         return min(present, high)
     choices = [base << k for k in range(8) if base << k <= min(high, 2 * present)]
-    return max(choices, key=lambda m: worth(base, m, noise) / step_s(m, gpus))
+    return max(choices, key=lambda m: equivalent_sequences(base, m, noise) / step_s(m, gpus))
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def train(task: Task, kind: str, seed: int) -> dict[str, float]:
                     if trend.worse is not None:
                         cap = trend.worse.good
                         found["back"] = found.get("back", 0.0) or float(run.samples)
-                if (kind == "adaptive" or (factor and (cap or may_grow(trend)))) and run.step_count % DECIDE_EVERY == 0:
+                if (kind == "adaptive" or (factor and (cap or can_grow(trend)))) and run.step_count % DECIDE_EVERY == 0:
                     limits = batch_range(Directive(adapt=True), status["base_batch"], cap, factor) if factor else None
                     high = limits[1] if limits else 1 << 30
                     wanted = best_batch(task.base, gpus_at(now_s), run.noise.value, used, high)

@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.examples.text import reference_text
 
-from synergyd.records import Plan
 from tests.benchmarks.time_to_target import gpus_at, step_s, summary
 from tests.integration import test_megatron_lm as run_of
 

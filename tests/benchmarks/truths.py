@@ -16,12 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.ideal import Ideals, lower_bound
+from synergy_sim.metrics import metrics_of
+from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces.kinds import cluster_of_trace, read_trace
+
 from synergyd.settings import Settings
-from synergyd.sim.ideal import Ideals, lower_bound
-from synergyd.sim.metrics import metrics_of
-from synergyd.sim.records import Costs, Scenario, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces.kinds import cluster_of_trace, read_trace
 
 TRACES = {
     "morphling": ("morphling/workloads/workload-base.csv", "fifo,tiresias,optimus,pollux,sia,crius,synergy"),

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
+from synergy_core.wire import munge
+from synergy_core.wire.request_signature import request_digest
 
 from synergyd.cli.shared.rest_client import RestClient
 from synergyd.control.decision_log import JobStatus
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.store.tables import EpochRow
-from synergyd.wire import munge
-from synergyd.wire.request_signature import signed_payload
 from tests.throwaway.slurm import MissingProgram, NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 from tests.unit.store.store_world import REPORT, decision
@@ -200,7 +200,7 @@ def _watch_all(socket_path: str, munge_socket: str, watchers: int, news: Any) ->
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(socket_path)
-                credential = munge.encode(signed_payload("GET", TARGET, b""), munge_socket)
+                credential = munge.encode(request_digest("GET", TARGET, b""), munge_socket)
                 head = f"GET {TARGET} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept-Encoding: gzip\r\n"
                 head += f"Authorization: Munge {credential}\r\n" + (f"If-None-Match: {etag}\r\n" if etag else "")
                 writer.write(head.encode() + b"\r\n")

@@ -184,7 +184,7 @@ def test_upgraded_from_0_1_0_removed_and_purged(debian: FreshDebian, tmp_path: P
     debian.must("chown slurm:slurm /var/lib/synergy/synergy.db")
 
     told = debian.must("apt install -y ./build/deb/synergyctl_*.deb ./build/deb/synergyd_*.deb")
-    assert f"upgraded from revision 0005 to {schema.needed()}" in told
+    assert f"upgraded from revision 0005 to {schema.needed_revision()}" in told
     (copy,) = state.glob("synergy.db.0005-*")
     assert {
         debian.must(f"stat -c %U {p}").strip() for p in ("/var/lib/synergy/synergy.db", f"/var/lib/synergy/{copy.name}")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synergy_core.records import ModelSpec, Plan
 
-from synergyd.records import ModelSpec, Plan
 from tests.gpu import device
 from tests.gpu.sizes import Sizes
 from tests.paths import ROOT, python_path

@@ -22,7 +22,7 @@ def name() -> str:
 
 def gpu_type() -> str:
     """As synergyd's hardware figures call it; a CPU borrows the H100's name, so that a tiny run reaches every line."""
-    from synergyd.task.model.hardware import canonical
+    from synergyd.jobmodel.model.hardware import canonical
 
     return (canonical(name().lower().replace(" ", "_")) if CUDA else None) or "h100"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from synergy_core.records import ModelSpec
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from synergyd.records import ModelSpec
 from tests.gpu.device import DEVICE
 
 

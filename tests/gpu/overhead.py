@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from synergy_core.records import Plan
 
-from synergyd.records import Plan
 from tests.gpu import device, gpt
 from tests.gpu.sizes import Sizes
 

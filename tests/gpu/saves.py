@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from synergyd.records import ModelSpec, Plan
+from synergy_core.records import ModelSpec, Plan
+
 from tests.gpu import device, gpt
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
-from synergyd.records import ModelSpec, Plan
+from synergy_core.records import ModelSpec, Plan
+
 from tests.gpu.sizes import FULL, TINY, Setting, Sizes
 from tests.paths import ROOT
 
@@ -39,7 +40,7 @@ def hardware(sizes: Sizes, work: Path) -> Iterator[Part]:
         import torch
         import torch.distributed as dist
 
-        from synergyd.task.model.measure import all_reduces
+        from synergyd.jobmodel.model.measure import all_reduces
 
         adapters.one_rank()
         points = all_reduces(

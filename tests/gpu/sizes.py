@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
-from synergyd.records import ModelSpec
+from synergy_core.records import ModelSpec
 
 SELECTIVE_LONGEST = 2048  # tokens; longer unfused scores take the GPU's memory
 

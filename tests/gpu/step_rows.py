@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from synergy_core.records import ModelSpec, Plan
 
-from synergyd.records import ModelSpec, Plan
 from tests.gpu import device, gpt
 from tests.gpu.sizes import Setting
 
@@ -123,8 +123,8 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def predicted(path: Path) -> list[dict[str, Any]]:
     """(row_id, measured and predicted seconds and bytes) of the rows in `path`, by the model that no row was fitted to."""
-    from synergyd.task.fit.measured_runs import read_rows
-    from synergyd.task.fit.predictor import fitted
+    from synergyd.jobmodel.fit.measured_runs import read_rows
+    from synergyd.jobmodel.fit.predictor import fitted
 
     rows = read_rows(path)
     cold = fitted(())

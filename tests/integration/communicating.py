@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.examples.text import TextWindows
-
-from synergyd.records import Plan
 
 
 class Gate:
     """A link gate whose arbiter always agrees."""
 
-    asks = True
+    is_asking = True
 
     def __init__(self) -> None:
         self.calls: list[int] = []  # bytes at each begin, 0 at each end
@@ -51,11 +50,13 @@ def trained(
     frozen: bool = False,
     gated: bool = False,
     norm: bool = False,
+    hooked: bool = False,
 ) -> dict[str, Any]:
     """A small model under `comm`, up to `steps` steps; the weights, losses and what was reported.
 
     `decay_steps`: the learning rate falls to 0 over so many. `batches`: the global batch from a step on. `frozen`: the rate is 0, and all
-    steps count alike for the noise. `gated`: rank 0 asks a link arbiter, which always agrees. `norm`: with a BatchNorm.
+    steps count alike for the noise. `gated`: rank 0 asks a link arbiter, which always agrees. `norm`: with a BatchNorm. `hooked`: with a
+    communication hook of the script's own.
     """
     import torch
     import torch.distributed as dist
@@ -63,6 +64,7 @@ def trained(
     from synergy_launch.communication import communication
     from synergy_launch.examples.ddp import ByteModel
     from synergy_launch.pytorch import training
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
     class Normed(torch.nn.Module):
@@ -82,6 +84,8 @@ def trained(
     if norm:
         net = torch.nn.Sequential(net, Normed())
     model = DistributedDataParallel(net, bucket_cap_mb=0.03)
+    if hooked:
+        model.register_comm_hook(None, allreduce_hook)
     gate = Gate()
     if gated and dist.get_rank() == 0:
         setattr(training, "gate_ddp", lambda _: gate)  # noqa: B010
@@ -170,9 +174,7 @@ def by_hand(
     text = TextWindows(32)
     order = SampleOrder(len(text), 0)
     name, _, rest = comm.partition(":")
-    base, outer = (int(rest.split(":")[0]), rest.endswith("outer")) if name == "local" else (0, False)
-    anchor = momentum = late = None
-    since = 0
+    base, since = int(rest) if name == "local" else 0, 0
 
     def mean(of: list[list[Any]]) -> list[Any]:
         return [torch.stack(some).mean(0) for some in zip(*of, strict=True)]
@@ -195,33 +197,15 @@ def by_hand(
             for own in every:
                 move(own, mean(gradients), rate)
             continue
-        if name == "delayed":
-            if late is not None:
-                for own in every:
-                    move(own, late, rate)
-            late = mean(gradients)
-            continue
-        if anchor is None:
-            anchor = [p.detach().clone() for p in every[0]]
-            momentum = [torch.zeros_like(p) for p in anchor]
         for own, gradient in zip(every, gradients, strict=True):
             move(own, gradient, rate)
         since += 1
-        if since >= (base if outer or rate <= 0 else max(base, int(base * (0.1 / rate) ** 2 + 1e-9))):
+        if since >= (base if rate <= 0 else max(base, int(base * (0.1 / rate) ** 2 + 1e-9))):
             since = 0
             together = mean([[p.detach() for p in own] for own in every])
-            if outer:
-                assert momentum is not None
-                moved = [a - t for a, t in zip(anchor, together, strict=True)]
-                momentum = [0.9 * m + d for m, d in zip(momentum, moved, strict=True)]
-                together = [a - 0.7 * (d + 0.9 * m) for a, d, m in zip(anchor, moved, momentum, strict=True)]
-                anchor = together
             for own in every:
                 for p, t in zip(own, together, strict=True):
                     p.data.copy_(t)
-    if late is not None:  # at the end of a run nothing is left under way
-        for own in every:
-            move(own, late, 0.1 * (max(0.0, 1 - steps / decay_steps) if decay_steps else 1.0))
     return torch.cat([p.flatten() for p in mean([[p.detach() for p in own] for own in every])])
 
 
@@ -251,45 +235,3 @@ def own_norms(steps: int, *, batch: int, micro: int, world: int) -> float:
         square += (most * much - micro * little) / (most - micro)
         trace += (little - much) / (1 / micro - 1 / most)
     return trace / square
-
-
-def progress(comm: str, steps: int, rate: float, batch: int) -> tuple[float | None, float]:
-    """A linear layer on noisy data: the efficiency that is told, and the same from gradients over all the data."""
-    import torch
-    import torch.distributed as dist
-    from synergy_launch import SynergyTask
-    from synergy_launch.communication import communication
-    from synergy_launch.communication import progress as told_to
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.set_num_threads(1)  # more wait for each other's cores
-    communication.WARM_UP_STEPS = 2
-    told_to._STANDARD_ERROR = 0.15  # of some hundred steps
-    dist.init_process_group("gloo")
-    torch.manual_seed(1)
-    size = 16
-    inputs = torch.randn(16384, size)
-    labels = inputs @ torch.randn(size, size) + 0.5 * torch.randn(16384, size)
-    net = torch.nn.Linear(size, size, bias=False)
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    data = torch.utils.data.TensorDataset(inputs, labels)
-    fresh: list[Any] = []
-    moved: list[Any] = []
-    with SynergyTask(model, optimizer, global_batch=batch, comm=comm) as task:
-        for x, y in task.batches(data, steps):
-            fresh.append(torch.autograd.grad((net(inputs) - labels).square().mean(), net.weight)[0])
-            before = net.weight.detach().clone()
-            task.step((model(x) - y).square().mean())
-            moved.append((before - net.weight.detach()) / rate)
-        told = task.less.efficiency if task.less is not None else 1.0
-    n = len(fresh)
-    if comm == "delayed":
-        pairs = [(fresh[t], moved[t], fresh[t]) for t in range(3, n - 1)]
-    else:
-        pairs = [(fresh[t + 1], moved[t], fresh[t]) for t in range(2, n - 1)]
-    weights = [0.99 ** (len(pairs) - 1 - i) for i in range(len(pairs))]
-    above, below = (
-        sum(w * float((pair[0] * pair[k]).sum()) for w, pair in zip(weights, pairs, strict=True)) for k in (1, 2)
-    )
-    return told, above / below

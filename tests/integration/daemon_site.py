@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from synergy_core.errors import UsageError
+from synergy_core.wire.codec import encode
+
 from synergyd.cli import synergyctl as synergyctl_cli
 from synergyd.cli import synergyd as synergyd_cli
 from synergyd.daemon import heartbeat
-from synergyd.errors import UsageError
 from synergyd.store.store import open_store
 from synergyd.views import explain as explain_view
 from synergyd.views import status as status_view
-from synergyd.wire.codec import encode
 from tests.throwaway import light_job
 from tests.throwaway.accounting import OTHER_UID
 from tests.throwaway.slurm import SlurmCluster

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from synergyd.job_report import Report
-from synergyd.records import Plan
-from synergyd.wire import report
-from synergyd.wire.line import Line
-from synergyd.wire.report import Told
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
+from synergy_core.wire import report
+from synergy_core.wire.line import Line
+from synergy_core.wire.report import Told
 
 PLAN = Plan(dp=2, micro_batch=1, global_batch=8)
 #: (what the plan's exchange becomes, from which step on)
@@ -51,6 +51,7 @@ def launcher() -> None:
 def rank() -> None:
     """One rank of communicating.trained, which notes each step: what it was told, what was exchanged, and the newest checkpoint."""
     from synergy_launch.agent.agent import Agent
+    from torch import distributed
 
     from tests.integration import communicating
 
@@ -69,6 +70,8 @@ def rank() -> None:
 
     setattr(Agent, "after_step", after_step)  # noqa: B010
     communicating.trained("", checkpoints, STEPS)
+    if distributed.is_initialized():  # gloo's threads, left running, may abort the process at its end
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,29 @@ from tests.paths import ROOT, python_path
 
 
 @contextmanager
+def started(
+    folder: Path, command: list[str], environment: dict[str, str], cwd: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a group of processes, with its output in FOLDER/out; the group is killed when the block ends."""
+    with (folder / "out").open("a") as out:
+        process = subprocess.Popen(command, env=environment, cwd=cwd, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_end(folder: Path, process: subprocess.Popen[bytes], code: int) -> str:
+    """Wait for the exit code `code`. Return the output of all runs so far."""
+    ended = process.wait(timeout=240)
+    text = (folder / "out").read_text()
+    assert ended == code, text[-4000:]
+    return text
+
+
+@contextmanager
 def training(
     folder: Path,
     output: Path,
@@ -42,23 +65,14 @@ def training(
     }
     command = [sys.executable, "-m", "synergy_launch.launcher.torchrun", "--standalone", "--nproc-per-node", str(dp)]
     command += ["-m", f"tests.integration.{script[0]}", script[1], str(output), *arguments]
-    with (folder / "out").open("a") as out:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
-    try:
+    with started(folder, command, environment, ROOT) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def finished(folder: Path, *args: Any, code: int = 0, **more: Any) -> str:
     """A run to its end, with this exit code; what it has printed."""
     with training(folder, *args, **more) as process:
-        found = process.wait(timeout=240)
-    text = (folder / "out").read_text()
-    assert found == code, text[-4000:]
-    return text
+        return wait_for_end(folder, process, code)
 
 
 def until(

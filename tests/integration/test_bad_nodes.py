@@ -88,7 +88,7 @@ def test_a_node_that_is_slow_for_two_users_is_avoided_and_drained(cluster: Slurm
     other = cluster.sbatch(script, "--job-name=known", "--nodelist=n1", **BY_OTHER)
     until(cluster, lambda: sizes(cluster, other) == [4], 120, "its start")
     code = (
-        "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
+        "from synergy_core.wire.report import send; from synergy_core.job_report import Report\n"
         f"send(Report({other}, 0, 5, step_s=0.1, slow_nodes=('n1',), slow_times=(1.5,)), '127.0.0.1:{cluster.port + 90}', timeout_s=60)"
     )
     cluster.run(*AS_OTHER, sys.executable, "-c", code)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 from tests.integration import exchange_orders
 from tests.integration.exchange_orders import ORDERS, PLAN, STEPS
 from tests.integration.test_communication import trained

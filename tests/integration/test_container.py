@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.wire import job_key
+from synergy_core.wire.job_key import JobKey
+from synergy_core.wire.report import to_json
 
 from deb.launch_archive import build
 from synergyd.daemon.job_keys import key_path
-from synergyd.job_report import Report
-from synergyd.wire import job_key
-from synergyd.wire.job_key import JobKey
-from synergyd.wire.report import to_json
 from tests.integration.daemon_site import status, until_beat, until_epochs
 from tests.integration.test_daemon_trust import send_raw
 from tests.throwaway import agent_job, container
@@ -92,7 +92,7 @@ def test_resized_once_and_its_losses_go_on(site: tuple[SlurmCluster, Synergyd], 
     assert len(steps) == 2 and steps[1] > 0, lines
 
     # a key is of one job, one incarnation and one user: who makes up another, or has an old one, is not believed
-    own = job_key.find(job_id, 1, {"SYNERGY_PLAN": str(key_path(cluster.state_dir, job_id).with_suffix(".json"))})
+    own = job_key.find_key(job_id, 1, {"SYNERGY_PLAN": str(key_path(cluster.state_dir, job_id).with_suffix(".json"))})
     assert own is not None
     forged = Report(job_id, 1, 999_999, loss=7.5, note="forged")
     others = (

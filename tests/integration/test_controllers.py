@@ -23,7 +23,7 @@ def pairs() -> Iterator[Pairs]:
 
 
 # the other states: python -m tests.benchmarks.faults --controllers
-@pytest.mark.parametrize(("state", "fault"), [("REQUEUING", "reconfigure"), ("HELD", "takeover")])
+@pytest.mark.parametrize(("state", "fault"), [("REQUEUING", "reconfigure"), ("PARKED", "takeover")])
 def test_ends_right(pairs: Pairs, state: str, fault: str) -> None:
     result = pairs.run(state, fault)
     assert not result.wrong, f"{'; '.join(result.wrong)}\n{result.told}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from urllib.parse import unquote
 
 import pytest
+from synergy_core.wire import admin_comment
 
-from synergyd.wire import admin_comment
 from tests.integration.daemon_site import explain, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.power import power_off, set_down

@@ -126,7 +126,7 @@ def test_a_strangers_report_is_refused(site: SlurmCluster) -> None:
         until_steps(site, job_id)
         address = f"127.0.0.1:{site.port + 90}"
         code = (
-            "from synergyd.wire.report import send; from synergyd.job_report import Report\n"
+            "from synergy_core.wire.report import send; from synergy_core.job_report import Report\n"
             f"send(Report({job_id}, 0, 999999, loss=7.5, checkpoint_requests=9, note='forged'), {address!r}, timeout_s=60)"
         )
         site.run(*AS_OTHER, sys.executable, "-c", code)
@@ -248,7 +248,7 @@ def test_jobs_on_the_same_nodes_take_turns_by_the_daemon_s_arbiter() -> None:
         """With ports of the cluster's own block, behind those of accounting."""
         ports = f"LinkArbiterPort={cluster.port + 94} MetricsPort={cluster.port + 95}"
         with cluster.conf.open("a") as conf:
-            conf.write(f"#SYNERGY {ports} LinkArbiterRule=srsf-1 LinkArbiterWait=0.3\n")
+            conf.write(f"#SYNERGY {ports} LinkArbiterRule=srsf-1\n")
         return cluster
 
     with make_cluster(epoch_s=1) as cluster, synergyd(set_up(cluster)) as daemon:
@@ -293,6 +293,9 @@ def test_each_bad_command_line_is_one_line(site: SlurmCluster, here: Here) -> No
             site.run("synergyd", "--dry-run", "--once")
         assert words in here(*argv, code=code)
     assert "/nonexistent.py" in failed(site, "synergy-launch", "/nonexistent.py", code=2)
+    # its disk may be mounted late: systemd tries again after code 1, and not after 2
+    missing = f"sqlite:///{site.state_dir}/away.db"
+    assert "no such database yet" in here("synergyd", "--once", "--database", missing, code=1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.task.fit.measured_runs import read_rows
+from synergyd.jobmodel.fit.measured_runs import read_rows
 from tests.gpu.sizes import TINY
 from tests.paths import ROOT, python_path
 

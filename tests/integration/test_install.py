@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.codec import encode
+from synergy_core.wire.plan_file import PlanFile
 
 from synergyd import __version__
 from synergyd.cli.shared.context import SERVER_LIBRARIES
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.codec import encode
-from synergyd.wire.plan_file import PlanFile
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(600)]
-TOP_LEVEL = {"synergyd", "synergy_launch", "synergyd_migrations", "slurm_plugins"}
+TOP_LEVEL = {"synergy_core", "synergy_launch", "synergyd", "synergy_sim", "synergyd_migrations", "slurm_plugins"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("synergyd", "launch", "sql", "slurm_plugins", "tests"):
+    for name in ("synergyd", "launch", "sim", "sql", "slurm_plugins", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip(sys.executable, "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(source))
     (built,) = target.glob("*.whl")
@@ -69,15 +69,15 @@ def node(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
     return Node(folder / "bin")
 
 
-def test_the_wheel_holds_four_names(wheel: Path) -> None:
+def test_the_wheel_holds_six_names(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     information = f"synergy_slurm-{__version__}.dist-info"
     assert {n.partition("/")[0] for n in names} == TOP_LEVEL | {information}
     assert {"synergyd/py.typed", "synergy_launch/py.typed", "synergy_launch/bridge/launch/__init__.py"} <= set(names)
     sources = {p.relative_to(ROOT) for top in ("synergyd", "slurm_plugins") for p in (ROOT / top).rglob("*.py")}
-    sources |= {p.relative_to(ROOT / "launch") for p in (ROOT / "launch").rglob("*.py")}
-    sources |= {p.relative_to(ROOT / "sql") for p in (ROOT / "sql").rglob("*.py")}
+    for folder in ("launch", "sim", "sql"):
+        sources |= {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*.py")}
     assert {n for n in names if n.endswith(".py")} == {str(p) for p in sources}
 
 
@@ -121,13 +121,14 @@ def test_an_installed_launch_is_taken_before_the_old_names(node: Node, tmp_path:
 def test_importing_the_launcher_loads_click_and_the_standard_library(node: Node, tmp_path: Path) -> None:
     program = (
         "import sys\nbefore = set(sys.modules)\nimport synergy_launch.launcher.command\n"
-        "from synergyd import records, errors, rates, settings\nfrom synergyd.wire import report, plan_file, munge\n"
+        "from synergy_core import records, errors, rates\nfrom synergyd.records import ModelSpec\n"
+        "from synergy_core.wire import report, plan_file, munge\n"
         "loaded = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
         "print(*sorted(loaded - sys.stdlib_module_names))\n"
     )
     done = node.run(tmp_path, "python", "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
-    assert set(done.stdout.split()) == {"click", "synergyd", "synergy_launch"}
+    assert set(done.stdout.split()) == {"click", "synergy_core", "synergyd", "synergy_launch"}
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_a_users_begin_time_within_the_grace_is_kept(site: SlurmCluster) -> None
         assert 6 <= row["start_time"] - row["submit_time"] < GRACE_S, row["start_time"] - row["submit_time"]
 
 
-GRACE_S = 30.0  # heartbeat.grace_of two seconds
+GRACE_S = 30.0  # heartbeat.grace_s_for two seconds
 LEFT = (
     (("--gres=gpu:1", ":", "--gres=gpu:1"), "several components of the heterogeneous job", "2 of its components ask"),
     (("--gres=gpu:1", ":", "-N1"), "the first component of a heterogeneous job", "its first component asks"),

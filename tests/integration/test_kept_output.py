@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def site() -> Iterator[SlurmCluster]:
     """Two nodes with four GPUs each, and Slurm's default for the output of requeued jobs."""
-    cluster = make_cluster(epoch_s=1)
+    cluster = make_cluster(epoch_s=1, settings=("#SYNERGY Live=no",))
     cluster.slurm_conf = (*cluster.slurm_conf, "JobFileAppend=0")
     with cluster:
         yield cluster

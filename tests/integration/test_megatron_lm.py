@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 from tests.demo.story import faults, legs
 from tests.paths import ROOT, python_path
 from tests.throwaway.slurm import NodeGroup, missing_programs
@@ -61,7 +61,7 @@ RIVAL = (
 LAUNCH = """
 import sys
 from synergy_launch.launcher import command
-from synergyd.wire import report
+from synergy_core.wire import report
 reports = sys.argv.pop(1)
 def send(said, address, by=None, timeout_s=5.0, line=None):
     with open(reports, "ab") as file:

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from synergy_core.accepts import Accepts
+from synergy_core.records import Plan
 from synergy_launch.megatron_lm.arguments import plan_of, with_plan
 from synergy_launch.megatron_lm.capabilities import accepts
 
-from synergyd.accepts import Accepts
-from synergyd.records import Plan
 from tests.integration.test_megatron_lm import MEGATRON, _paths
 from tests.integration.test_megatron_lm import pytestmark as pytestmark
 from tests.paths import ROOT

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Plan
+from synergy_core.wire.codec import decode
+from synergy_core.wire.plan import PLAN_CHECKS
 from synergy_launch.megatron_lm.log_parser import read_line
 
-from synergyd.records import Plan
-from synergyd.wire.codec import decode
-from synergyd.wire.plan import PLAN_CHECKS
 from tests.integration import test_megatron_lm as other
 
 pytestmark = other.pytestmark

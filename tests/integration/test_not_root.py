@@ -139,7 +139,9 @@ def test_a_job_without_munge_reports_with_its_key(site: SlurmCluster) -> None:
         step = status(site)[first]["step"]
         second = light_job.submit(site, directive="min_gpus=4 max_gpus=4", before=away, options=options)
         try:
-            site.wait_for(lambda: restarts(site, first) == 1, 90, "the resize")
+            # live, if the launchers of both nodes had met before the decision
+            resized = ("resized live", "requeued")
+            site.wait_for(lambda: any(x.startswith(resized) for x in story(site, first).splitlines()), 90, "the resize")
         except RuntimeError as error:
             raise RuntimeError(f"{error}\n{daemon.tail()}\n{light_job.output(site, first)[-3000:]}") from None
         until_steps(site, first, second, steps=step + 1, timeout_s=120)

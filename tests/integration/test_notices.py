@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from synergyd.daemon.notices.webhook import KEY_FILE
 from synergyd.store.store import open_store
 from tests.integration.daemon_site import sizes, until_beat, until_steps
 from tests.throwaway import light_job
@@ -27,15 +28,16 @@ def site() -> Iterator[tuple[SlurmCluster, HookServer]]:
     """Two nodes with four GPUs each; the daemon is not started."""
     cluster = make_cluster(epoch_s=1)
     certificate = make_certificate(cluster.folder)
-    secret, program = cluster.folder / "secret", cluster.folder / "mailprog"
-    secret.write_bytes(SECRET + b"\n")
-    secret.chmod(0o600)
+    program = cluster.folder / "mailprog"
     program.write_text(f'#!/bin/bash\n(printf "%s|" "$@"; tr "\\n" " "; echo) >> {cluster.folder}/mails\n')
     program.chmod(0o755)
     with hook_server(certificate) as server:
-        lines = f"#SYNERGY NoticeUrl=https://localhost:{server.port}/hook NoticeSecretFile={secret} MailProg={program}"
+        lines = f"#SYNERGY NoticeUrl=https://localhost:{server.port}/hook MailProg={program}"
         cluster.slurm_conf = (*cluster.slurm_conf, lines)
         with cluster:
+            secret = cluster.state_dir / KEY_FILE
+            secret.write_bytes(SECRET + b"\n")
+            secret.chmod(0o600)
             yield cluster, server
 
 
@@ -47,7 +49,7 @@ def mails(cluster: SlurmCluster) -> list[str]:
 def mailed(cluster: SlurmCluster) -> list[str]:
     """Events of notices that the outbox says have gone out as mail: before, a daemon that dies sends them again."""
     with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
-        return [w.notice.event for w in store.due_notices(1e12, 100) if "mail" in w.done]
+        return [w.notice.event for w in store.due_notices(1e12, 100) if "mail" in w.done_ways]
 
 
 def all_mailed(cluster: SlurmCluster) -> bool:

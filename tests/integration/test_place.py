@@ -26,7 +26,7 @@ QUIET_S = 5.0
 @pytest.fixture(scope="module")
 def town() -> Iterator[SlurmCluster]:
     # a window between requeue and start that tests on a busy machine can't miss
-    lines = (DEFER, "#SYNERGY RestartDelay=4")
+    lines = (DEFER, "#SYNERGY RestartDelay=4 Live=no")
     with make_cluster((NodeGroup("cpu", 3, 4),), epoch_s=1, settings=lines) as cluster, synergyd(cluster):
         until_beat(cluster)
         yield cluster

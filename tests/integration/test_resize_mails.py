@@ -20,7 +20,7 @@ MAIL = ("--mail-type=ALL,TIME_LIMIT_90", "--mail-user=mina@example.org")
 @pytest.fixture(scope="module")
 def site() -> Iterator[SlurmCluster]:
     """Two nodes with four GPUs each, and a MailProg that notes each mail."""
-    cluster = make_cluster(epoch_s=1)
+    cluster = make_cluster(epoch_s=1, settings=("#SYNERGY Live=no",))
     program = cluster.folder / "mailprog"
     program.write_text(f'#!/bin/bash\nprintf "%s\\n" "$2" >> {cluster.folder}/mails\n')
     program.chmod(0o755)

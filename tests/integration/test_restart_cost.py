@@ -53,6 +53,6 @@ def test_a_job_that_is_resized_twice_has_its_restarts_measured_and_told(site: Sl
         words = r"[Aa] restart of this job costs \d+ s \(measured, 2 restarts; \+-\d+ s\)"
         site.wait_for(lambda: re.search(words, why()) is not None, 120, f"explain to tell it: {why()}")
     with open_store(f"sqlite:///{site.state_dir}/synergy.db") as store:
-        kept = [p.restarts for key, p in store.remembered().profiles.items() if key.startswith("restart:")]
+        kept = [p.restarts for key, p in store.read_state().profiles.items() if key.startswith("restart:")]
     own = [t for times in kept for t in times if t.job_id == job_id]
     assert [t.restarts for t in own] == [0, 1, 2] and all(t.bytes_per_writer for t in own[1:])

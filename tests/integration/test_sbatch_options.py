@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Shape
 
 from synergyd.control.resize.events import CarriedOut
 from synergyd.control.resize.instructions import Target, Update
 from synergyd.daemon import heartbeat
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.records import Shape
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.command_line import CommandLine
 from tests.paths import ROOT
@@ -153,10 +153,10 @@ def give_sizes(cluster: SlurmCluster, trios: dict[str, Trio]) -> None:
     command_line = CommandLine(cluster.env)
     registry = JobRegistry(command_line, 40)
     registry.learn(command_line.jobs(), {})
-    actuator = Actuator(command_line, cluster.state_dir, "", registry.known, names=registry.names)
+    actuator = Actuator(command_line, cluster.state_dir, "", registry.submitted, names=registry.names)
     for name, trio in trios.items():
         for kind in ("ours", "grown"):
-            known = registry.known.get(trio.ids.get(kind, 0))
+            known = registry.submitted.get(trio.ids.get(kind, 0))
             if known is None or known.directive is None:
                 continue
             nodes = known.asked.nodes * (2 if kind == "grown" else 1)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.parsed.rows import NAME_BYTES, JobRow, NodeRow, gpus_of, shown
+from synergyd.slurm.parsed.rows import NAME_BYTES, JobRow, SlurmNodeRow, gpus_of, shorten
 from synergyd.slurm.pyslurm_reader import DIFFERENCES
 from tests.paths import ROOT, python_path
 from tests.throwaway.accounting import Accounting
@@ -65,7 +65,7 @@ class Read:
     name: str
     version: str
     jobs: dict[int, JobRow]
-    nodes: dict[str, NodeRow]
+    nodes: dict[str, SlurmNodeRow]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read(cluster: SlurmCluster, backend: str) -> Read:
         assert isinstance(raw[what], list), raw[what]
         return [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in raw[what]]
 
-    jobs, nodes = [JobRow(**r) for r in rows("jobs")], [NodeRow(**r) for r in rows("nodes")]
+    jobs, nodes = [JobRow(**r) for r in rows("jobs")], [SlurmNodeRow(**r) for r in rows("nodes")]
     by_id, by_name = {j.job_id: j for j in jobs}, {n.name: n for n in nodes}
     assert (len(by_id), len(by_name)) == (len(jobs), len(nodes)), "a row came twice"
     return Read(raw["name"], raw["version"], by_id, by_name)
@@ -352,7 +352,7 @@ def test_tasks_of_an_array(world: World, got: Read) -> None:
 def test_hostile_name(world: World, got: Read, key: str) -> None:
     row = got.jobs[world.ids[f"name {key}"]]
     name = os.fsencode(HOSTILE[key]).decode(errors="replace")
-    assert row.name == shown(name, NAME_BYTES)
+    assert row.name == shorten(name, NAME_BYTES)
     assert len(row.name.encode()) <= NAME_BYTES
     # nothing else of the row has moved
     assert (row.state, row.partition, row.num_nodes, row.batch) == ("PENDING", "main", 1, True)
@@ -386,7 +386,13 @@ def test_nodes(got: Read) -> None:
 def test_backends_agree(world: World) -> None:
     """Field by field, but for what DIFFERENCES lists."""
     first, second = world.reads["command line"], world.reads["pyslurm"]
-    differs = {"JobRow.tres_per_node", "JobRow.tres_other", "JobRow.reason", "NodeRow.state", "NodeRow.gres_used"}
+    differs = {
+        "JobRow.tres_per_node",
+        "JobRow.tres_other",
+        "JobRow.reason",
+        "SlurmNodeRow.state",
+        "SlurmNodeRow.gres_used",
+    }
     assert set(DIFFERENCES) == differs
 
     def plain(row: JobRow) -> JobRow:
@@ -395,10 +401,10 @@ def test_backends_agree(world: World) -> None:
             row = dataclasses.replace(row, tres_per_node=str(gpus_of(row.tres_per_node)), tres_other="")
         return dataclasses.replace(row, reason=row.reason.replace("_", " "), array_task=task, merged=False)
 
-    def counted(row: NodeRow) -> NodeRow:
+    def counted(row: SlurmNodeRow) -> SlurmNodeRow:
         return dataclasses.replace(row, gres_used=re.sub(r"\(.*?\)", "", row.gres_used))
 
-    def differ(one: JobRow | NodeRow, other: JobRow | NodeRow) -> dict[str, tuple[object, object]]:
+    def differ(one: JobRow | SlurmNodeRow, other: JobRow | SlurmNodeRow) -> dict[str, tuple[object, object]]:
         fields = [f.name for f in dataclasses.fields(one)]
         return {n: (a, b) for n in fields if (a := getattr(one, n)) != (b := getattr(other, n))}
 

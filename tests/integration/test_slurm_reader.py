@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
 
 from synergyd.control.arrivals import JobCounts
-from synergyd.errors import UsageError
 from synergyd.slurm.backends import Fallback, open_reader
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from synergy_core.errors import UsageError
+from synergy_sim.cli.simulate import simulate_verb
 
-from synergyd.cli.simulation.simulate import simulate_verb
-from synergyd.errors import UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import TERM_S, Leader
@@ -97,7 +97,7 @@ def test_crash_after_crash_loses_nothing(server: Postgres, postgres_database: st
 def test_two_upgrades_at_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db" if kind == "sqlite" else request.getfixturevalue("postgres_database")
     code = (
-        "import sys; from synergyd.store import schema; schema.needed(); print('ready', flush=True);"
+        "import sys; from synergyd.store import schema; schema.needed_revision(); print('ready', flush=True);"
         " sys.stdin.readline(); schema.upgrade(sys.argv[1])"
     )
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -117,13 +117,15 @@ def test_leadership_outlives_the_server_s_crash(server: Postgres, postgres_datab
     assert one.try_lead() and not two.try_lead() and one.try_lead()
     server.stop()
     one.try_lead()
-    assert one.away and one.problem.startswith("postgresql+psycopg://127.0.0.1")
-    assert not two.try_lead() and two.away
+    assert one.is_database_away and one.problem.startswith("postgresql+psycopg://127.0.0.1")
+    assert not two.try_lead() and two.is_database_away
     server.start()
-    assert one.try_lead() and one.term == 1 and not one.away  # nobody led in between: its writes are still good
+    assert (
+        one.try_lead() and one.term == 1 and not one.is_database_away
+    )  # nobody led in between: its writes are still good
     server.stop()
     server.start()
-    assert not two.try_lead() and not two.away
+    assert not two.try_lead() and not two.is_database_away
     one.release()
     assert two.try_lead() and two.term == 2
     two.release()
@@ -134,7 +136,7 @@ def test_a_session_that_is_cut_off_is_made_anew(server: Postgres, postgres_datab
     leader = Leader(postgres_database, clock=Clock())
     assert leader.try_lead()
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'synergy'")
-    assert leader.try_lead() and not leader.away and leader.term == 1
+    assert leader.try_lead() and not leader.is_database_away and leader.term == 1
     leader.release()
 
 
@@ -150,7 +152,7 @@ def test_a_daemon_stopped_inside_a_transaction_does_not_keep_the_lease_s_row(
         connection.execute(text("SELECT * FROM leader FOR UPDATE"))
         began_s = time.monotonic()
         now.now += TERM_S
-        while two.try_lead() or two.away:
+        while two.try_lead() or two.is_database_away:
             now.now += TERM_S
             assert time.monotonic() < began_s + 60.0
         assert time.monotonic() > began_s + 2.0  # it was in the way
@@ -210,7 +212,7 @@ def test_unix_socket(server: Postgres, postgres_database: str) -> None:
 
 def test_create_is_for_sqlite_alone(postgres_database: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"no schema, revision {schema.needed()} is needed; run: synergyctl db upgrade"
+        UsageError, match=rf"no schema, revision {schema.needed_revision()} is needed; run: synergyctl db upgrade"
     ):
         open_store(postgres_database, create=True)
     assert schema.revision(postgres_database) is None

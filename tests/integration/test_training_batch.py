@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.agent.run_folder import propose_batch
 from synergy_launch.batch.tuner import STEPS_BETWEEN
 
-from synergyd.records import Plan
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Plan
 
-from synergyd.records import Plan
 from tests.integration import training_ranks
 from tests.integration.training_ranks import Call
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 from tests.paths import ROOT, python_path
 from tests.unit.launch.megatron_lm.test_supervisor import SCRIPT
 

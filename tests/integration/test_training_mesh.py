@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
 from synergy_launch.agent.settings import AgentSettings
-from synergy_launch.pytorch.mesh import Degrees, degrees
+from synergy_launch.pytorch.mesh import Degrees, mesh_degrees
 from synergy_launch.pytorch.run_plan import run_plan
 
-from synergyd.errors import UsageError
 from tests.integration import training_ranks
 from tests.integration.test_training_pytorch import log_of, make_run_dir, status_of
 from tests.integration.training_ranks import Call
@@ -78,7 +78,7 @@ def test_groups_of_the_mesh_are_those_of_fully_shard(tmp_path: Path) -> None:
 def test_a_mesh_of_other_dimensions_is_refused(names: tuple[str, ...], size: int) -> None:
     mesh = SimpleNamespace(mesh_dim_names=names, size=lambda: size)
     with pytest.raises(UsageError, match=r"must be .dp, tp. or .dp_replicate, dp_shard, tp. of all 4"):
-        degrees(mesh, 4)
+        mesh_degrees(mesh, 4)
 
 
 def test_a_mesh_in_other_groups_than_the_plans_is_refused() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
 
-from synergyd.records import Plan
 from tests.integration import training_ranks
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.wire.hostlist import expand
 
 from synergyd.store.store import open_store
-from synergyd.wire.hostlist import expand
 from tests.integration.daemon_site import sizes, until_beat, until_steps
+from tests.integration.test_in_place import last_step, shown
+from tests.integration.test_live_growth import queue
+from tests.integration.test_live_shrink import GPUS, small, wide
 from tests.throwaway import accounting, light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.power import cloud_settings
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.synergy import make_cluster, synergyd
+from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
 pytestmark = [
     pytest.mark.slurm,
@@ -149,13 +152,10 @@ def test_a_change_is_told_with_what_was_predicted_of_it_and_what_reports_measure
         until_steps(cluster, first, steps=(restarted_at(cluster, first) or 0) + 30, timeout_s=150)
         cluster.run("scancel", str(first), str(second))
         cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "their ends")
-
-        def told() -> dict[str, Any]:
-            found: dict[str, Any] = json.loads(cluster.run("synergyctl", "usage", str(first), "--json").stdout)
-            return found
-
-        cluster.wait_for(lambda: told()["incarnations"][-1]["end_s"] is not None, 60, "the epoch that misses it")
-        total, runs = told()["total"], told()["incarnations"]
+        cluster.wait_for(
+            lambda: usage_of(cluster, first)["incarnations"][-1]["end_s"] is not None, 60, "the epoch that misses it"
+        )
+        total, runs = usage_of(cluster, first)["total"], usage_of(cluster, first)["incarnations"]
         assert total["changes"] >= total["audited"] >= 1 and total["audited_h"] > 0, (total, runs)
         changed = [run for run in runs if run["predicted"] is not None and run["measured"] is not None]
         before = {run["start_s"]: earlier for earlier, run in pairwise(runs)}
@@ -164,6 +164,82 @@ def test_a_change_is_told_with_what_was_predicted_of_it_and_what_reports_measure
             assert 0.4 < run["measured"] / ratio < 2.5 and (ratio == 1 or (run["predicted"] > 1) == (ratio > 1)), runs
         assert total["change_h"] > 0 and total["prediction_error"] is not None
         assert "as measured" in cluster.run("synergyctl", "usage").stdout
+
+
+def test_hours_of_a_job_that_shrinks_and_grows_while_it_runs_are_those_of_sacct() -> None:
+    """From four nodes to two, and to four again by an allocation beside its own: without a requeue."""
+    cluster = make_cluster([NodeGroup("cpu", 4, GPUS)], epoch_s=1)
+    cluster.accounting = Accounting(ACCOUNTS)
+    with cluster:
+        remember_programs(cluster, light_jobs=("wide", "small"))
+        with synergyd(cluster):
+            until_beat(cluster)
+            job = wide(cluster, "wide")
+            other = small(cluster, 2)
+            cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 2 * GPUS, 180, "steps on two nodes")
+            cluster.wait_for(lambda: shown(cluster, job, "NumNodes") == "2", 60, "the return of its nodes")
+            until_steps(cluster, job, steps=int(last_step(cluster, job)["step"]) + 60, timeout_s=120)
+            cluster.run("scancel", str(other))
+            cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 4 * GPUS, 180, "steps on four nodes")
+            until_steps(cluster, job, steps=int(last_step(cluster, job)["step"]) + 60, timeout_s=120)
+            assert shown(cluster, job, "Restarts") == "0"
+            (beside,) = (line.split()[0] for line in queue(cluster) if f"synergy-nodes-of-{job}" in line)
+            cluster.run("scancel", str(job))
+            cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout.strip(), 120, "their ends")
+            until_equal(cluster)
+            try:
+                cluster.wait_for(
+                    lambda: is_exact(cluster, job), 30, "equal hours"
+                )  # all of Slurm's times are taken over
+            except RuntimeError as error:
+                with open_store(f"sqlite:///{cluster.state_dir}/synergy.db") as store:
+                    parts = "\n".join(map(str, store.usage_of([job])))
+                raise AssertionError(f"{runs_of(cluster, COLUMNS)}{parts}") from error
+            held_s, sizes_of_rows = held_by_sacct(cluster, job)
+            usage = usage_of(cluster, job)
+            print(
+                held_s,
+                usage["total"],
+                [(r["gpus"], r["run_s"], r["state"], r["predicted"], r["measured"]) for r in usage["incarnations"]],
+            )
+            rows = [r for r in usage["incarnations"] if r["run_s"] >= 4]  # allocations may end some seconds apart
+            assert [r["gpus"] for r in rows] == [4 * GPUS, 2 * GPUS, 4 * GPUS], usage
+            assert [r["state"] for r in rows] == ["RESIZING"] * 2 + ["CANCELLED"] and usage["restarts"] == 0
+            assert sorted(sizes_of_rows) == [2 * GPUS, 2 * GPUS, 4 * GPUS], "two of its own, and the one beside it"
+            assert usage["total"]["changes"] == 2 and usage["total"]["audited"] >= 1 and usage["total"]["change_h"] > 0
+            refused = cluster.run("synergyctl", "usage", beside, check=False)
+            assert refused.returncode == 2 and f"has nodes of job {job}" in refused.stderr
+            total = json.loads(cluster.run("synergyctl", "usage", "--json").stdout)["total"]
+            assert total["jobs"] == len(runs_by_job(cluster)), "an allocation beside a job's own is no job"
+
+
+def usage_of(cluster: SlurmCluster, job_id: int) -> dict[str, Any]:
+    """What `synergyctl usage JOB` says."""
+    found: dict[str, Any] = json.loads(cluster.run("synergyctl", "usage", str(job_id), "--json").stdout)
+    return found
+
+
+def is_exact(cluster: SlurmCluster, job_id: int) -> bool:
+    """Whether the GPU seconds of a job are those of sacct, but for rounding."""
+    held_gpu_h: float = usage_of(cluster, job_id)["total"]["held_gpu_h"]
+    return abs(held_gpu_h * 3600 - held_by_sacct(cluster, job_id)[0]) < 0.1
+
+
+def held_by_sacct(cluster: SlurmCluster, job_id: int) -> tuple[float, list[int]]:
+    """GPU seconds and GPUs of all rows of a job, and of the allocations beside it."""
+    found: list[tuple[int, int]] = []
+    for line in runs_of(cluster, "JobIDRaw,ElapsedRaw,AllocTRES,JobName").splitlines():
+        number, elapsed, tres, name = line.split("|")
+        gpus = re.search(r"gres/gpu=(\d+)", tres)
+        if gpus and int(elapsed) and (int(number) == job_id or name.startswith(f"synergy-nodes-of-{job_id}.")):
+            found.append((int(elapsed), int(gpus[1])))
+    return sum(s * g for s, g in found), [g for _, g in found]
+
+
+def runs_by_job(cluster: SlurmCluster) -> set[str]:
+    """The jobs that held GPUs, but for allocations beside them."""
+    lines = (line.split("|") for line in runs_of(cluster, "JobIDRaw,ElapsedRaw,AllocTRES,JobName").splitlines())
+    return {n for n, s, tres, name in lines if int(s) and "gres/gpu=" in tres and "synergy-nodes" not in name}
 
 
 def restarted_at(cluster: SlurmCluster, job_id: int) -> int | None:

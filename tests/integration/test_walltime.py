@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from tests.integration.daemon_site import explain, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from synergy_core.records import ModelSpec
 from synergy_launch.examples.text import TextWindows
-
-from synergyd.records import ModelSpec
 
 SPEC = ModelSpec(
     "test", layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=256, seq=16, gated=True, tied_embeddings=False

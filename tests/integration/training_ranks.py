@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import ModelSpec, Plan
 from synergy_launch.agent.background_save import BackgroundSave
 from synergy_launch.agent.checkpoint import Checkpoints
 from synergy_launch.examples.text import TextWindows
 
-from synergyd.records import ModelSpec, Plan
 from tests.paths import ROOT, python_path
 
 SPEC = ModelSpec("test", layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocab=256, seq=32)
@@ -401,9 +401,9 @@ def drifting(steps: int, *, rule: str, heeds: bool = True) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     def choose(plan: Plan, limits: tuple[int, int], *_: Any) -> Plan:
-        return tuner.fitting(plan, min(2 * plan.global_batch, limits[1]), plan.micro_batch) or plan
+        return tuner.fit_batch(plan, min(2 * plan.global_batch, limits[1]), plan.micro_batch) or plan
 
-    vars(tuner)["choose"] = choose  # what pays depends on how busy the machine is
+    vars(tuner)["choose_plan"] = choose  # what pays depends on how busy the machine is
     if not heeds:
         tuner.BatchTuner._back = lambda *_: None  # type: ignore[method-assign]
     dist.init_process_group("gloo")

@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.batch.data_order import rank_samples
 from synergy_launch.examples.text import TextWindows
 
-from synergyd.records import Plan
 from tests.integration.training_ranks import SPEC
 
 SMALL = replace(SPEC, layers=2)

@@ -18,10 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
-
-from synergyd.records import Plan
 
 GPU_STEP_S = (
     0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing

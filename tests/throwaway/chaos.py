@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.throwaway.chaos_checks import changed_words, longest_gap_s, of_job, taken_over_s, two_leaders
+from synergy_core.wire.expander import job_of_expander
+
+from tests.throwaway.chaos_checks import GONE_S, changed_words, longest_gap_s, of_job, taken_over_s, two_leaders
 from tests.throwaway.chaos_faults import KINDS, Struck, kinds
 from tests.throwaway.chaos_jobs import ChaosJob, Jobs
 from tests.throwaway.chaos_site import PARK_S, Site
@@ -17,6 +19,8 @@ from tests.throwaway.faults import CALL, STATES
 SETTLE_S = 180.0  # twice Park and what a start takes: after that nothing of Synergy's may keep a job waiting
 EPOCHS_AGAIN_S = 60.0  # after faults of at most HOLD_S the daemon's back-off is below 16 s
 DRAIN_S = 420.0
+LIVE_STATES = ("JOINING", "RESTARTING", "RETURNING")  # of changes without a requeue: no call is stopped in them
+ORPHAN_S = 30.0  # after which nothing may keep an allocation whose job does not run
 STATE_S = 6.0  # longest that is waited for a job in the state that was drawn
 HOLD_S = (2.0, 8.0)  # below SlurmdTimeout: beyond it Slurm itself may run a job of a lost node twice
 LEADER_HOLD_S = (5.0, 14.0)  # long enough for the other daemon to take over
@@ -58,7 +62,7 @@ def schedule(seed: int, names: Sequence[str]) -> Iterator[Round]:
         leads = any(k.startswith("synergyd") or k.endswith("cut-off") for k in chosen)
         yield Round(
             number,
-            rng.choice((*STATES, "ANY")),
+            rng.choice((*STATES, *LIVE_STATES, "ANY")),
             rng.choice(("before", "after")),
             tuple(chosen),
             tuple(rng.randrange(1 << 30) for _ in chosen),
@@ -203,6 +207,21 @@ class Chaos:
                 for text in changed_words(job.expected, job.last):
                     self._find(job.job_id, text)
             job.expected.clear()
+        for text in self._orphans():
+            self._find(0, text)
+
+    def _orphans(self) -> list[str]:
+        """Allocations with nodes that joined a job, which outlive the run of that job that they belong to by ORPHAN_S."""
+        end = time.monotonic() + ORPHAN_S
+        while True:
+            shown = self.site.run("squeue", "-h", "-t", "R", "-O", "JobID:20,RestartCnt:10,Name:64")
+            rows = [line.split() for line in shown.stdout.splitlines()] if shown else []
+            runs = {(int(job_id), int(restarts)) for job_id, restarts, *_ in rows}
+            names = [row[2] for row in rows if len(row) == 3]
+            alone = [name for name in names if (of := job_of_expander(name)) is not None and of not in runs]
+            if not alone or time.monotonic() >= end:
+                return [f"orphan: {name} is there {ORPHAN_S:.0f} s after its job's run" for name in alone]
+            time.sleep(1.0)
 
     def _find(self, job_id: int, text: str) -> None:
         """Tells of a finding once a job."""
@@ -255,6 +274,8 @@ class Chaos:
                 told_s = time.monotonic()
                 self._log(f"no more faults; {len(self.jobs.live)} jobs are to end; {problem or 'all is well'}")
             time.sleep(0.5)
+        time.sleep(GONE_S)
+        self.jobs.look()
         self._check(self._began_s)
         for job in self.jobs.live:
             self._find(job.job_id, f"does not end: {job.last['job_state']} ({job.last['state_reason']})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +20,14 @@ _KEPT = (
     "time_limit", "nice", "requeue", "partition", "dependency",
 )  # fmt: skip
 _CLOCK_S = 5  # Slurm's times are whole seconds, and a row is a moment old
+#: a failed job that Synergy runs once more is out of the queue for a moment (failed_starts.RERUN_S bounds it)
+GONE_S = 30.0
+#: within which the hold of a failed launch is lifted: a few looks at the queue
+LIFTED_S = 20.0
+#: Slurm puts off what it requeues after a node failure by cred_expire
+REQUEUED_S = 121.0
+#: Slurm 22.05 starts jobs without their GPUs on nodes that have not registered yet (docs/admin/high-availability.md)
+NO_GPUS = "Invalid generic resource (gres) specification"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +40,9 @@ class JobSeen:
     last: Row  # as it was last seen in the queue
     here: bool  # it was in the queue at the last look
     ledger: Sequence[Line] = ()
+    gone_s: float = GONE_S  # for how long it has not been in the queue, or has ended there
+    held_s: float = math.inf  # for how long Slurm has shown it with priority 0
+    output: str = ""  # the end of what it printed
     acts: frozenset[str] = field(default_factory=frozenset)  # what its user did: "cancel", "hold" (and did not release)
 
 
@@ -44,6 +56,10 @@ def lost(job: JobSeen) -> list[str]:
     gone = not job.here or job.last["job_state"] in ENDED
     if not gone or "cancel" in job.acts or any(x.what == "done" for x in job.ledger):
         return []
+    if job.gone_s < GONE_S:
+        return []
+    if not job.last["restart_cnt"] and NO_GPUS in job.output:
+        return []  # its first start is Slurm's own: without Synergy it had failed as well
     return [f"lost: it left the queue, last seen {job.last['job_state']} ({job.last['state_reason']})"]
 
 
@@ -57,10 +73,13 @@ def held(job: JobSeen, now_s: float, park_s: float) -> list[str]:
     row = job.last
     if not job.here or row["job_state"] != "PENDING" or "hold" in job.acts:
         return []
+    if row["priority"] == 0 and job.managed and job.held_s < LIFTED_S:
+        return []  # a launch that has just failed: Synergy lifts that hold at its next look
     if row["priority"] == 0:
         return [f"held: priority 0 ({row['state_reason']})"]
     away_s = row["eligible_time"] - now_s
-    if job.managed and away_s > park_s + _CLOCK_S:
+    most_s = max(park_s, REQUEUED_S if row["restart_cnt"] else 0.0)
+    if job.managed and away_s > most_s + _CLOCK_S:
         return [f"held: it may not start for {away_s:.0f} s"]
     # Slurm itself puts off one that it has requeued, by cred_expire
     put_off = not job.managed and not row["restart_cnt"] and away_s > _CLOCK_S

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from synergyd.cli.shared.context import Context, guarded
+from synergyd.cli.shared.context import Context, run_command_line
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.service import run
 
@@ -31,7 +31,7 @@ def main() -> None:
 
     def completed(daemon: Daemon) -> None:
         with epochs.open("a") as stream:
-            stream.write(f"{time.monotonic():.3f} {int(daemon.acts)}\n")
+            stream.write(f"{time.monotonic():.3f} {int(daemon.is_acting)}\n")
 
     signal.signal(signal.SIGUSR1, set_clock)
     time.time = lambda: _right() + _offset_s
@@ -41,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    guarded("synergyd", main)
+    run_command_line("synergyd", main)

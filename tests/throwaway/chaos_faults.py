@@ -313,6 +313,18 @@ def _cancels(_site: Site, jobs: Jobs, rng: Random, struck: Struck) -> Iterator[N
     yield
 
 
+@_kind("user-cancels-joined-nodes")
+def _cancels_joined(site: Site, _jobs: Jobs, rng: Random, struck: Struck) -> Iterator[None]:
+    """The allocation through which nodes have joined a running job, while that job goes on."""
+    shown = site.run("squeue", "-h", "-o", "%i %j")
+    rows = shown.stdout.splitlines() if shown else []
+    if beside := [row.split() for row in rows if "synergy-nodes-of-" in row]:
+        job_id, name = rng.choice(beside)
+        struck.what = f"job {job_id}, {name}"
+        site.run("scancel", job_id)
+    yield
+
+
 @_kind("user-requeues")
 def _requeues(_site: Site, jobs: Jobs, rng: Random, struck: Struck) -> Iterator[None]:
     if job := jobs.pick(rng):

@@ -11,7 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from synergyd.wire.hostlist import expand
+from synergy_core.wire.hostlist import expand
+
 from tests.throwaway import agent_job
 from tests.throwaway.chaos_checks import ENDED, JobSeen
 from tests.throwaway.chaos_site import GPUS, Site
@@ -24,14 +25,17 @@ _TRAINING = """#!/bin/bash
 #SBATCH -J train{n} -N1 --gres=gpu:{gpus} --open-mode=append -o {folder}/output
 #SYNERGY min_gpus=1 max_gpus=8 global_batch=8 checkpoint={folder}/checkpoints
 export STALLS={stalls}
-for try in 1 2 3 4 5 6; do
-  srun synergy-launch --runner python --checkpoint {folder}/checkpoints {job} {folder}/ledger {steps}
-  code=$?
-  # an srun that never came so far as to start the job: Slurm's own failure
-  grep -q "^start ${{SLURM_RESTART_COUNT:-0}} " {folder}/ledger && break
-  sleep 3
-done
-exit $code
+srun() {{
+  for try in 1 2 3 4 5 6; do
+    command srun "$@"
+    code=$?
+    # an srun that never came so far as to start the job: Slurm's own failure
+    grep -q "^start ${{SLURM_RESTART_COUNT:-0}} " {folder}/ledger && break
+    sleep 3
+  done
+  return $code
+}}
+srun synergy-launch --runner python --checkpoint {folder}/checkpoints {job} {folder}/ledger {steps}
 """
 _PLAIN = """#!/bin/bash
 #SBATCH -J plain{n} -N1 --gres=gpu:{gpus} --open-mode=append -o {folder}/output
@@ -57,6 +61,8 @@ class ChaosJob:
     here: bool = True
     acts: set[str] = field(default_factory=set)
     expected: dict[str, Any] = field(default_factory=dict)
+    seen_s: float = field(default_factory=time.monotonic)  # when it was last in the queue
+    free_s: float = field(default_factory=time.monotonic)  # when it last had a priority above 0
 
     @property
     def seen(self) -> JobSeen:
@@ -68,6 +74,9 @@ class ChaosJob:
             here=self.here,
             ledger=read_ledger(self.folder / "ledger"),
             acts=frozenset(self.acts),
+            held_s=time.monotonic() - self.free_s,
+            gone_s=0.0 if self.live else time.monotonic() - self.seen_s,
+            output=_end_of(self.folder / "output"),
         )
 
     @property
@@ -84,6 +93,10 @@ class ChaosJob:
             return not self.managed
         lines = path.read_text().splitlines()
         return path.stat().st_mtime > time_s and f'"restarts": {self.last["restart_cnt"]},' in (lines or [""])[-1]
+
+
+def _end_of(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
 
 class Jobs:
@@ -112,6 +125,8 @@ class Jobs:
         for job in self.all:
             job.here = job.job_id in rows
             job.last = rows.get(job.job_id, job.last)
+            job.seen_s = time.monotonic() if job.live else job.seen_s
+            job.free_s = job.free_s if job.here and not job.last["priority"] else time.monotonic()
         return True
 
     def submit(self, rng: Random, *, managed: bool, steps: tuple[int, int]) -> ChaosJob:
@@ -166,8 +181,8 @@ class Jobs:
                 self.slurm_held += 1  # Slurm itself does that when a launch fails; its admin releases it
                 self.site.did("scontrol", "release", str(job.job_id))
                 return f"{who} is held by Slurm"
-            elif not job.managed and job.last["eligible_time"] > time.time():
-                continue  # requeued by Slurm, which puts it off
+            elif job.last["restart_cnt"] and job.last["eligible_time"] > time.time():
+                continue  # requeued by Slurm, which puts it off; `held` says for how long it may
             elif "hold" not in job.acts and idle >= job.gpus:
                 return f"{who} waits ({job.last['state_reason']}) although {idle} GPUs of a node are idle"
         return ""

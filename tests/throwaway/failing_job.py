@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
 
-from synergyd.records import Plan
 from tests.throwaway import light_job
 
 EXIT_CODE = 7

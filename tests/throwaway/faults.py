@@ -22,11 +22,11 @@ from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.stall import Stalls
 from tests.throwaway.synergy import Synergyd, explain, hook
 
-STATES = ("QUEUED", "RUNNING", "CHECKPOINTING", "REQUEUING", "HELD", "RESIZED", "RELEASED")
+STATES = ("QUEUED", "RUNNING", "CHECKPOINTING", "REQUEUING", "PARKED", "RESIZED", "RELEASED")
 FAULTS = ("synergyd-killed", "scancel", "node-down", "slurmctld-killed")
 OF_CONTROLLERS = ("takeover", "reconfigure")  # the first needs a second slurmctld
 # the call that is stopped before it is made, to keep a job in a state
-CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "HELD": "update", "RESIZED": "release"}
+CALL = {"CHECKPOINTING": "checkpoint", "REQUEUING": "requeue", "PARKED": "update", "RESIZED": "release"}
 PARK_S = 120
 SETTLE_S = 50.0  # _wait doubles it: less than PARK_S, after which a job would start by itself
 SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
@@ -93,6 +93,7 @@ class Matrix:
     # -- to the state ----------------------------------------------------------------------------------------------
 
     def _reach(self, state: str, when: str) -> None:
+        state = "PARKED" if state == "HELD" else state  # its name until 0.2
         blocked = state == "QUEUED"
         self.blocker = 0
         if not blocked:
@@ -112,12 +113,12 @@ class Matrix:
         if state == "RUNNING":
             return
         if state == "RELEASED":
-            self.stalls.set(CALL["HELD"], "before")
+            self.stalls.set(CALL["PARKED"], "before")
         else:
             self.stalls.set(CALL[state], when)
         self._tell_n2("State=RESUME")
         if state == "RELEASED":
-            self.stalls.wait(CALL["HELD"], "before")
+            self.stalls.wait(CALL["PARKED"], "before")
             # released, and yet Slurm can't start it; a job that runs would not be resized in such a partition
             self._control("update", "PartitionName=main", "State=DOWN")
             self.stalls.clear()
@@ -371,7 +372,7 @@ def _one_cluster(controllers: int) -> Iterator[Matrix]:
     cluster = SlurmCluster([NodeGroup("cpu", 2, GPUS)], controllers=controllers)
     cluster.job_submit = hook(cluster.state_dir)
     cluster.slurm_conf = (
-        f"#SYNERGY StateDir={cluster.state_dir} Epoch=1 RestartCost=0 CheckpointTimeout=15 Park={PARK_S}",
+        f"#SYNERGY StateDir={cluster.state_dir} Epoch=1 RestartCost=0 CheckpointTimeout=15 Park={PARK_S} Live=no",
         # little to compute with and much to send through: 8 GPUs on two nodes are worth more than 4 on one
         "#SYNERGY GpuType=cpu peak_tflops=0.002 memory_gib=4 bandwidth_gbs=10 intra_gbs=100 inter_gbs=100",
     )

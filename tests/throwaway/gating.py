@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from synergy_core.wire import munge
+
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import ArbiterTerms
 from synergyd.links.disciplines import discipline_named
-from synergyd.wire import munge
 from tests.paths import ROOT, python_path
 from tests.throwaway.netns import ShapedLink
 from tests.throwaway.slurm import SlurmCluster

@@ -75,8 +75,9 @@ class Leading:
 
 
 def main(name: str, url: str, ledger: str) -> None:
+    from synergy_core.errors import UnavailableError
+
     from synergyd.daemon.lease_keeper import LeaseKeeper
-    from synergyd.errors import UnavailableError
     from synergyd.store.leader import Leader
 
     ended: list[int] = []
@@ -88,10 +89,10 @@ def main(name: str, url: str, ledger: str) -> None:
     keeper.start()
     with Path(ledger).open("a", buffering=1) as file:
         while not ended:
-            keeper.epoch_completed()
-            if keeper.turn():
+            keeper.note_completed_epoch()
+            if keeper.begin_turn():
                 try:
-                    with keeper.writing():
+                    with keeper.guard_write():
                         if stop:
                             signal.raise_signal(signal.SIGSTOP)
                         file.write(f"{time.monotonic()} {name} {keeper.term}\n")

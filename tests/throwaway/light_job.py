@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.run_folder import propose_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import link_gate
 
-from synergyd.records import Plan
 from tests.throwaway.slurm import SlurmCluster
 
 GPU_STEP_S = (

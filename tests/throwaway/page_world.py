@@ -6,10 +6,24 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason, text_reason
+from synergy_core.records import (
+    Action,
+    Alternative,
+    Cell,
+    Cluster,
+    Decision,
+    Job,
+    JobState,
+    Node,
+    Plan,
+    Shape,
+    Snapshot,
+)
+
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.queue_history import QueueHistory
-from synergyd.job_report import Report
-from synergyd.records import Action, Alternative, Cell, Cluster, Decision, Job, JobState, Node, Plan, Shape, Snapshot
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store
 
@@ -142,15 +156,17 @@ class World:
         asked = self._cell(job.asked, job)
         if not job.gpus:
             why = f"It waits: its {job.asked} GPUs would gain less there than with the {len(self.jobs) // 3} jobs that hold them."
-            return Decision(job.job_id, Action.WAIT, None, (), why)
+            return Decision(job.job_id, Action.WAIT, None, (), text_reason(why))
         cell = self._cell(job.gpus, job)
         sizes = [g for g in (1, 2, 4, 8, 16, 32, 64) if g != job.gpus and job.asked / 2 <= g <= 8 * job.asked][:5]
         whys = ("uses fewer GPUs than are free", "needs more nodes than are free", "gains less than others would lose")
-        others = tuple(Alternative(self._cell(g, job), whys[n % 3]) for n, g in enumerate(sizes))
+        others = tuple(
+            Alternative(self._cell(g, job), Reason("text", {"text": whys[n % 3]})) for n, g in enumerate(sizes)
+        )
         gain = cell.goodput / asked.goodput
         why = f"{job.gpus} GPUs in place of {job.asked} train {gain:.2f} times as much; no other job gains more from them."
         worth = (("goodput", math.log(gain)), ("need", 0.4), ("restart", -0.02))
-        return Decision(job.job_id, Action.KEEP, cell, job.nodes, why, gain, others, worth, 0.93)
+        return Decision(job.job_id, Action.KEEP, cell, job.nodes, text_reason(why), gain, others, worth, 0.93)
 
     def _report(self, job: Running) -> Report:
         gpus = job.gpus or job.asked

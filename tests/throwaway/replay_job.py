@@ -19,11 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.step_timer import StepTimer
-
-from synergyd.records import Plan
 
 QUANTUM_S = 0.25  # of sleep between two looks at what the agent was told; steps that are shorter pass together
 

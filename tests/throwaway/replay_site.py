@@ -13,11 +13,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from synergy_core.records import Shape
+from synergy_sim.records import Costs, TraceJob, cluster_of, place_shape, requested_shape
+from synergy_sim.simulated_forecast import directive_of
+
 from synergyd.daemon import heartbeat
-from synergyd.records import Shape
-from synergyd.sim.belief import directive_of
-from synergyd.sim.records import Costs, TraceJob, asked_shape, cluster_of, placed_on
-from synergyd.task.model.hardware import figures
+from synergyd.jobmodel.model.hardware import figures
 from tests.throwaway import replay_job
 from tests.throwaway.replay_truth import PaceServer, Said, needed_s
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
@@ -84,7 +85,7 @@ def script(job: TraceJob, shape: Shape, folder: Path, server: Path, managed: boo
         if low == high:
             directive = directive.replace(f"{low}:{high}", str(low))
     else:
-        limit = f" --time={-(-(needed_s(job, placed_on(shape)) + _LIMIT_SLACK_S) // 60):.0f}"
+        limit = f" --time={-(-(needed_s(job, place_shape(shape)) + _LIMIT_SLACK_S) // 60):.0f}"
     return (
         f"#!/bin/bash\n#SBATCH --nodes={shape.nodes} --gres=gpu:{shape.gpus_per_node} --open-mode=append{limit}\n{directive}"
         f"srun synergy-launch --runner python --checkpoint {folder} {Path(replay_job.__file__).resolve()} {server} {job.name}\n"
@@ -214,7 +215,7 @@ def _submit(
     """When each job was submitted."""
     submits = {}
     for job in jobs:
-        shape = asked_shape(job, cluster_of({job.gpu_type: groups}))
+        shape = requested_shape(job, cluster_of({job.gpu_type: groups}))
         assert shape is not None
         time.sleep(max(0.0, began_s + job.submit_s - time.time()))
         folder = cluster.folder / "jobs" / job.name

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from synergyd.records import Plan, Shape
-from synergyd.sim.records import Costs, Floats, Pace, Placed, TraceJob, Truth
+from synergy_core.records import Plan, Shape
+from synergy_sim.records import Costs, Floats, PlacedGpus, TraceJob, TrainingSpeed, Truth
 
 
 @dataclass(eq=False)
@@ -41,10 +41,10 @@ class Compressed:
     def end(self, stage: int) -> float:
         return self.truth.end(stage)
 
-    def executed(self, plan: Plan) -> Plan:
-        return self.truth.executed(plan)
+    def executed_plan(self, plan: Plan) -> Plan:
+        return self.truth.executed_plan(plan)
 
-    def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
+    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         found = self.truth.pace(stage, placed, plan)
         if found is None:
             return None
@@ -66,7 +66,7 @@ def compressed(jobs: Sequence[TraceJob], factor: float) -> tuple[TraceJob, ...]:
     return tuple(replace(j, submit_s=(j.submit_s - first_s) / factor, truth=truths[id(j.truth)]) for j in jobs)
 
 
-def told(job: TraceJob, placed: Placed, plan: Plan | None) -> dict[str, Any]:
+def told(job: TraceJob, placed: PlacedGpus, plan: Plan | None) -> dict[str, Any]:
     """The fields of replay_job.Told. `plan` None: data-parallel with the batch that the job's user asked for.
 
     Raises ValueError where nothing was measured there."""
@@ -75,7 +75,7 @@ def told(job: TraceJob, placed: Placed, plan: Plan | None) -> dict[str, Any]:
         # as a policy of fixed sizes gives it: a batch that does not divide by its GPUs is rounded up
         batch = -(-job.batch // placed.gpus) * placed.gpus
         plan = truth.plans(Shape(placed.gpu_type, len(placed.per_node), placed.per_node[0]), batch)[0]
-    plan = truth.executed(plan)
+    plan = truth.executed_plan(plan)
     paces = [truth.pace(stage, placed, plan) for stage in range(truth.stages)]
     known = [pace for pace in paces if pace is not None]
     if len(known) < len(paces):
@@ -91,7 +91,7 @@ def told(job: TraceJob, placed: Placed, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def needed_s(job: TraceJob, placed: Placed) -> float:
+def needed_s(job: TraceJob, placed: PlacedGpus) -> float:
     """Seconds of training as its user asked for it."""
     found = told(job, placed, None)
     starts = [0.0, *found["ends"]]
@@ -137,7 +137,7 @@ class PaceServer:
                 self.said[name].append(Said(question["said"], question["restarts"], question["time"]))
                 return {}
             plan = Plan(**question["plan"]) if question["plan"] else None
-            placed = Placed(self._gpu_type, (question["each"],) * question["nodes"])
+            placed = PlacedGpus(self._gpu_type, (question["each"],) * question["nodes"])
             try:
                 found = told(self._jobs[name], placed, plan)
             except (ValueError, IndexError) as error:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from synergyd.control.known.size_changes import PREFIX
-from synergyd.records import Profile
+from synergy_core.records import Profile
+
+from synergyd.control.state.size_changes import PREFIX
+from synergyd.jobmodel.shared_profiles import program
 from synergyd.slurm.directives.directive import parse_script
 from synergyd.store.store import open_store
-from synergyd.task.shared_profiles import program
 from tests.throwaway import light_job
 from tests.throwaway.accounting import OTHER_UID
 from tests.throwaway.slurm import NodeGroup, SlurmCluster

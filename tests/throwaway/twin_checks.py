@@ -245,11 +245,16 @@ def tres_of(runs: Sequence[Run]) -> Counter[str]:
     )
 
 
+def _least(jobs: Jobs, run: Run) -> tuple[int, int, int]:
+    """GPUs, CPUs and MiB that a run has on each of its nodes: where it asked for a total of GPUs, Slurm may have spread them unevenly."""
+    return (1, 1, 0) if jobs[run.key[0]].form == "no-nodes" and len(run.nodes) > 1 else run.each
+
+
 def _over(jobs: Jobs, now: Sequence[Run]) -> Iterator[tuple[str, str, Run]]:
     for name, facts in NODES.items():
         here = [r for r in now if name in r.nodes]
         gpus, cpus, memory_mib = (
-            (sum(column) for column in zip(*(r.each for r in here), strict=True)) if here else (0, 0, 0)
+            (sum(column) for column in zip(*(_least(jobs, r) for r in here), strict=True)) if here else (0, 0, 0)
         )
         if any(jobs[r.key[0]].exclusive or PARTITIONS[r.partition].whole_nodes for r in here):
             gpus = min(gpus, facts.gpus)  # whole nodes: GPUs of all together, and they differ

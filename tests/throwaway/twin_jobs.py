@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from synergyd.constraint import has_features
+from synergy_core.constraint import has_features
+
 from tests.throwaway import agent_job, light_job
 from tests.throwaway.accounting import OTHER
 from tests.throwaway.slurm import NodeGroup

@@ -18,7 +18,8 @@ it stood in Slurm's queue as its twin did is `knock-on`):
     knock-on   all else: GPUs are held by jobs that are themselves late (findings of their own), or Slurm's order is another.
 
 Jobs run for as long in both clusters, whatever their size (twin_jobs.py). A job whose time from first start to end is longer
-than its twin's by more than `give_back_s` takes from those behind it and is a finding of its own, `longer`.
+than its twin's by more than `give_back_s` takes from those behind it and is a finding of its own, `longer`: but where it was
+stopped (Preemption=yes), has a directive, explain told it to wait, and a job of higher weight= began on its nodes meanwhile.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def worse_off(both: Both) -> Iterator[Finding]:
     ours, plain = by_key(both.ours), by_key(both.plain)
     for key in ours.keys() & plain.keys():
         took_s, twin_s = (runs[-1].end_s - runs[0].start_s for runs in (ours[key], plain[key]))
-        if ours[key][-1].state == plain[key][-1].state == GOOD and took_s > twin_s + both.give_back_s:
+        late_end = ours[key][-1].state == plain[key][-1].state == GOOD and took_s > twin_s + both.give_back_s
+        if late_end and not _made_way(both, key, ours[key]):
             yield Finding(
                 "longer",
                 key,
@@ -174,6 +176,22 @@ def _excused(both: Both, one: Late) -> bool:
     job = both.jobs[one.key[0]]
     higher = any(_weight(both.jobs[k[0]]) > _weight(job) for k in one.by_whom)
     return job.managed and higher and bool(both.told.get(one.key))
+
+
+def _made_way(both: Both, key: Key, runs: Sequence[Run]) -> bool:
+    """Was the job stopped for one of a higher weight, and told so?"""
+    job, told_s = both.jobs[key[0]], [at_s for at_s, _ in both.told.get(key, ())]
+    return job.managed and any(
+        any(end_s <= at_s <= again.start_s for at_s in told_s)
+        and any(
+            end_s <= other.start_s < again.start_s
+            and set(other.nodes) & set(one.nodes)
+            and _weight(both.jobs[other.key[0]]) > _weight(job)
+            for other in both.ours
+        )
+        for one, again in pairwise(runs)
+        for end_s in [one.end_s]
+    )
 
 
 def _weight(job: TwinJob) -> float:

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import expand
+
 from synergyd.store.store import open_store
-from synergyd.wire.hostlist import expand
 from tests.throwaway.accounting import OTHER, OTHER_UID, Accounting
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.synergy import Synergyd, hook

@@ -193,3 +193,9 @@ def test_a_network_is_open_silent_or_cut() -> None:
         with pytest.raises(ConnectionError):
             assert not wire.recv(100), "bytes passed"
             raise ConnectionResetError("it was closed in order")
+
+
+def test_the_hold_of_a_launch_that_has_just_failed_is_none_yet() -> None:
+    held_row = {**ROW, "job_state": "PENDING", "priority": 0}
+    for held_s, told in ((1.0, False), (30.0, True)):
+        assert any("priority 0" in x for x in of_job(replace(JOB, last=held_row, held_s=held_s), 0.0, 60.0)) is told

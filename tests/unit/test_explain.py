@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from synergy_core.records import Cell, Plan, Shape
 
-from synergyd.records import Cell, Plan, Shape
 from synergyd.views.explain import _decision_lines
 
 

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from synergyd.loss_trend import NO_LOSSES, LossTrend, follow, highest
+from synergy_core.loss_trend import NO_LOSSES, LossTrend, highest_expected_loss, with_loss
 
 # over the stretch before the change, which is 1
 CURVES: dict[str, Callable[[float], float]] = {
@@ -38,7 +37,7 @@ def trained(
         batch, worth = (64, 64.0) if step < before else (256, 128.0)
         progress += worth
         loss = curve(progress / 64 / before) + next(noise) + (harm(step - before) if step >= before else 0.0)
-        trend = follow(trend, step, loss, batch, worth)
+        trend = with_loss(trend, step, loss, batch, worth)
         if trend.worse is not None:
             break
     return trend
@@ -78,10 +77,10 @@ def test_a_spike_that_passes_is_none() -> None:
 def test_a_job_without_losses_and_too_few_of_them() -> None:
     trend = NO_LOSSES
     for step in range(100):
-        trend = follow(trend, step, None if step % 2 else math.nan, 64 if step < 50 else 256, 64.0)
+        trend = with_loss(trend, step, None if step % 2 else math.nan, 64 if step < 50 else 256, 64.0)
     assert trend == NO_LOSSES
     for step in range(40):
-        trend = follow(trend, step, (2.0 if step < 10 else 9.0) + 0.01 * (step % 2), 64 if step < 10 else 256, 64.0)
+        trend = with_loss(trend, step, (2.0 if step < 10 else 9.0) + 0.01 * (step % 2), 64 if step < 10 else 256, 64.0)
     assert trend.worse is None and trend.good == 256
 
 
@@ -89,20 +88,20 @@ def test_what_was_good_becomes_what_the_next_change_is_compared_with() -> None:
     trend = trained(1, CURVES["flat"], 0.0, lambda n: 0.0)
     assert (trend.good, trend.batch, trend.worse) == (256, 256, None)
     for step in range(trend.step + 1, trend.step + 25):
-        trend = follow(trend, step, 4.0 + 0.01 * (step % 2), 1024, 128.0)
+        trend = with_loss(trend, step, 4.0 + 0.01 * (step % 2), 1024, 128.0)
     assert trend.worse is not None and (trend.worse.batch, trend.worse.good) == (1024, 256)
-    back = follow(trend, trend.step + 1, 2.0, 256, 128.0)
+    back = with_loss(trend, trend.step + 1, 2.0, 256, 128.0)
     assert back.worse is None and back.trial == ()
 
 
 def test_a_batch_that_was_taken_back_in_time_leaves_no_trial() -> None:
     trend = NO_LOSSES
     for step in range(60):
-        trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
+        trend = with_loss(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
     for step in range(60, 64):
-        trend = follow(trend, step, 9.0 + 0.01 * step, 256, 64.0)
+        trend = with_loss(trend, step, 9.0 + 0.01 * step, 256, 64.0)
     for step in range(64, 90):
-        trend = follow(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
+        trend = with_loss(trend, step, 2.0 + 0.01 * (step % 3), 64, 64.0)
     assert trend.worse is None and trend.trial == () and trend.good == 64
 
 
@@ -112,7 +111,7 @@ def test_a_loss_that_is_told_again_for_later_steps_is_no_new_one() -> None:
     for step in range(0, 4000, 10):
         if step % 100 == 0:
             loss = 2.0 + rng.gauss(0, 0.05)
-        trend = follow(trend, step, loss, 64 if step < 2600 else 256, 64.0)
+        trend = with_loss(trend, step, loss, 64 if step < 2600 else 256, 64.0)
         assert trend.worse is None, step
     assert len(trend.before) + len(trend.trial) == 40 and trend.good == 64
     assert trend.trial[0][0] == 2600 * 64.0, "the first step that it was told of"
@@ -123,7 +122,7 @@ def test_absurd_losses_raise_nothing_and_count_as_no_harm(absurd: float) -> None
     trend = NO_LOSSES
     for step in range(120):
         loss = absurd * (1 + step % 3) / 4 if step < 60 else 2.0 + 0.01 * (step % 3)
-        trend = follow(trend, step * 10**9, loss, 64 if step < 60 else 256, 2.0**40)
+        trend = with_loss(trend, step * 10**9, loss, 64 if step < 60 else 256, 2.0**40)
         assert trend.worse is None or trend.worse.loss > trend.worse.expected
     assert len(trend.before) <= 96 and len(trend.trial) <= 96
 
@@ -131,18 +130,18 @@ def test_absurd_losses_raise_nothing_and_count_as_no_harm(absurd: float) -> None
 def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
     trend = NO_LOSSES
     for step in range(40):
-        trend = follow(trend, step, 2.0 + 0.01 * (step % 2), 64, 64.0)
-    trend = follow(trend, 19, 2.5, 64, 64.0)
+        trend = with_loss(trend, step, 2.0 + 0.01 * (step % 2), 64, 64.0)
+    trend = with_loss(trend, 19, 2.5, 64, 64.0)
     assert trend.progress == 19 * 64 and len(trend.before) == 20 and trend.before[-1] == (19 * 64, 2.5)
-    assert follow(trend, 19, 7.0, 64, 64.0) == trend  # the same step reported again
+    assert with_loss(trend, 19, 7.0, 64, 64.0) == trend  # the same step reported again
 
 
 def test_highest_lies_between_the_trend_and_its_end() -> None:
     rng = random.Random(0)
     points = [(float(n), 4 - 0.1 * n + rng.gauss(0, 0.01)) for n in range(16)]
-    far = highest(points, 60.0)
+    far = highest_expected_loss(points, 60.0)
     assert 4 - 0.1 * 20 < far < points[-1][1] + 0.05
-    assert highest(points, 600.0) == far  # no trend is believed for long
+    assert highest_expected_loss(points, 600.0) == far  # no trend is believed for long
 
 
 @pytest.mark.parametrize("curve", ["power", "flat"])
@@ -155,7 +154,7 @@ def test_a_loss_that_is_told_again_until_the_next_is_one(curve: str) -> None:
             batch, worth = (64, 64.0) if step < 1800 else (256, 128.0)
             if step % 30 == 0:
                 loss = CURVES[curve]((step + 30) / 1800) + rng.gauss(0, 0.03)
-            trend = follow(trend, step, loss, batch, worth)
+            trend = with_loss(trend, step, loss, batch, worth)
             alarms += trend.worse is not None
         grown += trend.progress == 1799 * 64 + 1200 * 128
     assert (alarms, grown) == (0, 20)

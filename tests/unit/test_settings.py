@@ -8,23 +8,25 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from synergyd.scheduler.policies.registry import POLICIES, policy_named
-from synergyd.setting import Setting
+from synergyd.scheduler.policies import policy_named
 from synergyd.settings import SETTINGS, TABLE, Settings
-from synergyd.settings_allocation import OBJECTIVES, STOPPING_POLICIES
-from synergyd.settings_allocation import POLICIES as POLICY_NAMES
-from synergyd.settings_text import conf_text, default_text, main, settings_markdown
+from synergyd.settings.allocation import OBJECTIVES
+from synergyd.settings.policies import POLICIES
+from synergyd.settings.text import conf_text, default_text, main, settings_markdown
+from synergyd.settings.types import Setting
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_synergy_conf_is_fresh() -> None:
     written = (ROOT / "slurm_plugins" / "synergy.conf").read_text()
-    assert written == conf_text(), "run: python -m synergyd.settings_text --conf > slurm_plugins/synergy.conf"
+    assert written == conf_text(), "run: python -m synergyd.settings.text --conf > slurm_plugins/synergy.conf"
 
 
 def test_every_field_has_a_key_of_its_own_name() -> None:
-    assert [setting.field for setting in TABLE] == [each.name for each in fields(Settings)]
+    assert [setting.field for setting in TABLE] == [
+        each.name for each in fields(Settings) if "setting" in each.metadata
+    ]
     for setting in SETTINGS:
         words = setting.field.removesuffix("_s").split("_")
         assert setting.key.lower() == "".join(words) and setting.key[0].isupper()
@@ -41,21 +43,18 @@ def test_a_default_or_an_example_reads_as_slurm_conf_would(setting: Setting) -> 
     assert setting.text.endswith(".") and not setting.type.takes.endswith(".")
 
 
-def test_the_policies_that_stop_jobs_are_those_that_the_text_names() -> None:
-    assert set(POLICY_NAMES) == set(POLICIES) and len(OBJECTIVES) == 4
-    assert {name for name in POLICIES if policy_named(name).preempts} == set(STOPPING_POLICIES)
+def test_every_policy_can_be_loaded() -> None:
+    names = list(POLICIES)
+    assert len(OBJECTIVES) == 4 and {name for name in names if policy_named(name).preempts} == {
+        *("srtf", "srsf", "tiresias", "pollux", "sia", "dally")
+    }
 
 
 def test_the_reference_page_has_every_key() -> None:
     page = settings_markdown()
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [s.key for s in TABLE]
     entry = page[page.index("## Epoch") : page.index("## Partitions")]
-    assert entry.splitlines()[4:8] == [
-        "- Type: duration with s, m, h or d behind it",
-        "- Takes: 1 s to 1 day, such as 60, 60s or 5m",
-        "- Unit: seconds",
-        "- Default: `60s`",
-    ]
+    assert entry.splitlines()[4:6] == ["- Takes: 1 s to 1 day, such as 60, 60s or 5m", "- Default: `60s`"]
 
 
 def test_both_forms_can_be_printed() -> None:

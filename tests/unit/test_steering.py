@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from synergyd.errors import UsageError
-from synergyd.records import Directive, Job, JobState, Shape
-from synergyd.steering import Steering, as_steered, merged, parse_steering, steered, words
+from synergy_core.errors import UsageError
+from synergy_core.records import Directive, Job, JobState, Shape
+from synergy_core.steering import Steering, format_steering, parse_steering, steer_directive, steer_job, with_changes
 
 
 def test_what_is_set_comes_over_the_directive_and_goes_back() -> None:
     directive = Directive(min_gpus=2, max_gpus=8, weight=1.5)
     first = parse_steering("job 7", ["max_gpus=4", "weight=2"], Steering())
-    assert steered(directive, first) == Directive(min_gpus=2, max_gpus=4, weight=2.0)
+    assert steer_directive(directive, first) == Directive(min_gpus=2, max_gpus=4, weight=2.0)
     then = parse_steering("job 7", ["weight="], first)
-    assert then == Steering(max_gpus=4) and words(then) == "max_gpus=4"
-    assert steered(directive, parse_steering("job 7", ["max_gpus="], then)) == directive
-    assert words(Steering()) == "as in its script" and steered(directive, None) == directive
+    assert then == Steering(max_gpus=4) and format_steering(then) == "max_gpus=4"
+    assert steer_directive(directive, parse_steering("job 7", ["max_gpus="], then)) == directive
+    assert format_steering(Steering()) == "as in its script" and steer_directive(directive, None) == directive
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_what_is_set_comes_over_the_directive_and_goes_back() -> None:
     [(Steering(min_gpus=16), (16, 16)), (Steering(max_gpus=1), (1, 1)), (Steering(min_gpus=3, max_gpus=5), (3, 5))],
 )
 def test_a_bound_that_crosses_the_scripts_other_one_moves_it(steering: Steering, bounds: tuple[int, int]) -> None:
-    after = steered(Directive(min_gpus=2, max_gpus=8), steering)
+    after = steer_directive(Directive(min_gpus=2, max_gpus=8), steering)
     assert (after.min_gpus, after.max_gpus) == bounds
 
 
@@ -44,15 +43,15 @@ def test_a_wrong_text_is_one_line(given: str) -> None:
 @pytest.mark.parametrize("value", [True, "4", 4.0, [4], {}, 2**70, -1])
 def test_json_of_another_type_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="min_gpus is"):
-        merged("job 7", {"min_gpus": value}, Steering())
+        with_changes("job 7", {"min_gpus": value}, Steering())
 
 
 @pytest.mark.parametrize(("held", "why"), [(4, "max_gpus=2 was set"), (2, "")])
 def test_a_job_on_more_than_it_may_have_now_gives_back(held: int, why: str) -> None:
     job = make_job(JobState.RUNNING, Shape("a100", 1, held))
-    assert as_steered(job, Steering(max_gpus=2)).gives_back == why
-    assert as_steered(replace(job, state=JobState.PENDING), Steering(max_gpus=2)).gives_back == ""
-    assert as_steered(replace(job, directive=None), Steering(max_gpus=2)).gives_back == ""
+    assert steer_job(job, Steering(max_gpus=2)).gives_back == why
+    assert steer_job(replace(job, state=JobState.PENDING), Steering(max_gpus=2)).gives_back == ""
+    assert steer_job(replace(job, directive=None), Steering(max_gpus=2)).gives_back == ""
 
 
 def make_job(state: JobState, shape: Shape) -> Job:

@@ -215,3 +215,29 @@ def test_a_job_takes_longer() -> None:
 
 def test_jobs_are_drawn_from_the_seed() -> None:
     assert generate(50, 3, 100.0) == generate(50, 3, 100.0) != generate(50, 4, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "told_s", "other_from_s", "found"),
+    [
+        (" weight=0.5", 22.0, 21.0, []),
+        ("", 22.0, 21.0, ["longer"]),  # nobody weighs more
+        (" weight=0.5", 5.0, 21.0, ["longer"]),  # told before
+        (" weight=0.5", 22.0, 5.0, ["longer"]),  # nobody began there meanwhile
+    ],
+)
+def test_a_stopped_job_may_take_longer_for_one_of_a_higher_weight(
+    weight: str, told_s: float, other_from_s: float, found: list[str]
+) -> None:
+    jobs = [job(0, directive=SYNERGY + weight), job(1, directive=SYNERGY)]
+    ours = [run(0, 0, 20), run(0, 100, 110), run(1, other_from_s, 90)]
+    plain = [run(0, 0, 30), run(1, other_from_s, 90)]
+    told = {(0, 0): ((told_s, "Waits: ..."),)}
+    assert [f.kind for f in worse_off(both(jobs, ours, plain, told=told))] == found
+
+
+def test_gpus_that_were_asked_for_in_total_may_be_spread_unevenly() -> None:
+    jobs = [job(0, form="no-nodes", gpus=4), job(1, gpus=3)]
+    ours = [run(0, 0, 20, nodes="n1,n3", gpus=2), run(1, 0, 20, gpus=3)]
+    assert kinds(jobs, *ours) == []
+    assert kinds([replace(jobs[0], form="gres"), jobs[1]], *ours) == ["limit"]

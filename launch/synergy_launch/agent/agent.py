@@ -14,7 +14,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
 | SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
-| SYNERGY_COMM | how replicas exchange gradients (synergyd.exchange); absent: exact |
+| SYNERGY_COMM | how replicas exchange gradients (synergy_core.exchange); absent: exact |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; `told`: a daemon chooses |
 | SYNERGY_LINK_ARBITER | host:port to ask before an all-reduce between nodes (synergy_launch.links.hooks); absent: none is asked |
 | SYNERGY_LINK_ARBITER_UID | the daemon's uid: only it, root and the job's own user are accepted as the arbiter |
@@ -37,28 +37,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from synergy_core.errors import SynergyError, one_line
+from synergy_core.exchange import EXACT, Exchange
+from synergy_core.records import ModelSpec, Plan
+
 from synergy_launch.agent import lost_loss, straggler
 from synergy_launch.agent.checkpoint import Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
 from synergy_launch.agent.lost_loss import LostLoss
-from synergy_launch.agent.run_folder import REQUEST, proposed_batch
+from synergy_launch.agent.run_folder import REQUEST, read_proposed_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
 from synergy_launch.agent.straggler import Stragglers
 from synergy_launch.batch.tuner import BatchTuner
-from synergyd.errors import SynergyError, one_line
-from synergyd.exchange import EXACT, Exchange
-from synergyd.records import ModelSpec, Plan
 
 _BATCH_BITS = 31
-_LAST_WRITES_S = 2.0  # of the grace: for the status file and a clean end
+_LAST_WRITES_S = 2.0  # the part of the grace for the status file and a clean end
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What all ranks have agreed on after `step`. `save`: a checkpoint of it is wanted before `Agent.act`."""
+    """The state after `step` that all ranks have agreed on. `save`: a checkpoint of it is wanted before `Agent.act`."""
 
     step: int
     request: int = 0
@@ -67,13 +68,13 @@ class Boundary:
 
 
 class StepFigures(TypedDict, total=False):
-    """What a script may say of a finished step, besides its loss."""
+    """The figures that a script may give of a finished step, besides its loss."""
 
-    #: of the whole run
+    #: the tokens of the whole run
     tokens: int | None
     #: in samples
     noise_scale: float | None
-    #: how much an example brings, of what it does with exact communication
+    #: an example's progress relative to exact communication
     comm_efficiency: float | None
     #: False: the replicas step alone, and an average ends this round of steps; its time counts as each one's mean (True)
     round_over: bool
@@ -89,10 +90,9 @@ class StepFigures(TypedDict, total=False):
 class Agent:
     """One rank's agent. All ranks construct it, and call `start`, `after_step` and `finish` at the same points.
 
-    `save(folder)` is given to `start`: it writes a checkpoint on all ranks and returns metadata to keep with it.
-    `stage(folder)` may be given too: it copies the state, for checkpoints that are written while training goes on
-    (synergy_launch.agent.background_save). Periodic ones are written so; training waits for those that were asked for, and
-    for the last one.
+    `save(folder)` is given to `start`: it writes a checkpoint on all ranks and returns metadata to keep with it. `stage(folder)` may be
+    given too: it copies the state, for checkpoints that are written while training goes on (synergy_launch.agent.background_save). Periodic
+    checkpoints are written so; training waits for those that were asked for, and for the last one.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Agent:
         device_memory: Callable[[], int | None] = lambda: None,
         exchanges_less: bool = False,
     ) -> None:
-        if not exchanges_less:  # no plan is to count on what a loop does not do
+        if not exchanges_less:  # no plan may count on an exchange that the loop does not do
             settings = replace(settings, accepts={**(settings.accepts or {}), "exact_only": True})
         self.settings, self.plan = settings, plan
         self.ranks: Collectives = OneProcess() if ranks is None else ranks
@@ -125,31 +125,34 @@ class Agent:
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
         self._refused: tuple[int, int] | None = None
         self._lost = LostLoss()
-        self.status.remarks = self._remarks
+        self.status.remarks = self._progress_notes
         self.status.write()
 
     # -- set-up -----------------------------------------------------------------------------------------------------
 
     def install_signals(self) -> None:
-        """Handlers that only set a flag: whatever is under way, a save included, is finished first."""
+        """Install handlers that only set a flag: whatever is under way, a save included, is finished first."""
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGUSR2, self._on_usr2)
 
     def find_checkpoint(self, directory: Path | None) -> FoundCheckpoint:
-        """Where to go on from. The launcher's folder comes before `directory`, the script's own argument."""
+        """Return the checkpoint to go on from. The launcher's folder comes before `directory`, the script's own argument."""
         folder = self.settings.checkpoint_dir or directory
         return FoundCheckpoint(None) if folder is None else self.find_in(Checkpoints(folder.absolute(), self.ranks))
 
-    def bounded(self, base_batch: int) -> Plan:
-        """The plan with a batch that a run before this one has borne, for its very first step. Once checkpoints were looked for."""
+    def find_bounded_plan(self, base_batch: int) -> Plan:
+        """Return the plan for the very first step, its batch cut down to one that an earlier run has borne.
+
+        Call it after checkpoints were looked for.
+        """
         store = self.checkpointer.store
         self._lost = LostLoss(base_batch, self.ranks.broadcast(lost_loss.read(store.directory)) if store else None)
-        if (batch := self._lost.within(self.plan, None)) is not None:
+        if (batch := self._lost.cut_to_bound(self.plan, None)) is not None:
             self.plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])
         return self.plan
 
     def find_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
-        """Where to go on from in `checkpoints`, where this run's will lie too."""
+        """Return the checkpoint to go on from in `checkpoints`, where this run's will lie too."""
         return self.checkpointer.find_in(checkpoints)
 
     def start(
@@ -165,12 +168,12 @@ class Agent:
         base_batch: int | None = None,
         peers: int | None = None,
     ) -> None:
-        """Training goes on after `step` finished steps.
+        """Start the agent; training goes on after `step` finished steps.
 
-        `checkpoint_interval` in steps; 0: on request and at the end only; None: the interval that loses least
-        (synergy_launch.agent.checkpoint_interval). `base_batch` (M0) means that the script asks `take_batch` after each
-        step: its batch may change while it runs. `peers` numbers the ranks that do the same work as this one (such as its
-        pipeline stage): all ranks then give each step's `own_s`, and slow nodes are found.
+        `checkpoint_interval` is in steps; 0: on request and at the end only; None: the interval that loses least
+        (synergy_launch.agent.checkpoint_interval). `base_batch` (M0) means that the script asks `take_batch` after each step: its batch may
+        change while it runs. `peers` numbers the ranks that do the same work as this one (such as its pipeline stage): all ranks then give
+        each step's `own_s`, and slow nodes are found.
         """
         plan = self.plan
         store = self.checkpointer.store
@@ -202,19 +205,19 @@ class Agent:
     # -- each step --------------------------------------------------------------------------------------------------
 
     def after_step(self, step: int, *, loss: float | None, **figures: Unpack[StepFigures]) -> bool:
-        """To be called by all ranks when `step` steps are finished. False: stop training now (SIGTERM).
+        """Record a finished step; all ranks call it when `step` steps are finished. Return False to stop training now (SIGTERM).
 
         `loss`: the mean over the global batch, None where the script does not know it.
         """
         return self.act(self.look(step, loss=loss, **figures))
 
     def look(self, step: int, *, loss: float | None, **figures: Unpack[StepFigures]) -> Boundary:
-        """The first half of `after_step`, for a training library that saves by itself and not when it is called.
+        """Do the first half of `after_step`, for a training library that saves by itself and not when it is called.
 
-        Where the boundary has `save`, `act` comes after the library has saved, else at once.
+        Where the boundary has `save`, call `act` after the library has saved, else at once.
         """
         now = self._monotonic()
-        self.checkpointer.trained(now - self._mark, self._timer.median_s)
+        self.checkpointer.add_step(now - self._mark, self._timer.median_s)
         self._timer.add(now - self._mark, figures.get("round_over", True))
         self._mark = now
         if self.status["first_step_s"] is None:
@@ -237,21 +240,21 @@ class Agent:
             slow = sorted(self.stragglers.slow.items())
             self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
         number = loss is None or math.isfinite(loss)
-        self._lost.saw(number and figures.get("finite", True))
+        self._lost.record_step(number and figures.get("finite", True))
         request, stop, due = self._agree(noise_scale)
-        if self._lost.for_good and not stop:
+        if self._lost.is_lost_for_good and not stop:
             self._go_back()
-        if self._lost.harms:
+        if self._lost.is_harmful:
             return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
-        due = due or self.checkpointer.due_by_step(step)
-        if stop:  # as `_end` will decide, which saves if there is time
-            due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_s)
+        due = due or self.checkpointer.is_due_by_step(step)
+        if stop:  # `_end` decides it: it saves if there is time
+            due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_save_s)
         return Boundary(step, request, stop, due or request > self._acknowledged)
 
     def act(self, boundary: Boundary, spent_s: float = 0.0) -> bool:
-        """The second half of `after_step`. `spent_s`: what the library has taken for a checkpoint of this step."""
+        """Do the second half of `after_step`. `spent_s`: the seconds that the library has taken for a checkpoint of this step."""
         step = boundary.step
-        self.checkpointer.saved_by_library(spent_s)
+        self.checkpointer.add_library_time(spent_s)
         if boundary.stop:
             self._end(step)
             return False
@@ -268,9 +271,10 @@ class Agent:
         return True
 
     def take_batch(self, unit: int = 0) -> Plan | None:
-        """The plan to go on with where its batch is to change now, the same on all ranks; only its batch differs.
+        """Return the plan to go on with if its batch is to change now, else None; the same on all ranks.
 
-        `unit`: the batch can only be a multiple of it, the largest up to the one planned, and the micro-batch stays.
+        Only its batch differs. `unit`: the batch can only be a multiple of it, the largest up to the one planned, and the micro-batch
+        stays.
         """
         batch, self._batch = self._batch, None
         if batch is not None and unit:
@@ -288,15 +292,15 @@ class Agent:
         self.status.update(plan=asdict(plan), step_s=None)
         return plan
 
-    def exchanges(self, comm: Exchange) -> None:
-        """From the next step on the replicas exchange their gradients so."""
+    def record_exchange(self, comm: Exchange) -> None:
+        """Record that the replicas exchange their gradients by `comm` from the next step on."""
         text = "" if comm == EXACT else str(comm)
         if self.status["comm"] != text:
             self._timer = StepTimer(skip=1)
             self.status.update(comm=text, step_s=None)
 
     def finish(self) -> None:
-        """All steps are done: a last checkpoint, and state `done`."""
+        """Take a last checkpoint and enter state `done`: all steps are done."""
         step, loss = self.status["step"], self.status["loss"]
         self.checkpointer.checkpoint(int(step))
         self.status.enter("done")
@@ -308,24 +312,24 @@ class Agent:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """State `failed` and a note if the body raises; a user's mistake ends the process with one line and code 2."""
+        """Enter state `failed` with a note if the body raises; a user's mistake ends the process with one line and code 2."""
         try:
             yield
         except SynergyError as error:
-            self._failed(str(error))
+            self._enter_failed(str(error))
             if self.settings.rank == 0:
                 print(f"synergy: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
         except Exception as error:
             if self._stop:
                 # Its peers got the same SIGTERM and may have ended already: this is no fault of the script's.
-                self._failed(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
+                self._enter_failed(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
                 raise SystemExit(1) from None
-            self._failed(f"{type(error).__name__}: {error}")
+            self._enter_failed(f"{type(error).__name__}: {error}")
             raise
 
     def note(self, text: str) -> None:
-        """Prints a line, and keeps it in the status until something newer is noted."""
+        """Print a line, and keep it in the status until something newer is noted."""
         self.status.note(text)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -337,27 +341,27 @@ class Agent:
         self._signalled = True
 
     def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
-        """(newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks.
+        """Return (newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks.
 
-        One all-reduce of a few integers. It also brings a checkpoint in the background further.
+        Takes one all-reduce of a few integers. Also brings a checkpoint in the background further.
         """
         known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
-        known += [self._proposal(noise_scale), int(self.checkpointer.due_by_clock), *self.checkpointer.state()]
+        known += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
         known.append(self._lost.in_a_row)  # a rank may not know the loss
         request, stop, peak_bytes, batch, due, busy, failed, lost = self.ranks.maximum(known)
-        self._lost.agreed(lost, self.plan.global_batch)
+        self._lost.take_agreed(lost, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
         return request, bool(stop), bool(due)
 
     def _proposal(self, noise_scale: float | None) -> int:
-        """Rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
+        """Return rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
         if self.settings.rank != 0 or not self.status["rebatching"]:
             return 0
-        batch = proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
+        batch = read_proposed_batch(self.settings.run_dir) if self.settings.run_dir is not None else None
         if batch is None and self._tuner is not None:
-            peak_bytes = self.status["peak_memory_bytes"]  # of the rank that uses most, a step ago
+            peak_bytes = self.status["peak_memory_bytes"]  # the figure of the rank that uses most, a step ago
             loss = self.status["step"], self.status["loss"]
             limits = self._tuner.limits
             plan = self._tuner.after_step(self.plan, self._timer.median_s, noise_scale, peak_bytes, loss)
@@ -366,29 +370,29 @@ class Agent:
                     f"global batch {self.plan.global_batch} is taken back to {plan.global_batch}: the loss does worse"
                 )
             batch = plan.global_batch, plan.micro_batch
-        batch = self._lost.within(self.plan, batch)
+        batch = self._lost.cut_to_bound(self.plan, batch)
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return 0
         return batch[0] << _BATCH_BITS | batch[1]
 
     def _go_back(self) -> None:
-        """The loss is lost for good: the run ends, to go on from its last checkpoint; where it has none its batch shrinks."""
-        self.checkpointer.settle()  # of an earlier step
-        bound, store = self._lost.bind(), self.checkpointer.store
+        """End the run, to go on from its last checkpoint, since the loss is lost for good; without a checkpoint shrink its batch."""
+        self.checkpointer.settle()  # a checkpoint of an earlier step
+        bound, store = self._lost.tighten_bound(), self.checkpointer.store
         if store is not None and self.ranks.rank == 0:
             lost_loss.write(store.directory, bound)
         saved = self.status["checkpoint_step"]
         self.status.update(batch_bound=bound)
         if saved is None:
-            self._lost.stay()
-            self.note(self._lost.words())
+            self._lost.note_no_way_back()
+            self.note(self._lost.format_loss_note())
             return
         self.status.enter("failed")
-        self.note(f"{self._lost.words()}, from the checkpoint of step {saved}")
+        self.note(f"{self._lost.format_loss_note()}, from the checkpoint of step {saved}")
         raise SystemExit(1)
 
     def _newest_request(self) -> int:
-        """The request number this rank knows of. Where a file counts them, a signal only means: look at the file."""
+        """Return the request number this rank knows of. Where a file counts them, a signal only means: look at the file."""
         signalled, self._signalled = self._signalled, False
         if self.settings.run_dir is not None and (self.settings.local_rank == 0 or signalled):
             try:
@@ -398,7 +402,7 @@ class Agent:
         return self._acknowledged + 1 if signalled else 0
 
     def _serve_request(self, step: int, request: int) -> bool:
-        """Checkpoint, acknowledge, hold. False: SIGTERM came meanwhile, the checkpoint is already there."""
+        """Take a checkpoint, acknowledge it and hold. Return False if SIGTERM came meanwhile; the checkpoint is already there."""
         while request > self._acknowledged:
             good = self.checkpointer.checkpoint(step)
             self._acknowledged = request
@@ -414,10 +418,10 @@ class Agent:
         return True
 
     def _hold(self, request: int) -> tuple[int, bool]:
-        """Waits until the time is up, a newer request or SIGTERM; the ranks leave together."""
+        """Wait until the time is up, or for a newer request or SIGTERM; the ranks leave together."""
         until = self._monotonic() + self.settings.hold_s
         while True:
-            # Rank 0's clock decides when the time is up, so it is part of what is agreed on.
+            # Rank 0's clock decides when the time is up, so it is part of the agreement.
             over = self.ranks.rank == 0 and self._monotonic() >= until
             newest, stop, over_all = self.ranks.maximum([self._newest_request(), int(self._stop), int(over)])
             if stop or over_all or newest > request:
@@ -425,25 +429,25 @@ class Agent:
             self._sleep(min(0.2, max(0.0, self.settings.hold_s)))
 
     def _end(self, step: int) -> None:
-        """SIGTERM: saves if there is time, and notes where training stopped."""
+        """Save after SIGTERM if there is time, and note where training stopped."""
         saves = self.checkpointer
         # Rank 0's estimate decides for all, or some would save and others leave.
         until = self._monotonic() + self.settings.grace_s
-        latest = until - saves.expected_s
+        latest = until - saves.expected_save_s
         saves.settle(lambda: self._monotonic() < latest)
         in_time = self.ranks.broadcast(self._monotonic() < latest)
-        if saves.under_way:  # too late for this step: complete at least what is under way, and leave time for the note
+        if saves.is_under_way:  # too late for this step: complete the checkpoint under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
-        if in_time and not saves.under_way and not self._lost.harms:
+        if in_time and not saves.is_under_way and not self._lost.is_harmful:
             saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")
         self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")
 
-    def _failed(self, why: str) -> None:
+    def _enter_failed(self, why: str) -> None:
         self.status.update(note=one_line(why))
         self.status.enter("failed")
 
-    def _remarks(self) -> tuple[str, str]:
-        slow = straggler.words(self.stragglers.slow) if self.stragglers else ""
-        return slow, self.checkpointer.schedule.words()
+    def _progress_notes(self) -> tuple[str, str]:
+        slow = straggler.format_slow_nodes(self.stragglers.slow) if self.stragglers else ""
+        return slow, self.checkpointer.schedule.format()

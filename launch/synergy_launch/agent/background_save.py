@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, attempt, reason
+from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, attempt, error_cause
 
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class Staged:
-    """A rank's part of a checkpoint, copied. `write` runs in a thread beside training: it must not use training's process groups.
+class StagedPart:
+    """A rank's part of a checkpoint, copied.
 
-    `finish` is called by all ranks at the same step boundary when all have written, in the thread of training. `meta`
-    is kept with the checkpoint (rank 0's counts).
+    `write` runs in a thread beside training: it must not use training's process groups. `finish` is called by all ranks at the same step
+    boundary when all have written, in the thread of training. `meta` is kept with the checkpoint (rank 0's counts).
     """
 
     meta: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Staged:
 
 
 class _BackgroundTask:
-    """Something done in a thread; `error` is "" while and if all is well."""
+    """An action done in a thread; `error` is "" while and if all is well."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self._action = action
@@ -46,7 +46,7 @@ class _BackgroundTask:
         try:
             self._action()
         except BaseException as problem:  # torch's CheckpointException is no Exception
-            self.error = reason(problem)
+            self.error = error_cause(problem)
 
     @property
     def busy(self) -> bool:
@@ -59,15 +59,17 @@ class BackgroundSave:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
         self._ranks = checkpoints.ranks
-        self.step: int | None = None  # of the checkpoint under way
+        self.step: int | None = None  # the step of the checkpoint under way
         self._folder = Path()
-        self._staged: Staged | None = None
+        self._staged: StagedPart | None = None
         self._task: _BackgroundTask | None = None
         self._sealing = False
 
-    def begin(self, step: int, stage: Callable[[Path], Staged]) -> None:
-        """Copies the state and starts to write. Raises CheckpointError on every rank if any could not; none is under
-        way then."""
+    def begin(self, step: int, stage: Callable[[Path], StagedPart]) -> None:
+        """Copy the state and start to write.
+
+        Raises CheckpointError on every rank if any rank could not; no checkpoint is under way then.
+        """
         self._folder = self._checkpoints.open(step)
         staged, error = attempt(lambda: stage(self._folder))
         if self._ranks.maximum([1 if error else 0])[0] or staged is None:
@@ -76,36 +78,38 @@ class BackgroundSave:
         self._task = _BackgroundTask(staged.write)
 
     def state(self) -> list[int]:
-        """[this rank is busy, it has failed], of which the maximum over the ranks goes to `advance`."""
+        """Return [this rank is busy, it has failed]; the maximum over the ranks goes to `advance`."""
         if self._task is None:
             return [0, 0]
         busy = self._task.busy  # before the error is looked at
         return [int(busy), int(not busy and bool(self._task.error))]
 
     def advance(self, busy: int, failed: int) -> int | None:
-        """The step of the checkpoint that has just become good, None while there is none.
+        """Return the step of the checkpoint that has just become good, or None while there is none.
 
         Raises CheckpointError on every rank if it failed; none is under way then.
         """
         if self.step is None or self._staged is None or busy:
             return None
         if failed:
-            raise self._given_up(self._task.error if self._task else "")
+            raise self._give_up(self._task.error if self._task else "")
         if self._sealing:
             step, self.step, self._staged, self._task = self.step, None, None, None
             return step
         staged, step, folder = self._staged, self.step, self._folder
         _, error = attempt(staged.finish)
         if self._ranks.maximum([1 if error else 0])[0]:
-            raise self._given_up(error)
+            raise self._give_up(error)
         self._sealing = True
         rank_0 = self._ranks.rank == 0
         self._task = _BackgroundTask(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
         return None
 
     def wait(self, in_time: Callable[[], bool] = lambda: True) -> int | None:
-        """Stays until the checkpoint under way is good, and gives its step; None where there is none, or it was no
-        longer `in_time` by rank 0's clock. Raises CheckpointError as `advance` does."""
+        """Wait until the checkpoint under way is good, and return its step.
+
+        Returns None where there is none, or where it was no longer `in_time` by rank 0's clock. Raises CheckpointError as `advance` does.
+        """
         while self.step is not None:
             late = self._ranks.rank == 0 and not in_time()
             busy, failed, over = self._ranks.maximum([*self.state(), int(late)])
@@ -117,6 +121,6 @@ class BackgroundSave:
             time.sleep(_LOOK_S)
         return None
 
-    def _given_up(self, why: str) -> CheckpointError:
+    def _give_up(self, why: str) -> CheckpointError:
         step, self.step, self._staged, self._task = self.step, None, None, None
         return CheckpointError(f"checkpoint of step {step}", why or "another rank could not write its part")

@@ -17,25 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from synergy_core.errors import SynergyError, UsageError, one_line
+
 from synergy_launch.agent.collectives import Collectives
-from synergyd.errors import SynergyError, UsageError, one_line
 
 _Result = TypeVar("_Result")
 MARKER = "complete"
 _STEP = re.compile(r"step_(\d{8,})\Z")
 _NUMBER = re.compile(r"(\d+)\Z")
 _BLOCK = 1 << 20
-# Files up to this size are digested whole; of larger ones 64 blocks of 1 MiB are, so that sealing stays cheap.
+# Files up to this size are digested whole; larger ones by 64 blocks of 1 MiB, so that sealing stays cheap.
 _WHOLE = 64 * _BLOCK
 
 
 class CheckpointError(SynergyError):
-    """A checkpoint could not be written; training may go on without it."""
+    """The error of a checkpoint that could not be written; training may go on without it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that verifies. `meta` is what was saved with it."""
+    """A checkpoint that verifies. `meta` is the metadata that was saved with it."""
 
     path: Path
     step: int
@@ -44,7 +45,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest good checkpoint (None: start afresh) and, in sentences, what was passed over on the way."""
+    """The newest good checkpoint (None: start afresh) and, in sentences, the newer ones that were passed over."""
 
     checkpoint: Checkpoint | None
     note: str = ""
@@ -74,7 +75,7 @@ def check_directory(directory: Path) -> None:
 
 
 def prepare(directory: Path, step: int) -> Path:
-    """An empty folder for a checkpoint of `step`; whatever had that name before is removed, its marker first."""
+    """Return an empty folder for a checkpoint of `step`; whatever had that name before is removed, its marker first."""
     folder = step_folder(directory, step)
     (folder / MARKER).unlink(missing_ok=True)
     if folder.exists():
@@ -102,7 +103,7 @@ def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
 
 
 def verify(folder: Path) -> tuple[Checkpoint | None, str]:
-    """The checkpoint in `folder`, or None and why it is not good."""
+    """Return the checkpoint in `folder`, or None and the reason why it is not good."""
     marker = folder / MARKER
     try:
         content = json.loads(marker.read_text(encoding="utf-8"))
@@ -132,14 +133,14 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
 
 
 def latest_good(directory: Path) -> FoundCheckpoint:
-    """The newest checkpoint under `directory` that verifies; newer ones that don't are named in the note."""
+    """Return the newest checkpoint under `directory` that verifies; the note names newer ones that don't."""
     return first_good(sorted(_folders(directory), key=_step_of, reverse=True), verify, "checkpoint ")
 
 
 def first_good(
     folders: Iterable[Path], check: Callable[[Path], tuple[Checkpoint | None, str]], named: str = ""
 ) -> FoundCheckpoint:
-    """The first of `folders`, newest first, that is good by `check`; those before it are named in the note."""
+    """Return the first of `folders`, newest first, that is good by `check`; the note names those before it."""
     notes: list[str] = []
     bad: list[Path] = []
     for folder in folders:
@@ -156,9 +157,9 @@ def first_good(
 
 
 def set_aside(bad: tuple[Path, ...]) -> None:
-    """Rename unusable checkpoints (`bad_step_...`), so that those made from now on are the newest again.
+    """Rename unusable checkpoints (`bad_step_...`), so that later ones are the newest again.
 
-    A half-written one has nothing to keep and is removed.
+    A half-written checkpoint has nothing to keep and is removed.
     """
     for folder in bad:
         if not (folder / MARKER).exists():
@@ -183,7 +184,7 @@ def prune(directory: Path, keep: int = 2) -> None:
 
 
 def digest(path: Path) -> str:
-    """BLAKE2b of a file's content; above 64 MiB of 64 evenly spread 1-MiB blocks, the first and last included."""
+    """Return the BLAKE2b digest of a file's content. Above 64 MiB it covers 64 evenly spread 1-MiB blocks, the first and last included."""
     total = hashlib.blake2b(digest_size=16)
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -197,24 +198,24 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def reason(error: BaseException) -> str:
-    """What a library's error comes down to: the last line of its text, which for torch's nested ones is the cause."""
+def error_cause(error: BaseException) -> str:
+    """Return the cause of a library's error: the last line of its text, which is the cause in torch's nested errors."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__, 300)
 
 
 def attempt(action: Callable[[], _Result]) -> tuple[_Result | None, str]:
-    """What a training library's call gives and "", or None and why it failed. A failed save must not end training."""
+    """Return the result of a training library's call and "", or None and why it failed. A failed save must not end training."""
     try:
         return action(), ""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
-        return None, reason(error)
+        return None, error_cause(error)
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all its ranks together: every method but `close` and `size_bytes` is collective."""
+    """The checkpoints of one run, seen by all its ranks together. Every method but `close` and `size_bytes` is collective."""
 
     def __init__(self, directory: Path, ranks: Collectives, keep: int = 2) -> None:
         self.directory = directory
@@ -222,7 +223,7 @@ class Checkpoints:
         self.keep = keep
 
     def find(self) -> FoundCheckpoint:
-        """Make the folder if need be and find where to go on from; rank 0 looks, all get the same answer.
+        """Make the folder if need be and return where to go on from; rank 0 looks, all get the same answer.
 
         Raises UsageError on every rank where the folder can't be used.
         """
@@ -237,9 +238,10 @@ class Checkpoints:
         return newest
 
     def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
-        """`write(folder)` on every rank, then seal. `write` returns the metadata to keep (rank 0's counts).
+        """Call `write(folder)` on every rank, then seal the checkpoint.
 
-        Raises CheckpointError on every rank if any of them failed; the checkpoint then does not count.
+        `write` returns the metadata to keep (rank 0's counts). Raises CheckpointError on every rank if any of them failed; the checkpoint
+        then does not count.
         """
         folder = self.open(step)
         meta, error = attempt(lambda: write(folder))
@@ -248,17 +250,20 @@ class Checkpoints:
         self._by_rank_0(lambda: self.close(folder, step, meta))
 
     def open(self, step: int) -> Path:
-        """An empty folder for a checkpoint of `step`, which does not count before it is closed. Raises CheckpointError."""
+        """Return an empty folder for a checkpoint of `step`, which does not count before it is closed. Raises CheckpointError."""
         folder: Path = self._by_rank_0(lambda: prepare(self.directory, step))
         return folder
 
     def close(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None:
-        """Seals it and prunes older ones, when all ranks have written: by one rank alone. Raises OSError."""
+        """Seal the checkpoint and prune older ones, when all ranks have written; only one rank calls it. Raises OSError."""
         seal(folder, step, meta)
         prune(self.directory, self.keep)
 
     def size_bytes(self, step: int) -> int | None:
-        """Of the checkpoint of `step`, all ranks' parts together; None on other ranks, and where it can't be read. Not collective."""
+        """Return the bytes of the checkpoint of `step`, all ranks' parts together.
+
+        Returns None on ranks other than 0, and where it can't be read. Not collective.
+        """
         if self.ranks.rank != 0:
             return None
         try:
@@ -267,7 +272,7 @@ class Checkpoints:
             return None
 
     def _by_rank_0(self, action: Callable[[], Any]) -> Any:
-        """Rank 0's result of `action` on every rank, or its error raised on every rank."""
+        """Return rank 0's result of `action` on every rank, or raise its error on every rank."""
         outcome: tuple[Any, BaseException | None] = (None, None)
         if self.ranks.rank == 0:
             try:

@@ -1,4 +1,4 @@
-"""How long to train between two checkpoints, from what one takes and how often runs fail. Pure.
+"""The time to train between two checkpoints, from the cost of one and from how often runs fail. Pure.
 
 The interval that loses least is about sqrt(2 d M) for a checkpoint of d seconds and a mean time M between failures
 (Young 1974); Daly 2006, equation 37, is right also where d is no longer small against M.
@@ -19,7 +19,7 @@ LONGEST_S = 6 * 3600.0
 
 
 def daly_s(save_s: float, failure_s: float) -> float:
-    """Seconds of training between two checkpoints that take `save_s` each, with a failure each `failure_s` on average.
+    """Return the seconds of training between two checkpoints that take `save_s` each, with a failure each `failure_s` on average.
 
     sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d below d = 2 M, M from there on (Daly 2006, equation 37).
     """
@@ -30,9 +30,9 @@ def daly_s(save_s: float, failure_s: float) -> float:
 
 
 def failure_s(gpus: int, run_s: float, failures: int) -> float:
-    """Mean seconds between failures of a run on `gpus` GPUs that failed `failures` times in `run_s` seconds of training.
+    """Return the mean seconds between failures of a run on `gpus` GPUs that failed `failures` times in `run_s` seconds of training.
 
-    The mean of a gamma posterior of the rate a GPU, whose prior is one failure in PRIOR_GPU_S.
+    It is the mean of a gamma posterior of the rate a GPU, whose prior is one failure in PRIOR_GPU_S.
     """
     rate = (_PRIOR_FAILURES + failures) / (PRIOR_GPU_S * _PRIOR_FAILURES + gpus * run_s)
     return 1 / (rate * gpus)
@@ -40,9 +40,9 @@ def failure_s(gpus: int, run_s: float, failures: int) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """The choice and what it was made of, all in seconds.
+    """The chosen interval and what it was made of, all in seconds.
 
-    `save_s`: that training is held up by one; `written_s`: until one is good, where that is longer.
+    `save_s`: how long one checkpoint holds training up. `written_s`: the time until one is good, where that is longer.
     """
 
     every_s: float
@@ -50,24 +50,24 @@ class Interval:
     failure_s: float
     written_s: float = 0.0
 
-    def words(self) -> str:
-        """For explain."""
+    def format(self) -> str:
+        """Return the interval and its reasons as text, for `explain`."""
         beside = self.written_s > self.save_s
-        takes = f"holds training up for {_span(self.save_s)} of {_span(self.written_s)}" if beside else ""
+        takes = f"holds training up for {_format_span(self.save_s)} of {_format_span(self.written_s)}" if beside else ""
         return (
-            f"checkpoints every {_span(self.every_s)}: one {takes or f'takes {_span(self.save_s)}'}, "
-            f"a failure is expected every {_span(self.failure_s)}"
+            f"checkpoints every {_format_span(self.every_s)}: one {takes or f'takes {_format_span(self.save_s)}'}, "
+            f"a failure is expected every {_format_span(self.failure_s)}"
         )
 
 
-def choose(gpus: int, save_s: float, run_s: float, failures: int, written_s: float = 0.0) -> Interval:
-    """The interval for a run as it stands; never so short that one is still being written when the next is due."""
+def choose_interval(gpus: int, save_s: float, run_s: float, failures: int, written_s: float = 0.0) -> Interval:
+    """Return the interval for a run as it stands. It is never so short that one checkpoint is still being written when the next is due."""
     expected = failure_s(gpus, run_s, failures)
     least = max(SHORTEST_S, 2 * written_s)
     return Interval(min(LONGEST_S, max(least, daly_s(save_s, expected))), save_s, expected, written_s)
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     for size, unit in ((365 * 86_400, "years"), (86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""When a run's next checkpoint is due, and what its checkpoints hold for the next incarnation about failures."""
+"""The schedule of a run's checkpoints, and the facts about failures that they hold for the next incarnation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from synergy_launch.agent.checkpoint_interval import Interval
 
 
 class CheckpointSchedule:
-    """`steps` between two checkpoints, 0: none by itself; None: as often as loses least (synergy_launch.agent.checkpoint_interval).
+    """The times of a run's checkpoints.
 
-    Times are seconds of one monotonic clock. `run_s` seconds of training and `failures` go over all incarnations.
+    `steps` between two checkpoints; 0: none by itself; None: as often as loses least (synergy_launch.agent.checkpoint_interval). Times are
+    seconds of one monotonic clock. `run_s` seconds of training and `failures` go over all incarnations.
     """
 
     def __init__(self) -> None:
         self.steps: int | None = 0
-        self.save_s = 0.0  # what the last save took until it was good
-        self.held_s = 0.0  # what it held training up
+        self.save_s = 0.0  # the time of the last save until it was good
+        self.held_s = 0.0  # the time that it held training up
         self.every: Interval | None = None
         self._run_s = 0.0
         self._failures = 0
@@ -25,13 +26,13 @@ class CheckpointSchedule:
 
     @property
     def failures(self) -> int:
-        """Of all incarnations before this one."""
+        """Return the number of failures of all incarnations before this one."""
         return self._failures
 
     def take(self, history: Any, ending: tuple[int, bool] | None = None) -> None:
-        """Takes over what a checkpoint's metadata holds of the incarnations before this one.
+        """Take over what a checkpoint's metadata holds of the incarnations before this one.
 
-        `ending` (synergy_launch.agent.failure_log) comes before it on how the last one ended.
+        `ending` (synergy_launch.agent.failure_log) takes precedence on how the last one ended.
         """
         if not isinstance(history, dict):
             return
@@ -45,21 +46,21 @@ class CheckpointSchedule:
         self._failures += not clean
 
     def start(self, steps: int | None, gpus: int, now_s: float) -> None:
-        """Training begins."""
+        """Begin the schedule: training starts at `now_s`."""
         self.steps, self._saved_at = steps, now_s
         if self.save_s:
             self._choose(gpus)
 
-    def trained(self, seconds: float) -> None:
+    def add_step(self, seconds: float) -> None:
         self._run_s += seconds
 
-    def due(self, now_s: float) -> bool:
-        """By the clock alone; steps are the caller's."""
+    def is_due(self, now_s: float) -> bool:
+        """Return whether a checkpoint is due by the clock; the caller counts steps."""
         every_s = self.every.every_s if self.every else checkpoint_interval.FIRST_S
         return self.steps is None and now_s - self._saved_at >= every_s
 
     def history(self, planned: bool) -> dict[str, Any]:
-        """For a checkpoint's metadata. `planned`: the run may end with it, and that is no failure."""
+        """Return what goes into a checkpoint's metadata. `planned`: the run may end with it, and that is no failure."""
         return {
             "run_s": self._run_s,
             "failures": self._failures,
@@ -68,23 +69,23 @@ class CheckpointSchedule:
             "planned": planned,
         }
 
-    def tried(self, now_s: float) -> None:
-        """A save begins, whether it succeeds or not: a full disk must not be tried again at every step."""
+    def begin_save(self, now_s: float) -> None:
+        """Note that a save begins, whether it succeeds or not: a full disk must not be tried again at every step."""
         self._saved_at = now_s
 
-    def saved(self, gpus: int, now_s: float, held_s: float | None = None) -> None:
-        """It succeeded, having held training up for `held_s` (None: all the time)."""
+    def end_save(self, gpus: int, now_s: float, held_s: float | None = None) -> None:
+        """Note that the save succeeded, having held training up for `held_s` seconds (None: all the time)."""
         self.save_s = now_s - self._saved_at
         self.held_s = self.save_s if held_s is None else held_s
         if held_s is None:
             self._saved_at = now_s
         self._choose(gpus)
 
-    def words(self) -> str:
-        """For explain; "" where the interval is the script's."""
-        return self.every.words() if self.every else ""
+    def format(self) -> str:
+        """Return the interval as text, for `explain`; "" where the interval is the script's."""
+        return self.every.format() if self.every else ""
 
     def _choose(self, gpus: int) -> None:
         if self.steps is None:
             written_s = self.save_s if self.held_s < self.save_s else 0.0
-            self.every = checkpoint_interval.choose(gpus, self.held_s, self._run_s, self._failures, written_s)
+            self.every = checkpoint_interval.choose_interval(gpus, self.held_s, self._run_s, self._failures, written_s)

@@ -19,22 +19,22 @@ class Collectives(Protocol):
     def world(self) -> int: ...
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """Element-wise maximum over the ranks (non-negative 63-bit integers)."""
+        """Return the element-wise maximum over the ranks (non-negative 63-bit integers)."""
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over the ranks, in double precision."""
+        """Return the element-wise sum over the ranks, in double precision."""
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank. Small picklable values only."""
+        """Return rank 0's value, on every rank. Small picklable values only."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value in the order of ranks, on every rank. Small picklable values only."""
+        """Return every rank's value in the order of ranks, on every rank. Small picklable values only."""
 
     def barrier(self) -> None: ...
 
 
 class OneProcess:
-    """One process: every answer is its own."""
+    """The collectives of one process: every answer is its own."""
 
     rank = 0
     world = 1
@@ -56,9 +56,9 @@ class OneProcess:
 
 
 class TorchCollectives:
-    """The default process group of torch.distributed, which must be initialised; a gloo group of its own beside it.
+    """The default process group of torch.distributed, which must be initialised, with a gloo group of its own beside it.
 
-    A group of its own, so that the agent's messages can't be mixed up with those of the training library.
+    The gloo group keeps the agent's messages from being mixed up with those of the training library.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,10 @@ import signal
 
 
 def ignore_early_requests() -> None:
-    """Until an agent listens there is nothing to save, and SIGUSR2 must not kill the process. A script's own handler stays."""
+    """Ignore SIGUSR2 until an agent listens: there is nothing to save yet, and it must not kill the process.
+
+    A script's own handler stays.
+    """
     if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
         with contextlib.suppress(ValueError):  # imported by another thread than the main one
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)

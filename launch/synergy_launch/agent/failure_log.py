@@ -1,7 +1,7 @@
-"""How a run's incarnations ended, where its checkpoints do not show it: a small file beside them.
+"""The endings of a run's incarnations that its checkpoints do not show: a small file beside them.
 
-A checkpoint records whether the run may end with it. That is right for the first incarnation that goes on from it. It is wrong where
-an incarnation ends cleanly at a step that an earlier, periodic save has just covered; nor where two in a row go on from
+A checkpoint records whether the run may end with it. This is right for the first incarnation that goes on from it. It is wrong where
+an incarnation ends cleanly at a step that an earlier, periodic save has just covered, and where two in a row go on from
 the same checkpoint, the first of which has died.
 """
 
@@ -15,8 +15,10 @@ FILE = "synergy-endings.json"
 
 
 def read(folder: Path, step: int) -> tuple[int, bool] | None:
-    """(failures so far, whether the last incarnation ended cleanly) if that went on from `step`, or ended at it; else
-    None: the checkpoint itself knows best."""
+    """Return (failures so far, whether the last incarnation ended cleanly) if it went on from `step` or ended at it.
+
+    Returns None otherwise: the checkpoint itself knows best.
+    """
     try:
         entry = json.loads((folder / FILE).read_text(encoding="ascii"))
         ending = int(entry["step"]), int(entry["failures"]), entry["clean"] is True
@@ -26,7 +28,7 @@ def read(folder: Path, step: int) -> tuple[int, bool] | None:
 
 
 def write(folder: Path, step: int, failures: int, clean: bool) -> None:
-    """An incarnation goes on from `step`, or has ended cleanly at it. If it can't be written, one failure is miscounted."""
+    """Record that an incarnation goes on from `step`, or has ended cleanly at it. If it can't be written, one failure is miscounted."""
     fresh = folder / f".{FILE}"
     with contextlib.suppress(OSError):
         fresh.write_text(json.dumps({"step": step, "failures": failures, "clean": clean}) + "\n", encoding="ascii")

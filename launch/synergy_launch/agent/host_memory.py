@@ -10,8 +10,11 @@ _ROOT = Path("/")
 _UNLIMITED = 1 << 60  # cgroup v1 gives about 2^63 where there is no limit
 
 
-def free_bytes(root: Path = _ROOT) -> int | None:
-    """Bytes that can be allocated now without a kill; None where the host gives no figure. `root`: of the file system that is read."""
+def read_free_bytes(root: Path = _ROOT) -> int | None:
+    """Return the bytes that can be allocated now without a kill; None where the host gives no figure.
+
+    `root`: the root of the file system that is read.
+    """
     free = [*_machine(root), *_groups(root)]
     return max(0, min(free)) if free else None
 
@@ -24,7 +27,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each control group of this process leaves; its inactive page cache counts as free."""
+    """Yield the bytes that each control group of this process leaves; its inactive page cache counts as free."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = [*line.split(":", 2), "-", ""][:3]

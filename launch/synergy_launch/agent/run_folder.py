@@ -8,22 +8,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
-INSIDE = "inside.json"  # what a hook in a Megatron-LM script knows beside its log
+INSIDE = "inside.json"  # the knowledge of a hook in a Megatron-LM script, beside its log
 
 
 def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Where the folder of this node and incarnation would lie, with mktemp's X for the random part."""
+    """Return where the folder of this node and incarnation would lie, with mktemp's X for the random part."""
     return Path(tempfile.gettempdir()) / f"{_prefix(job_id, restarts, node_rank)}XXXXXXXX"
 
 
 def make(job_id: int | None, restarts: int, node_rank: int) -> Path:
-    """Makes a folder of this launcher's own (mode 0700, a random name). Raises UsageError."""
+    """Make a folder of this launcher's own (mode 0700, a random name). Raises UsageError."""
     try:
         return Path(tempfile.mkdtemp(prefix=_prefix(job_id, restarts, node_rank)))
     except OSError as error:
@@ -37,7 +37,7 @@ def _prefix(job_id: int | None, restarts: int, node_rank: int) -> str:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """The training process's status, None while there is none (or half of one)."""
+    """Return the training process's status, None while there is none (or half of one)."""
     try:
         data = json.loads((folder / STATUS).read_text())
     except (OSError, ValueError):
@@ -46,12 +46,12 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 
 def tell_inside(folder: Path, values: dict[str, Any]) -> None:
-    """Replaces what a script's hook says. Raises OSError."""
+    """Replace what a script's hook says. Raises OSError."""
     _write(folder, INSIDE, json.dumps(values) + "\n")
 
 
 def read_inside(folder: Path) -> dict[str, Any]:
-    """What a script's hook said last, of the fields that it may say."""
+    """Return what a script's hook said last, restricted to the fields that it may say."""
     try:
         data = json.loads((folder / INSIDE).read_text())
     except (OSError, ValueError):
@@ -61,17 +61,17 @@ def read_inside(folder: Path) -> dict[str, Any]:
 
 
 def request_checkpoint(folder: Path, number: int) -> None:
-    """Asks the training processes for their `number`th checkpoint on request."""
+    """Ask the training processes for their `number`th checkpoint on request."""
     _write(folder, REQUEST, f"{number}\n")
 
 
 def propose_batch(folder: Path, plan: Plan) -> None:
-    """Asks the training processes to go on with `plan`'s batch from their next step."""
+    """Ask the training processes to go on with `plan`'s batch from their next step."""
     _write(folder, BATCH, json.dumps({"global_batch": plan.global_batch, "micro_batch": plan.micro_batch}) + "\n")
 
 
-def proposed_batch(folder: Path) -> tuple[int, int] | None:
-    """(global batch, micro-batch) that was proposed last, None if none was."""
+def read_proposed_batch(folder: Path) -> tuple[int, int] | None:
+    """Return the (global batch, micro-batch) that was proposed last, None if none was."""
     try:
         data = json.loads((folder / BATCH).read_bytes())
         batch = data["global_batch"], data["micro_batch"]

@@ -10,19 +10,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.batch.tuner import batch_range
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT, Exchange, exchange
-from synergyd.records import MAY_BE_0, Plan
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT, Exchange, parse_exchange
+from synergy_core.records import MAY_BE_0, Plan
+
+from synergy_launch.batch.tuner import parse_batch_range
 
 DAEMON_CHOOSES = "told"  # value of SYNERGY_GLOBAL_BATCH
 OWN_BATCH = "SYNERGY_OWN_BATCH"
 COMM = "SYNERGY_COMM"
+ASKED_GPUS = "SYNERGY_ASKED_GPUS"  # those of the sbatch line
+LOOP = "SYNERGY_LOOP"  # the directive's loop=
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What this process' environment holds. `plan` is None where the launcher had none."""
+    """The settings in this process's environment. `plan` is None where the launcher had none."""
 
     run_dir: Path | None = None
     plan: Plan | None = None
@@ -35,15 +38,15 @@ class AgentSettings:
     rank: int = 0
     local_rank: int = 0
     world: int = 1
-    accepts: Mapping[str, Any] | None = None  # of the script's arguments, for the report
+    accepts: Mapping[str, Any] | None = None  # what the script's arguments accept, for the report
     batch_range: tuple[int, int] | None = None
     daemon_chooses_batch: bool = False
     background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
-    exchange: Exchange = EXACT  # what the user allowed and the plan chose
+    exchange: Exchange = EXACT  # the exchange that the user allowed and the plan chose
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
-        """Raises UsageError in one line for a value that can't be used."""
+        """Read the settings from the environment. Raises UsageError in one line for a value that can't be used."""
         env = os.environ if environment is None else environment
         run_dir = Path(env["SYNERGY_RUN_DIR"]) if env.get("SYNERGY_RUN_DIR") else None
         if run_dir is not None and not run_dir.is_dir():
@@ -54,30 +57,32 @@ class AgentSettings:
         elif env.get("SYNERGY_STEP_LOG"):
             step_log = Path(env["SYNERGY_STEP_LOG"])
         text = env.get("SYNERGY_PLAN_JSON")
-        world = number_of(env, "WORLD_SIZE", int, 1)
+        world = read_number(env, "WORLD_SIZE", int, 1)
         limits = env.get("SYNERGY_GLOBAL_BATCH", "")
         return cls(
             run_dir=run_dir,
             plan=parse_plan(text, world) if text else None,
             own_batch=env.get(OWN_BATCH) == "1" and bool(text),
-            restarts=number_of(env, "SYNERGY_RESTARTS", int, 0),
+            restarts=read_number(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
             step_log=step_log,
-            hold_s=number_of(env, "SYNERGY_HOLD_S", float, 20.0),
-            grace_s=number_of(env, "SYNERGY_GRACE_S", float, 25.0),
-            rank=number_of(env, "RANK", int, 0),
-            local_rank=number_of(env, "LOCAL_RANK", int, 0),
+            hold_s=read_number(env, "SYNERGY_HOLD_S", float, 20.0),
+            grace_s=read_number(env, "SYNERGY_GRACE_S", float, 25.0),
+            rank=read_number(env, "RANK", int, 0),
+            local_rank=read_number(env, "LOCAL_RANK", int, 0),
             world=world,
             accepts=_mapping(env.get("SYNERGY_ACCEPTS_JSON", "")),
-            batch_range=batch_range(limits, "SYNERGY_GLOBAL_BATCH") if limits and limits != DAEMON_CHOOSES else None,
+            batch_range=parse_batch_range(limits, "SYNERGY_GLOBAL_BATCH")
+            if limits and limits != DAEMON_CHOOSES
+            else None,
             daemon_chooses_batch=limits == DAEMON_CHOOSES,
             background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
-            exchange=exchange(env[COMM], COMM) if env.get(COMM) else EXACT,
+            exchange=parse_exchange(env[COMM], COMM) if env.get(COMM) else EXACT,
         )
 
 
 def parse_plan(text: str, world: int) -> Plan:
-    """A Plan from its JSON object. Raises UsageError if it is malformed, impossible, or not for `world` processes."""
+    """Return the Plan of a JSON object. Raises UsageError if it is malformed, impossible, or not for `world` processes."""
     where = "SYNERGY_PLAN_JSON"
     right = "a JSON object with the fields of a plan, such as " + json.dumps(asdict(Plan()))
     try:
@@ -98,7 +103,7 @@ def parse_plan(text: str, world: int) -> Plan:
 
 
 def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
-    """`plan` itself if it uses exactly `world` processes and its batch divides; else UsageError."""
+    """Return `plan` itself if it uses exactly `world` processes and its batch divides; else raise UsageError."""
     if plan.gpus != world:
         degrees = f"tp={plan.tp} pp={plan.pp}" + (f" cp={plan.cp}" if plan.cp > 1 else "") + f" dp={plan.dp}"
         what = f"{degrees} needs {plan.gpus} processes, there are {world}"
@@ -110,13 +115,13 @@ def check_plan(plan: Plan, world: int, where: str = "plan") -> Plan:
 
 
 def micro_batch(batch: int, dp: int, most: int) -> int | None:
-    """The largest micro-batch up to `most` in which `dp` replicas do `batch` sequences exactly; None: they can't."""
+    """Return the largest micro-batch up to `most` in which `dp` replicas do `batch` sequences exactly; None: they can't."""
     each, rest = divmod(batch, dp)
     return None if rest or not each else next(m for m in range(min(most, each), 0, -1) if each % m == 0)
 
 
 def at_own_batch(plan: Plan, batch: int, where: str) -> Plan:
-    """`plan` with the script's own global batch. Raises UsageError where its replicas can't share that out."""
+    """Return `plan` with the script's own global batch. Raises UsageError where its replicas can't share that out."""
     micro = micro_batch(batch, plan.dp, plan.micro_batch)
     if micro is None:
         raise UsageError(where, f"global batch {batch} can't be shared out to dp={plan.dp}", "a multiple of dp")
@@ -124,7 +129,7 @@ def at_own_batch(plan: Plan, batch: int, where: str) -> Plan:
 
 
 def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Plan:
-    """`plan` itself if its degrees besides dp and those of `names` are 1; else UsageError: this script can't take it."""
+    """Return `plan` itself if its degrees besides dp and those of `names` are 1. Raises UsageError otherwise: this script can't take it."""
     for name in ("tp", "pp", "vpp", "cp", "ep"):
         value = getattr(plan, name)
         if value != 1 and name not in names:
@@ -137,7 +142,7 @@ def check_degrees(plan: Plan, names: tuple[str, ...], where: str = "plan") -> Pl
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
-    """The launcher's own words, passed on; nothing where they are none."""
+    """Return the launcher's JSON object in `text`, passed on as it is; None where the text is not one."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -145,8 +150,8 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def number_of(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
-    """A number of 0 or more from the environment. Raises UsageError."""
+def read_number(env: Mapping[str, str], name: str, kind: type, default: Any) -> Any:
+    """Return a number of 0 or more from the environment. Raises UsageError."""
     text = env.get(name)
     if text is None or text == "":
         return default

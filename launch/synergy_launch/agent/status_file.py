@@ -1,4 +1,4 @@
-"""What the agent reports: status.json for the launcher, the step log, and lines on rank 0's standard output."""
+"""The agent's reports: status.json for the launcher, the step log, and lines on rank 0's standard output."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
+from synergy_core.errors import one_line
+from synergy_core.records import Plan
+
 from synergy_launch.agent.run_folder import STATUS
 from synergy_launch.agent.settings import AgentSettings
-from synergyd.errors import one_line
-from synergyd.records import Plan
 
 _STATUS_EVERY_S = 0.5
 
 
 class StatusFile:
-    """The status of one run by the names of the report's fields (`values`). Only rank 0 writes and prints.
+    """The status of one run by the names of the report's fields (`values`).
 
-    `remarks` gives what is added to the note. `clock` is the time of day, `monotonic` measures intervals; both in seconds.
+    Only rank 0 writes and prints. `remarks` returns the additions to the note. `clock` is the time of day, `monotonic` measures intervals;
+    both in seconds.
     """
 
     def __init__(
@@ -67,28 +69,28 @@ class StatusFile:
         self.values.update(values)
 
     def enter(self, state: str) -> None:
-        """Writes the file with this state."""
+        """Write the file with this state."""
         self.values["state"] = state
         self.write()
 
     def say(self, text: str) -> None:
-        """One line on rank 0's standard output."""
+        """Print one line on rank 0's standard output."""
         if self._settings.rank == 0:
             print(f"synergy: {one_line(text)}", flush=True)
 
     def note(self, text: str) -> None:
-        """Says it, and keeps it in the status until something newer is noted."""
+        """Print a line, and keep it in the status until something newer is noted."""
         self.values["note"] = one_line(text)
         self.say(text)
         self.write()
 
     def write_if_due(self) -> None:
-        """Writes the file, at most twice a second."""
+        """Write the file, at most twice a second."""
         if self._monotonic() - self._written_at >= _STATUS_EVERY_S:
             self.write()
 
     def write(self) -> None:
-        """Replaces the file. A full disk does not end training: the launcher sees a status that does not move."""
+        """Replace the file. A full disk does not end training: the launcher sees a status that does not move."""
         if self._settings.rank != 0 or self._settings.run_dir is None:
             return
         self._written_at = self._monotonic()
@@ -102,7 +104,7 @@ class StatusFile:
             print(f"synergy: status file: {error.strerror}", file=sys.stderr, flush=True)
 
     def log_step(self, plan: Plan) -> None:
-        """Appends the finished step to the step log."""
+        """Append the finished step to the step log."""
         if self._settings.rank != 0 or self._settings.step_log is None:
             return
         line = {
@@ -123,5 +125,5 @@ class StatusFile:
 
 
 def _finite(value: Any) -> Any:
-    """None for a float that JSON can't hold."""
+    """Return the value, or None for a float that JSON can't hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

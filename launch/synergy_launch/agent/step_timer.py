@@ -1,4 +1,4 @@
-"""How long a step takes: the median of the recent ones."""
+"""The duration of a step: the median of the recent ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WARM_UP_STEPS = 2  # the first steps after a start include allocation, compilat
 
 
 class StepTimer:
-    """Median duration of the recent steps; the first ones after a start don't count.
+    """The median duration of the recent steps; the first ones after a start don't count.
 
     Where replicas step alone, only the last step of a round pays for their average: a round counts as one step of its mean duration.
     """

@@ -1,4 +1,4 @@
-"""Which node delays the others: each rank's own time for a step, compared with its peers' on other nodes.
+"""Nodes that delay the others: each rank's own time for a step, compared with its peers' on other nodes.
 
 A rank's own time is what it takes before it meets the others in a collective (the forward passes); the whole step takes
 equally long on all of them, and shows nothing. Peers are the ranks that do the same work: those of one pipeline stage.
@@ -20,21 +20,21 @@ _TWICE = 2
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs and whose peer it is."""
+    """The node where a rank runs, and whose peer it is."""
 
     node: str
     peers: int
 
 
 def node_name() -> str:
-    """As Slurm calls this node, else as it calls itself."""
+    """Return Slurm's name of this node, else its own."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def slow_places(places: Sequence[Place], own_s: Sequence[float]) -> dict[str, float]:
-    """{node: times the others' median} of nodes that are slow, by each rank's own seconds. One node alone is never slow.
+    """Return {node: times the others' median} of nodes that are slow, by each rank's own seconds.
 
-    A node's figure is the median over its ranks of (own time / median of the rank's peers on all nodes).
+    One node alone is never slow. A node's figure is the median over its ranks of (own time / median of the rank's peers on all nodes).
     """
     peers: dict[int, list[float]] = {}
     for place, seconds in zip(places, own_s, strict=True):
@@ -50,14 +50,14 @@ def slow_places(places: Sequence[Place], own_s: Sequence[float]) -> dict[str, fl
     return {node: ratio for node, ratio in medians.items() if ratio >= SLOW}
 
 
-def words(slow: Mapping[str, float]) -> str:
-    """For explain; "" where none is slow."""
+def format_slow_nodes(slow: Mapping[str, float]) -> str:
+    """Return the slow nodes as text, for `explain`; "" where none is slow."""
     named = [f"{node} takes {ratio:.2f} times as long as its peers" for node, ratio in sorted(slow.items())]
     return f"slow: {', '.join(named)}" if named else ""
 
 
 class Stragglers:
-    """One rank's part; every rank calls `add` at the same steps. `slow` is the same on all of them."""
+    """One rank's part in finding slow nodes; every rank calls `add` at the same steps. `slow` is the same on all of them."""
 
     def __init__(self, ranks: Collectives, peers: int, node: str = "") -> None:
         self._ranks = ranks
@@ -67,7 +67,7 @@ class Stragglers:
         self.slow: dict[str, float] = {}
 
     def add(self, own_s: float) -> bool:
-        """This rank's own seconds for a step; whether `slow` was compared anew."""
+        """Add this rank's own seconds for a step. Return whether `slow` was compared anew."""
         self._recent.append(own_s)
         if len(self._recent) < WINDOW:
             return False

@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import Iterator
 
-from synergyd.errors import SynergyError
+from synergy_core.errors import SynergyError
 
 
 @contextlib.contextmanager
 def exit_on_error(rank: int | None = None) -> Iterator[None]:
-    """Turns a SynergyError of the body into one line on rank 0 (all ranks have the same to say) and SystemExit(2). `rank`: this
-    process's (None: torchrun's RANK)."""
+    """Turn a SynergyError of the body into one line on rank 0 (all ranks have the same to say) and SystemExit(2).
+
+    `rank`: this process's (None: torchrun's RANK).
+    """
     try:
         yield
     except SynergyError as error:

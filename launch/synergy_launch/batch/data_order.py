@@ -1,4 +1,4 @@
-"""Which example comes when: a pure function of the seed and the example's number in the run.
+"""The order of the examples: a pure function of the seed and the example's number in the run.
 
 A run counts the samples it has trained on. Sample n is the same example on every plan and after every restart, so none
 is skipped or seen twice when the data-parallel degree, or even the global batch, changes.
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from synergyd.records import Plan
+from synergy_core.records import Plan
 
 _ROUNDS = 4
 
@@ -20,8 +20,8 @@ _ROUNDS = 4
 class SampleOrder:
     """An endless order over `count` examples: each epoch is a permutation of its own, made from `seed`.
 
-    The permutation is a Feistel network on the next power of four, walked until it lands below `count` (Black and
-    Rogaway, 2002, "Ciphers with arbitrary finite domains", section 4): no memory, however large the data set.
+    The permutation is a Feistel network on the next power of four, walked until it lands below `count` (Black and Rogaway, 2002, "Ciphers
+    with arbitrary finite domains", section 4). It takes no memory, however large the data set.
     """
 
     count: int
@@ -32,7 +32,7 @@ class SampleOrder:
             raise ValueError("an order needs at least one example")
 
     def index(self, sample: int) -> int:
-        """The example, in [0, count), that is sample number `sample` (from 0) of the run."""
+        """Return the example, in [0, count), that is sample number `sample` (from 0) of the run."""
         epoch, value = divmod(sample, self.count)
         half = max(1, ((self.count - 1).bit_length() + 1) // 2)
         while True:
@@ -49,8 +49,16 @@ class SampleOrder:
         return left << half | right
 
 
+@dataclass(frozen=True)
+class DataSetOrder(SampleOrder):
+    """An endless order over `count` examples that is the data set's own in each epoch."""
+
+    def index(self, sample: int) -> int:
+        return sample % self.count
+
+
 def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch: int) -> list[list[int]]:
-    """The sample numbers of one rank's micro-batches in the step that begins at sample `start`.
+    """Return the sample numbers of one rank's micro-batches in the step that begins at sample `start`.
 
     Over all ranks these are exactly start .. start + global_batch - 1.
     """
@@ -60,7 +68,7 @@ def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch:
 
 @dataclass(frozen=True)
 class RankIndices:
-    """The examples of one rank's micro-batches from sample `start` of the run on, without an end: a batch sampler."""
+    """The examples of one rank's micro-batches from sample `start` of the run on, without end: a batch sampler."""
 
     order: SampleOrder
     plan: Plan

@@ -1,11 +1,11 @@
-"""How a run follows its batch: the rule for the learning rate, and how far a step brings it.
+"""A run's adjustment to its batch: the rule for the learning rate, and the progress of a step.
 
 M0 is the batch that the script's own learning rate was tuned for: the batch the script itself names, kept in the
-checkpoint. What is tuned for it (rate, weight decay) stays in the optimiser; the rule is applied for the
+checkpoint. The settings tuned for it (rate, weight decay) stay in the optimiser; the rule is applied for the
 duration of a step, so that a change between two incarnations finds M0's settings again.
 
 Schedules and the run's end are counted in examples, one of two ways: `examples` as they are, so that a run of N steps
-of M0 sees N x M0 examples whatever the batch; or `progress`, examples at batch M0 (synergyd.rates.worth), so that it
+of M0 sees N x M0 examples whatever the batch; or `progress`, examples at batch M0 (synergy_core.rates.equivalent_sequences), so that it
 gets as far as N steps of M0 do: larger batches then see more examples in all.
 """
 
@@ -17,17 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from synergyd.errors import UsageError
-from synergyd.rates import RULES, Factors, factors, usual_rule, worth
+from synergy_core.errors import UsageError
+from synergy_core.rates import RULES, Factors, equivalent_sequences, factors, usual_rule
 
 COUNTS = ("examples", "progress")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up over `warmup` examples, then half a cosine down to `floor` at `total` examples (0: constant).
+    """A linear warm-up over `warmup` examples, then half a cosine down to `floor` at `total` examples (0: constant).
 
-    Loshchilov and Hutter 2017, equation 5, without restarts; a function of examples, so the same at every batch.
+    Loshchilov and Hutter 2017, equation 5, without restarts. It is a function of examples, so it is the same at every batch.
     """
 
     warmup: float = 0.0
@@ -35,7 +35,7 @@ class Schedule:
     floor: float = 0.1
 
     def __call__(self, examples: float) -> float:
-        """The factor on the tuned rate, in (0, 1]."""
+        """Return the factor on the tuned rate, in (0, 1]."""
         if examples < self.warmup:
             return max(examples, 1.0) / self.warmup
         if self.total <= self.warmup:
@@ -46,7 +46,7 @@ class Schedule:
 
 @dataclass
 class Following:
-    """Where a run stands in examples, and its rule. `samples` are raw examples, `progress` examples at batch `base`."""
+    """A run's position in examples, and its rule. `samples` are raw examples, `progress` examples at batch `base`."""
 
     base: int
     rule: str
@@ -66,28 +66,28 @@ class Following:
             raise UsageError("count", f"{self.count} is not known", f"it may be {' or '.join(COUNTS)}")
 
     def factors(self, batch: int, noise: float | None) -> Factors:
-        """For a step of `batch` examples."""
+        """Return the factors for a step of `batch` examples."""
         return Factors() if batch == self.base else factors(self.rule, self.base, batch, noise)
 
     def advance(self, batch: int, noise: float | None) -> int:
-        """A step of `batch` examples is done. Returns by how many steps a schedule made for M0 advances (0 or more)."""
+        """Count a step of `batch` examples. Return by how many steps a schedule made for M0 advances (0 or more)."""
         self.samples += batch
-        self.progress += worth(self.base, batch, noise)
+        self.progress += equivalent_sequences(self.base, batch, noise)
         return self._due()
 
     @property
-    def done(self) -> float:
-        """Examples, as this run counts them."""
+    def examples_done(self) -> float:
+        """Return the examples done, as this run counts them."""
         return self.samples if self.count == "examples" else self.progress
 
-    def finished(self, steps: int) -> bool:
-        """Whether a run of `steps` steps of M0 has reached its end."""
+    def has_finished(self, steps: int) -> bool:
+        """Return whether a run of `steps` steps of M0 has reached its end."""
         self.total = float(steps * self.base)
         # half an example: sums of fractions must not cost a whole step
-        return self.done > steps * self.base - 0.5
+        return self.examples_done > steps * self.base - 0.5
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint's metadata."""
+        """Return the position for a checkpoint's metadata."""
         return {
             "samples": self.samples,
             "progress": self.progress,
@@ -96,7 +96,10 @@ class Following:
         }
 
     def restore(self, meta: Mapping[str, Any]) -> str:
-        """From a checkpoint's metadata, its M0 and count included; a sentence where they differ from the script's."""
+        """Restore the position from a checkpoint's metadata, its M0 and count included.
+
+        Returns a sentence where these differ from the script's.
+        """
         script = (self.base, self.count)
         self.samples = int(meta["samples"])
         self.progress = float(meta.get("progress", self.samples))
@@ -107,23 +110,23 @@ class Following:
             return ""
         return f"the checkpoint was tuned for global batch {self.base}, counted in {self.count}: that is kept"
 
-    def words(self, batch: int, noise: float | None) -> str:
-        """Such as `global batch 64 in place of 16: learning rate x 2 (sqrt)`; "" at M0."""
+    def format_factors(self, batch: int, noise: float | None) -> str:
+        """Return a text such as `global batch 64 in place of 16: learning rate x 2 (sqrt)`; "" at M0."""
         if batch == self.base:
             return ""
         rate = self.factors(batch, noise).rate
         return f"global batch {batch} in place of {self.base}: learning rate x {rate:.3g} ({self.rule})"
 
     def _due(self) -> int:
-        steps = int((self.done + 1e-6) // self.base)
+        steps = int((self.examples_done + 1e-6) // self.base)
         due, self._schedule_steps = steps - self._schedule_steps, steps
         return max(0, due)
 
 
 def rule_of(optimizer: Any, rule: str, noise_known: bool = True) -> str:
-    """`rule`, or where it is "" the usual one for a torch optimiser by the name of its class.
+    """Return `rule`, or where it is "" the usual one for a torch optimiser by the name of its class.
 
-    One that is not known keeps its rate. `noise_known`: the run's end and schedule may follow the noise scale too.
+    An optimiser that is not known keeps its rate. `noise_known`: the run's end and schedule may follow the noise scale too.
     """
     if rule:
         return rule
@@ -139,7 +142,7 @@ def rule_of(optimizer: Any, rule: str, noise_known: bool = True) -> str:
 def at_batch(
     groups: list[dict[str, Any]], following: Following, batch: int, noise: float | None, decoupled: bool | None = None
 ) -> Iterator[None]:
-    """An optimiser's param groups with the rule applied; the tuned settings return afterwards.
+    """Apply the rule to an optimiser's param groups; the tuned settings return afterwards.
 
     `decoupled`: whether weight decay is apart from the gradient (AdamW), None: as torch's groups say.
     """

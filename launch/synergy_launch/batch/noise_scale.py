@@ -30,7 +30,10 @@ SILENT = Norms(0.0, 0.0, 0, 0)  # a step that shows nothing
 
 
 class NoiseScale:
-    """Running estimate; `decay` per step of the two exponential averages, with the start corrected as in Adam."""
+    """A running estimate of the gradient noise scale.
+
+    `decay`: per step, of the two exponential averages, whose start is corrected as in Adam.
+    """
 
     def __init__(self, decay: float = 0.99) -> None:
         self.decay = decay
@@ -39,7 +42,7 @@ class NoiseScale:
         self._weight = 0.0
 
     def update(self, small: float, big: float, b_small: float, b_big: float) -> float | None:
-        """Take in one step: squared norms `small` and `big` at batch sizes `b_small` < `b_big`; the new `value`.
+        """Take in one step: squared norms `small` and `big` at batch sizes `b_small` < `b_big`. Return the new `value`.
 
         A step that shows nothing (equal batch sizes, or a norm that is not finite) changes nothing.
         """
@@ -53,13 +56,13 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """Noise scale in samples; None before the first step and while the averages are not both positive."""
+        """Return the noise scale in samples; None before the first step and while the averages are not both positive."""
         if self._weight == 0.0 or self._square <= 0.0 or self._trace <= 0.0:
             return None
         return self._trace / self._square
 
     def state(self) -> dict[str, float]:
-        """To keep in a checkpoint, so that a resize does not start the estimate afresh."""
+        """Return the state to keep in a checkpoint, so that a resize does not start the estimate afresh."""
         return {"trace": self._trace, "square": self._square, "weight": self._weight}
 
     def restore(self, state: dict[str, float]) -> None:

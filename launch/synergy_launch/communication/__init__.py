@@ -1,1 +1,1 @@
-"""What data-parallel replicas exchange, where the user allows less than every gradient in every step."""
+"""The exchange between data-parallel replicas where the user allows less than every gradient in every step."""

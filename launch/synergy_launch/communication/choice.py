@@ -1,89 +1,82 @@
-"""Which exchange a run can make, of the one that it is told or asked for."""
+"""The exchange that a run can make, given the one that it is told or asked for."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT, WAYS, Exchange, is_removed, parse_exchange
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.compressed import Bfloat16
-from synergy_launch.communication.delayed import Delayed
 from synergy_launch.communication.local_steps import LocalSteps
-from synergy_launch.communication.power_sgd import PowerSgd
 from synergy_launch.communication.replicas import Replicas
 from synergy_launch.links.link_gate import LinkGate
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT, WAYS, Exchange, exchange
 
 ARGUMENT = "SynergyTask: comm"
 
 
-def choose(
-    told: Exchange, asked: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, world: int
+def choose_exchange(
+    told: Exchange, asked: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: int
 ) -> tuple[Exchange, str]:
-    """The exchange of this run, and why it is not the one that was told ("" where it is).
+    """Return the exchange of this run, and why it is not the requested one ("" where it is). Raises UsageError.
 
-    `told`: the launcher's; `asked`: the script's own, where the launcher told none. What can't be done is refused to a script and made
-    exact for the launcher, whose plan may be another for the next start. Raises UsageError.
+    `told`: the launcher's; `asked`: the script's own, where the launcher told none. A way that can't be taken is refused to a script. For
+    the launcher it becomes exact: its plan may be another for the next start.
     """
-    wanted = exchange(asked, ARGUMENT) if told == EXACT and asked else told
-    why = _obstacle(wanted, model, optimizer, scaler) if wanted != EXACT and world > 1 else ""
-    if why and wanted != told:
-        raise UsageError(ARGUMENT, f"{wanted}: {why}", "comm=exact")
-    if wanted != EXACT and world == 1:
+    requested = parse_exchange(asked, ARGUMENT) if told == EXACT and asked else told
+    if told == EXACT and is_removed(asked):
+        return EXACT, f"{ARGUMENT}={asked} has no effect any more: write local:8, compressed:bf16 or nothing"
+    why = _obstacle(requested, model, optimizer) if requested != EXACT and world > 1 else ""
+    if why and requested != told:
+        raise UsageError(ARGUMENT, f"{requested}: {why}", "comm=exact")
+    if requested != EXACT and world == 1:
         why = "one process has nobody to exchange with"
-    return (EXACT, f"gradients are exchanged exactly, not as {wanted}: {why}") if why else (wanted, "")
+    return (EXACT, f"gradients are exchanged exactly, not as {requested}: {why}") if why else (requested, "")
 
 
-def exchanges_less(model: torch.nn.Module, world: int) -> bool:
-    """Whether this script's replicas can, on whatever number of processes. One process may hold bare the model that several wrap by
-    DistributedDataParallel: nothing speaks against it there but FSDP, which is another script's."""
+def can_exchange_less(model: torch.nn.Module, world: int) -> bool:
+    """Return whether this script's replicas can exchange less, on any number of processes.
+
+    One process may hold bare the model that several wrap by DistributedDataParallel. On one process only FSDP, which is another script's,
+    rules it out.
+    """
     if world > 1 or isinstance(model, DistributedDataParallel):
         return isinstance(model, DistributedDataParallel)
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return kinds.isdisjoint(("FSDPModule", "FullyShardedDataParallel"))
 
 
-def refused(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
-    """The ways that a script which exchanges less can't have, joined by +: the same in each of its runs, so that no plan is made with
-    them again."""
-    of = {way: Exchange(way.partition(":")[0], rank=int(way.endswith("powersgd"))) for way in WAYS}
-    return "+".join(way for way, option in of.items() if _against(option, model, optimizer, scaler))
+def refused_ways(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return the ways that a script which exchanges less can't have, joined by +.
+
+    They are the same in each of its runs, so that no plan is made with them again.
+    """
+    return "+".join(way for way in WAYS if _script_obstacle(way.partition(":")[0], model, optimizer))
 
 
-def _obstacle(wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
-    """Why it can't be done, "" if it can."""
+def _obstacle(requested: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return why the run can't exchange in this way, "" if it can."""
     if not isinstance(model, DistributedDataParallel):
         return "only DistributedDataParallel can exchange less"
-    return _against(wanted, model, optimizer, scaler)
+    return _script_obstacle(requested.kind, model, optimizer)
 
 
-def _against(wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> str:
-    """What of the script speaks against it besides how its model is wrapped, "" if nothing does."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if wanted.kind == "local" and any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+def _script_obstacle(kind: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return what in the script rules this kind out, apart from how its model is wrapped; "" if nothing does."""
+    if kind == "local" and any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         return "ZeroRedundancyOptimizer has no state of its own on each replica"
-    if wanted.kind == "compressed" and getattr(model, "_comm_hooks", None):
+    if kind == "compressed" and getattr(model, "_comm_hooks", None):
         return "the script has registered a communication hook of its own"
-    if wanted.rank and scaler is not None and scaler.is_enabled():
-        return "an overflow under a GradScaler would stay in PowerSGD's error feedback"
-    if wanted.rank and any(p.dim() == 0 for p in parameters):
-        return "torch's PowerSGD takes no parameter without a dimension"
     return ""
 
 
-def communication(
-    wanted: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, gate: LinkGate | None
+def set_up_communication(
+    chosen: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, gate: LinkGate | None
 ) -> Communication | None:
-    """Sets `wanted` up on the model, whose link gate is installed already; None for exact."""
-    if wanted == EXACT:
+    """Set `chosen` up on the model, whose link gate is installed already; return None for exact."""
+    if chosen == EXACT:
         return None
     assert isinstance(model, DistributedDataParallel)
     replicas = Replicas(model, optimizer, gate)
-    if wanted.kind == "local":
-        return LocalSteps(wanted, replicas)
-    if wanted.kind == "delayed":
-        return Delayed(wanted, replicas)
-    return PowerSgd(wanted, replicas) if wanted.rank else Bfloat16(wanted, replicas)
+    return LocalSteps(chosen, replicas) if chosen.kind == "local" else Bfloat16(chosen, replicas)

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from synergy_core.exchange import Exchange
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from synergy_launch.batch.gradient_sample import every
+from synergy_launch.batch.gradient_sample import sample_interval
 from synergy_launch.communication.communication import Communication
 from synergy_launch.communication.progress import Ratio
 from synergy_launch.communication.replicas import Replicas
-from synergyd.exchange import Exchange
 
 
 class Bfloat16(Communication):
-    """torch's bf16_compress_hook on the model. Rounding loses so little that no first steps are exact."""
+    """The exchange by torch's bf16_compress_hook on the model. Rounding loses so little that no first steps are exact."""
 
     warms_up = False
 
     def __init__(self, exchange: Exchange, replicas: Replicas) -> None:
         super().__init__(exchange, replicas)
         self._ratio = Ratio()
-        self._every, self._step = every(sum(p.numel() for p in replicas.parameters)), 0
-        self._squares: list[torch.Tensor] = []  # of this step: pairs |rounding error|^2, |gradient|^2
+        self._every, self._step = sample_interval(sum(p.numel() for p in replicas.parameters)), 0
+        self._squares: list[torch.Tensor] = []  # this step's pairs |rounding error|^2, |gradient|^2
         replicas.model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
     def _reduce(self, bucket: Any) -> Any:
@@ -36,7 +36,7 @@ class Bfloat16(Communication):
             )
         return bf16_compress_hook(self.replicas.group, bucket)
 
-    def gradients(self, scale: float) -> list[float]:
+    def gradients(self) -> list[float]:
         self._step += 1
         if not self._squares:
             return [0.0, 0.0]
@@ -44,7 +44,7 @@ class Bfloat16(Communication):
         self._squares.clear()
         return found
 
-    def measured(self, sums: list[float]) -> None:
+    def take_sums(self, sums: list[float]) -> None:
         error, whole = sums
         if whole > 0:
             # each of the n numbers is rounded, and each of their n - 1 partial sums
@@ -52,7 +52,7 @@ class Bfloat16(Communication):
 
     @property
     def efficiency(self) -> float | None:
-        """The share of the gradient's squared norm that arrives."""
+        """Return the share of the gradient's squared norm that arrives."""
         return self._ratio.value
 
     def state(self) -> dict[str, Any]:

@@ -9,20 +9,19 @@ floating-point buffers, such as BatchNorm's; the optimizer's states stay with th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from synergy_core.exchange import MAX_PERIOD, Exchange
 
 from synergy_launch.communication.communication import Communication
-from synergy_launch.communication.outer_step import OuterStep
 from synergy_launch.communication.replicas import Replicas
-from synergyd.exchange import MAX_PERIOD, Exchange
 
 
-def period(base: int, peak: float, rate: float) -> int:
-    """Steps until the next average at this learning rate, by QSR: `base` at the `peak`, more below it."""
+def next_period(base: int, peak: float, rate: float) -> int:
+    """Return the steps until the next average at this learning rate, by QSR: `base` at the `peak`, more below it."""
     if not 0 < rate < peak:
         return base
     # rounding must not cost the floor a whole step
@@ -30,7 +29,7 @@ def period(base: int, peak: float, rate: float) -> int:
 
 
 class LocalSteps(Communication):
-    """`exchange.period` is H_base. With `exchange.outer` the period is fixed, and the average passes DiLoCo's outer step."""
+    """One rank of local steps; `exchange.period` is H_base."""
 
     own_gradients = True
 
@@ -38,42 +37,31 @@ class LocalSteps(Communication):
         super().__init__(exchange, replicas)
         self._since = 0  # steps since the last average at a period's end
         self._apart = False  # states differ between replicas
-        self._period = exchange.period  # that is told: of the last round, to a factor of 2
-        self._outer = OuterStep(replicas.names) if exchange.outer else None
+        self._period = exchange.period  # the period that is told: the last round's, to a factor of 2
 
-    def begin(self, rate: float, steps: float) -> bool:
-        begins = super().begin(rate, steps)
-        if begins and self._outer is not None:
-            self._outer.begin()
-        return begins
-
-    def stepped(self, rate: float) -> None:
+    def after_step(self, rate: float) -> None:
         if not self.active:
             return
         self._apart = True
         self._since += 1
-        base = self.exchange.period
-        self.round_over = self._since >= (base if self.exchange.outer else period(base, self._peak, rate))
+        self.round_over = self._since >= next_period(self.exchange.period, self._peak, rate)
         if self.round_over:
             if not self._period < 2 * self._since < 4 * self._period:
                 self._period = self._since
             self._since = 0
             self.replicas.average([*self.replicas.parameters, *self.replicas.buffers()])
-            if self._outer is not None:
-                self._outer.step()
 
     @property
-    def runs(self) -> Exchange:
-        """With the period that the rule has come to."""
+    def exchange_in_use(self) -> Exchange:
+        """Return the exchange with the period that the rule has come to."""
         return replace(self.exchange, period=self._period)
 
-    def settle(self, update: Callable[[], None], scale: float) -> None:
-        """One more average, of the optimizer's states too. DiLoCo's period goes on: its outer step stays where it was."""
+    def settle(self) -> None:
+        """Average the replicas once more, the optimizer's states too, and begin a period."""
         if not self._apart:
             return
         self._apart = False
-        if self._outer is None:
-            self._since = 0
+        self._since = 0
         # 0-dim. states are counts, the same everywhere
         states = [
             value
@@ -83,21 +71,11 @@ class LocalSteps(Communication):
         ]
         self.replicas.average([*self.replicas.parameters, *self.replicas.buffers(), *states])
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return self._outer.tensors() if self._outer is not None and self.active else {}
-
-    def blank(self, names: list[str]) -> dict[str, torch.Tensor]:
-        return self._outer.blank(names) if self._outer is not None else {}
-
-    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if self._outer is not None:
-            self._outer.take(tensors)
-
     def state(self) -> dict[str, Any]:
         return {**super().state(), "since": self._since, "longer": self._period / self.exchange.period}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._since = int(state["since"])
-        if self._outer is None:  # the plan's period may be another now; older checkpoints have no "longer"
-            self._period = min(MAX_PERIOD, round(self.exchange.period * float(state.get("longer", 1.0))))
+        # the plan's period may be another now; older checkpoints have no "longer"
+        self._period = min(MAX_PERIOD, round(self.exchange.period * float(state.get("longer", 1.0))))

@@ -12,7 +12,7 @@ __all__ = ["DeepSpeedTask", "with_plan"]
 
 
 def __getattr__(name: str) -> Any:
-    """Importing the names imports torch; importing this folder's other modules does not."""
+    """Import a name lazily: importing the names imports torch; importing this folder's other modules does not."""
     if name == "DeepSpeedTask":
         from synergy_launch.deepspeed.training import DeepSpeedTask
 

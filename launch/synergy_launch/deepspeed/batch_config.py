@@ -8,21 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from synergy_core.errors import UsageError
+
 from synergy_launch.agent.settings import AgentSettings, micro_batch
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.run_plan import run_plan
-from synergyd.errors import UsageError
 
 _MICRO = "train_micro_batch_size_per_gpu"
 
 
 def with_plan(ds_config: Mapping[str, Any] | str | Path, *, global_batch: int) -> dict[str, Any]:
-    """A copy of `ds_config` (or of the JSON file of that name) with the plan's batch, for deepspeed.initialize.
+    """Return a copy of `ds_config` (or of the JSON file of that name) with the plan's batch, for deepspeed.initialize.
 
     `global_batch` (examples) is what learning rate and steps were chosen for, and the batch where Synergy gave no plan: then in
-    micro-batches of up to the configuration's train_micro_batch_size_per_gpu. Ends with one line and exit code 2 where the batch can't
-    be divided, or the file can't be read.
+    micro-batches of up to the configuration's train_micro_batch_size_per_gpu. Ends with one line and exit code 2 where the batch can't be
+    divided, or the file can't be read.
     """
     with exit_on_error():
         settings = AgentSettings.from_environment()

@@ -23,33 +23,33 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from synergy_core.errors import UsageError
 
-from synergy_launch.agent.checkpoint import Checkpoint, attempt, reason
+from synergy_launch.agent.checkpoint import Checkpoint, attempt, error_cause
 from synergy_launch.agent.collectives import Collectives
-from synergyd.errors import UsageError
 
 _CONVERTER = "deepspeed.checkpoint.ds_to_universal"
-_PREFIX = "universal_"  # of folders beside the checkpoints; one that a kill left is removed at the next conversion
+_PREFIX = "universal_"  # folders beside the checkpoints; one that a kill left is removed at the next conversion
 _LOOK_S = 0.2
 
 
 class EngineState:
-    """`read` and `load` are for all ranks together."""
+    """The state of an engine in a checkpoint. `read` and `load` are for all ranks together."""
 
     def __init__(self, engine: Any, ranks: Collectives) -> None:
         self._engine, self._ranks = engine, ranks
 
     def write(self, folder: Path) -> Mapping[str, Any]:
-        """Writes to `folder`; the metadata that `load` needs. Where a file can't be written it raises once all ranks are through."""
+        """Write to `folder`; return the metadata that `load` needs. Where a file can't be written it raises once all ranks are through."""
         engine, files, errors = self._engine, self._engine.checkpoint_engine, list[str]()
 
-        def kept(write: Callable[..., Any]) -> Callable[..., None]:
+        def collect_error(write: Callable[..., Any]) -> Callable[..., None]:
             return lambda *given, **named: errors.append(attempt(lambda: write(*given, **named))[1])
 
         # a rank that left save_checkpoint early would leave the others in its last collectives
         with (
-            _standing_in(files, "save", kept(files.save)),
-            _standing_in(engine, "_copy_recovery_script", kept(engine._copy_recovery_script)),
+            _replace_method(files, "save", collect_error(files.save)),
+            _replace_method(engine, "_copy_recovery_script", collect_error(engine._copy_recovery_script)),
         ):
             engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
         if any(errors):
@@ -63,7 +63,7 @@ class EngineState:
         }
 
     def load(self, checkpoint: Checkpoint) -> str:
-        """From a checkpoint of any number of ranks; what to tell of it, "" if nothing. Raises UsageError."""
+        """Load a checkpoint of any number of ranks; return what to tell of it, "" if nothing. Raises UsageError."""
         where, meta, stage = f"checkpoint {checkpoint.path}", checkpoint.meta, self._engine.zero_optimization_stage()
         if meta.get("kind") != "deepspeed":
             raise UsageError(where, "was not written by a run of DeepSpeed with Synergy", "name another folder")
@@ -81,7 +81,7 @@ class EngineState:
             return ""
         self._check_shares(where)
         began = time.monotonic()
-        with self._converted(where, checkpoint.path) as folder:
+        with self._as_universal(where, checkpoint.path) as folder:
             spent_s = time.monotonic() - began
             self._by_engine(where, folder, universal=True)
         self._complete(checkpoint)
@@ -94,7 +94,7 @@ class EngineState:
         before, engine._config.load_universal_checkpoint = engine._config.load_universal_checkpoint, universal
         # DeepSpeed globs the path as it is, and folders may have brackets in their names
         names = engine._get_all_ckpt_names
-        with _standing_in(engine, "_get_all_ckpt_names", lambda path, tag: names(glob.escape(path), tag)):
+        with _replace_method(engine, "_get_all_ckpt_names", lambda path, tag: names(glob.escape(path), tag)):
             loaded, error = attempt(lambda: engine.load_checkpoint(str(folder.parent), tag=folder.name))
         engine._config.load_universal_checkpoint = before
         if self._ranks.maximum([0 if loaded and loaded[0] else 1])[0]:
@@ -102,7 +102,10 @@ class EngineState:
             raise UsageError(where, what, "use what it was made with, or another folder")
 
     def _check_shares(self, where: str) -> None:
-        """DeepSpeed's ZeRO 1 and 2 load no universal checkpoint on a rank whose part of a group is nothing but padding."""
+        """Check that each rank's part of a group is more than padding.
+
+        Otherwise DeepSpeed's ZeRO 1 and 2 load no universal checkpoint on that rank. Raises UsageError.
+        """
         groups = getattr(self._engine.optimizer, "bit16_groups", [])
         empty = any(all(getattr(p, "_hp_mapping", None) is None for p in group) for group in groups)
         if self._ranks.maximum([int(empty)])[0]:
@@ -110,15 +113,15 @@ class EngineState:
             raise UsageError(where, what, "fewer ranks, or larger groups")
 
     @contextlib.contextmanager
-    def _converted(self, where: str, folder: Path) -> Iterator[Path]:
-        """`folder` as a universal checkpoint, made by rank 0 while the others wait. Raises UsageError."""
+    def _as_universal(self, where: str, folder: Path) -> Iterator[Path]:
+        """Yield `folder` as a universal checkpoint, made by rank 0 while the others wait. Raises UsageError."""
         begun: _Conversion | None = None
         error = ""
         with contextlib.ExitStack() as stack:
             if self._ranks.rank == 0:
                 begun, error = attempt(lambda: _begin(folder, stack))
             # many short collectives: a single one would run into its time limit on a large model
-            while (said := self._ranks.broadcast(begun.said() if begun else error)) is None:
+            while (said := self._ranks.broadcast(begun.failure() if begun else error)) is None:
                 time.sleep(_LOOK_S)
             if said:
                 what = f"can't be converted to {self._ranks.world} ranks: {said}"
@@ -128,7 +131,7 @@ class EngineState:
             self._ranks.barrier()  # all have loaded it
 
     def _complete(self, checkpoint: Checkpoint) -> None:
-        """What the universal checkpoint left out or mixed up."""
+        """Complete and correct what the universal checkpoint left out or mixed up."""
         optimizer, module = self._engine.optimizer, self._engine.module
         for group, kept in zip(optimizer.param_groups, checkpoint.meta["groups"], strict=True):
             group.update({name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
@@ -148,22 +151,22 @@ class EngineState:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """DeepSpeed's program at work on `target`, with what it says."""
+    """A run of DeepSpeed's conversion program on `target`, with its log."""
 
     process: subprocess.Popen[bytes]
     log: IO[str]
     target: Path
 
-    def said(self) -> str | None:
-        """None: not done yet. "": done, else why not."""
+    def failure(self) -> str | None:
+        """Return None if the conversion is not done yet, "" if it is done, else why it failed."""
         if not (code := self.process.poll()):
             return None if code is None else ""
         self.log.seek(0)
-        return reason(RuntimeError(self.log.read()[-4000:]))
+        return error_cause(RuntimeError(self.log.read()[-4000:]))
 
 
 def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
-    """Begins the conversion of `folder`, in a folder beside it; `stack` ends it and removes all that it has made."""
+    """Start the conversion of `folder`, in a folder beside it; `stack` ends it and removes all that it has made."""
     for left in folder.parent.glob(f"{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
@@ -185,8 +188,8 @@ def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
 
 
 @contextlib.contextmanager
-def _standing_in(holder: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """`function` in the place of `holder`'s method of that name."""
+def _replace_method(holder: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Put `function` in the place of `holder`'s method of that name."""
     setattr(holder, name, function)
     try:
         yield
@@ -195,13 +198,13 @@ def _standing_in(holder: Any, name: str, function: Callable[..., Any]) -> Iterat
 
 
 def _digest(module: Any) -> str:
-    """Of the names and shapes of all parameters."""
+    """Return a digest of the names and shapes of all parameters."""
     shapes = [f"{name}{tuple(getattr(p, 'ds_shape', p.shape))}" for name, p in module.named_parameters()]
     return hashlib.blake2b("\n".join(shapes).encode(), digest_size=16).hexdigest()
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's numbers, such as its rate, as JSON keeps them."""
+    """Return a parameter group's numbers, such as its rate, as JSON keeps them."""
     numbers = (bool, int, float)
     return {
         name: list(value) if isinstance(value, tuple) else value

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from synergy_core.records import Plan
 
-from synergy_launch.batch.gradient_sample import every
+from synergy_launch.batch.gradient_sample import sample_interval
 from synergy_launch.batch.noise_scale import SILENT, Norms
-from synergyd.records import Plan
 
 
 class EngineNorms:
@@ -22,13 +22,13 @@ class EngineNorms:
         self._engine, self._zero = engine, engine.zero_optimization_stage() > 0
         self._parameters = [p for p in engine.module.parameters() if p.requires_grad]
         # ZeRO 3 leaves an empty tensor where it has taken the parameter apart
-        self._every = every(sum(getattr(p, "ds_numel", p.numel()) for p in self._parameters))
-        self._handles = [p.register_hook(self._seen) for p in self._parameters]
+        self._every = sample_interval(sum(getattr(p, "ds_numel", p.numel()) for p in self._parameters))
+        self._handles = [p.register_hook(self._take_gradient) for p in self._parameters]
         self.follow(plan)
 
     @property
     def why_silent(self) -> str:
-        """Why this plan's steps show nothing; "" if they do."""
+        """Return why this plan's steps show nothing; "" if they do."""
         if self._zero and not self._engine.zero_compute_grad_norm():
             return "the noise scale is not measured: compute_grad_norm is false"
         if self._plan.global_batch == self._plan.micro_batch:
@@ -36,22 +36,24 @@ class EngineNorms:
         return ""
 
     def follow(self, plan: Plan) -> None:
-        """From the next step on the run has this plan."""
+        """Measure with this plan from the next step on."""
         self._plan, self._step = plan, 0
         self._small: list[torch.Tensor] = []
         self._big: torch.Tensor | None = None
         self._silent = bool(self.why_silent)
 
     def before_step(self) -> None:
-        """The step's last backward is done; the engine's step comes next."""
-        if self._looks and not self._zero:
+        """Take the norm once the step's last backward is done; the engine's step comes next."""
+        if self._is_sampling and not self._zero:
             norms = [_norm(p.grad) for p in self._parameters if p.grad is not None]
             self._big = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def take(self, loss: torch.Tensor) -> tuple[float, Norms]:
-        """`loss`, and after the engine's step this rank's shares of the norms, whose sums over the ranks are the norms'. The device is
-        waited for once."""
-        looked, self._step = self._looks, self._step + 1
+        """Return `loss`, and after the engine's step this rank's shares of the norms, whose sums over the ranks are the norms.
+
+        The device is waited for once.
+        """
+        looked, self._step = self._is_sampling, self._step + 1
         small, self._small = self._small, []
         big = self._engine.get_global_grad_norm() if self._zero else self._big
         if not looked or not small or big is None:
@@ -64,16 +66,16 @@ class EngineNorms:
         return mean, Norms(small_ * plan.micro_batches / plan.dp, big_ / plan.dp, plan.micro_batch, plan.global_batch)
 
     def close(self) -> None:
-        """Nothing is looked at any more."""
+        """Stop looking at gradients."""
         for handle in self._handles:
             handle.remove()
 
     @property
-    def _looks(self) -> bool:
+    def _is_sampling(self) -> bool:
         return not self._silent and self._step % self._every == 0
 
-    def _seen(self, gradient: torch.Tensor) -> None:
-        if self._looks:
+    def _take_gradient(self, gradient: torch.Tensor) -> None:
+        if self._is_sampling:
             self._small.append(_norm(gradient))
 
 

@@ -1,11 +1,14 @@
-"""What DeepSpeed's universal checkpoint does not carry to another number of ranks, or no test here has shown that it does."""
+"""Checks for state that DeepSpeed's universal checkpoint does not carry to another number of ranks.
+
+State that no test here has shown it to carry counts as such, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 _WHERE = "DeepSpeedTask"
 # ds_to_universal.py (DeepSpeed 0.19.8) takes exp_avg, exp_avg_sq and step of each parameter, and nothing else
@@ -14,7 +17,7 @@ _ZERO = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3")
 
 
 def check_engine(engine: Any, world: int) -> None:
-    """UsageError where the run of `engine` on `world` ranks could not go on on another number of them."""
+    """Raise UsageError where the run of `engine` on `world` ranks could not go on on another number of them."""
     if not hasattr(engine, "zero_optimization_stage"):
         raise UsageError(_WHERE, f"{type(engine).__name__} is no engine", "what deepspeed.initialize gives first")
     for wrong, what, right in (*_of_parallelism(engine, world), *_of_state(engine), *_of_checkpoints(engine)):

@@ -1,4 +1,4 @@
-"""Synergy in a loop of DeepSpeed's engine, with or without ZeRO:
+"""Synergy in a loop of DeepSpeed's engine, with or without ZeRO.
 
     config = with_plan(ds_config, global_batch=64)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synergy_core.exchange import EXACT
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.checkpoint import Checkpoint
@@ -38,7 +39,6 @@ from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
-from synergyd.exchange import EXACT
 
 
 class DeepSpeedTask(BatchLoop):
@@ -87,7 +87,7 @@ class DeepSpeedTask(BatchLoop):
             if newest is not None:
                 self._load(newest)
                 self.plan = self.agent.plan = resumed_plan(self.plan, settings, newest.meta.get("batch"))
-            self.plan = self.agent.bounded(self.following.base)
+            self.plan = self.agent.find_bounded_plan(self.following.base)
         self._losses: list[torch.Tensor] = []
         self._norms = EngineNorms(engine, self.plan)
         self.agent.start(
@@ -108,11 +108,11 @@ class DeepSpeedTask(BatchLoop):
         self.engine.set_gradient_accumulation_boundary(micro_step == self.plan.micro_batches - 1)
         return contextlib.nullcontext()
 
-    def _given(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         return on_device(self.engine.device, batch)
 
     def step(self, loss: torch.Tensor) -> None:
-        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
+        """Run the backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step."""
         self._losses.append(loss.detach().float())
         self.engine.backward(loss)
         if len(self._losses) < self.plan.micro_batches:
@@ -134,7 +134,7 @@ class DeepSpeedTask(BatchLoop):
             loss=loss_all,
             tokens=self.samples * self._tokens_per_sample,
             noise_scale=self.noise.value,
-            done=self.following.done,
+            done=self.following.examples_done,
             total=self.following.total,
             finite=math.isfinite(big),
         )
@@ -144,7 +144,7 @@ class DeepSpeedTask(BatchLoop):
             self._follow()
 
     def _update(self) -> None:
-        """The engine's step at this batch's rate, without its schedule, which counts steps of another batch."""
+        """Run the engine's step at this batch's rate, without its schedule, which counts steps of another batch."""
         engine, schedule = self.engine, self.engine.lr_scheduler
         groups = engine.optimizer.param_groups
         engine.lr_scheduler = None
@@ -153,11 +153,11 @@ class DeepSpeedTask(BatchLoop):
         engine.lr_scheduler = schedule
 
     def _follow(self) -> None:
-        """The engine takes the plan's batch."""
+        """Set the plan's batch in the engine."""
         self.engine.set_train_micro_batch_size(self.plan.micro_batch)
         self.engine.set_train_batch_size(self.plan.global_batch)
         self._norms.follow(self.plan)
-        for words in (self._norms.why_silent, self.following.words(self.plan.global_batch, self.noise.value)):
+        for words in (self._norms.why_silent, self.following.format_factors(self.plan.global_batch, self.noise.value)):
             if words:
                 self.agent.note(words)
 

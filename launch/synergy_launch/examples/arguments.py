@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from synergy_core.rates import RULES
+
 from synergy_launch.batch.learning_rate import COUNTS
-from synergyd.rates import RULES
 
 
 def common_arguments(
     description: str | None, *, global_batch: int, lr_rule: str, count: str
 ) -> argparse.ArgumentParser:
-    """A parser with the arguments of every example; the rest are this example's defaults ("": the optimizer's usual)."""
+    """Return a parser with the arguments of every example; the rest are this example's defaults ("": the optimizer's usual)."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--layers", type=int, default=4)

@@ -1,5 +1,7 @@
-"""A small byte-level GPT in plain PyTorch, with SynergyTask: tensor parallel (parallelize_module) inside FSDP2 (fully_shard), context
-parallel (keys and values gathered) and pipeline parallel (torch.distributed.pipelining).
+"""A small byte-level GPT in plain PyTorch, with SynergyTask.
+
+It is tensor parallel (parallelize_module) inside FSDP2 (fully_shard), context parallel (keys and values gathered) and
+pipeline parallel (torch.distributed.pipelining).
 
     torchrun --nproc-per-node 4 -m synergy_launch.examples.fsdp_tp --steps 20 --checkpoint /tmp/fsdp_tp
 
@@ -16,6 +18,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from synergy_core.records import ModelSpec
 from torch import nn
 
 from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
@@ -23,11 +26,10 @@ from synergy_launch.examples.arguments import common_arguments
 from synergy_launch.examples.plain_gpt import Gpt, parallelize
 from synergy_launch.examples.text import TextWindows
 from synergy_launch.pytorch.context_parallel import own_positions
-from synergyd.records import ModelSpec
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the tokens of a micro-batch, as far as this rank has them."""
+    """Return the mean over the tokens of a micro-batch, as far as this rank has them."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 

@@ -14,12 +14,13 @@ import sys
 import time
 from dataclasses import replace
 
+from synergy_core.records import ModelSpec, Plan
+
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_plan
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.learning_rate import Schedule
 from synergy_launch.examples.arguments import common_arguments
-from synergyd.records import ModelSpec, Plan
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -66,7 +67,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     with agent.watching():
         spec = model_spec(args)
         checkpoint = agent.find_checkpoint(args.checkpoint).checkpoint
-        plan = agent.bounded(args.global_batch)
+        plan = agent.find_bounded_plan(args.global_batch)
         text = TextWindows(args.seq, args.seed)
         run = MegatronRun(
             spec,
@@ -82,7 +83,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             count=args.count,
             schedule=Schedule(args.warmup * args.global_batch, args.steps * args.global_batch if args.cosine else 0),
         )
-        for remark in (run.note, run.following.words(plan.global_batch, run.noise_scale)):
+        for remark in (run.note, run.following.format_factors(plan.global_batch, run.noise_scale)):
             if remark:
                 agent.note(remark)
         agent.start(
@@ -96,7 +97,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             base_batch=run.following.base,
             peers=run.stage,
         )
-        while not run.following.finished(args.steps):
+        while not run.following.has_finished(args.steps):
             loss = run.train_step()
             if args.step_delay:
                 time.sleep(args.step_delay)
@@ -106,14 +107,16 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
                 tokens=run.tokens,
                 noise_scale=run.noise_scale,
                 own_s=run.forward_timer.take(),
-                done=run.following.done,
+                done=run.following.examples_done,
                 total=run.following.total,
             ):
                 return
             changed = agent.take_batch()
             if changed is not None:
                 run.follow(changed)
-                agent.note(run.following.words(changed.global_batch, run.noise_scale) or "back at the tuned batch")
+                agent.note(
+                    run.following.format_factors(changed.global_batch, run.noise_scale) or "back at the tuned batch"
+                )
         agent.finish()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from synergy_core.records import ModelSpec
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -17,12 +18,11 @@ from torch.distributed.tensor.parallel import (
 
 from synergy_launch import data_mesh
 from synergy_launch.pytorch.context_parallel import causal_attention, positions
-from synergy_launch.pytorch.mesh import CP, place, size
-from synergyd.records import ModelSpec
+from synergy_launch.pytorch.mesh import CP, dimension_rank, dimension_size
 
 
 class Attention(nn.Module):
-    """Causal, with rotary positions. (batch, seq / cp, hidden) -> the same; under tp each rank has some of the heads."""
+    """Causal attention with rotary positions: (batch, seq / cp, hidden) -> the same; under tp each rank has some of the heads."""
 
     def __init__(self, hidden: int, heads: int, mesh: DeviceMesh | None) -> None:
         super().__init__()
@@ -31,9 +31,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
-        cp = size(self.mesh, CP)
-        own = positions(cp * query.shape[-2], cp, place(self.mesh, CP)).to(x.device)
-        mixed = causal_attention(_turned(query, own), _turned(key, own), value, self.mesh)
+        cp = dimension_size(self.mesh, CP)
+        own = positions(cp * query.shape[-2], cp, dimension_rank(self.mesh, CP)).to(x.device)
+        mixed = causal_attention(_rotate(query, own), _rotate(key, own), value, self.mesh)
         result: torch.Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -41,8 +41,11 @@ class Attention(nn.Module):
         return x.reshape(*x.shape[:2], -1, self.width).transpose(1, 2)
 
 
-def _turned(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (Su et al. 2021, section 3.2): (batch, heads, seq, width) -> the same, of tokens that stand at `own` (seq,)."""
+def _rotate(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Apply rotary positions (Su et al.
+
+    2021, section 3.2): (batch, heads, seq, width) -> the same, of tokens that stand at `own` (seq,).
+    """
     half = x.shape[-1] // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
     angles = own[:, None] * rates
@@ -52,7 +55,7 @@ def _turned(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU MLP."""
 
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -79,8 +82,11 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Tokens (batch, seq / cp) -> logits (batch, seq / cp, vocab). A `stage` of a pipeline (None: all blocks) has some of the blocks, by
-    the names that they have in the whole model: all but the first take hidden states, all but the last give them."""
+    """Tokens (batch, seq / cp) -> logits (batch, seq / cp, vocab).
+
+    A `stage` of a pipeline (None: all blocks) has some of the blocks, by the names that they have in the whole model:
+    all but the first take hidden states, all but the last give them.
+    """
 
     def __init__(self, spec: ModelSpec, mesh: DeviceMesh | None = None, stage: range | None = None) -> None:
         super().__init__()
@@ -107,10 +113,10 @@ class Gpt(nn.Module):
 
 
 def parallelize(model: Gpt, mesh: DeviceMesh) -> None:
-    """Cuts the model, or its stage, over tp, with sequence parallelism between its blocks, then shards it over dp and cp, or over groups of
-    these ranks.
+    """Cut the model, or its stage, over tp, with sequence parallelism between its blocks, then shard it over dp and cp.
 
-    Norms are put on the mesh too: the gradient's norm wants all parameters on one mesh.
+    The shards may also be over groups of these ranks. Norms are put on the mesh too: the gradient's norm wants all parameters on one
+    mesh.
     """
     tp = mesh["tp"]
     whole = {

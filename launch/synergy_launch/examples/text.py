@@ -9,7 +9,7 @@ from synergy_launch.batch.data_order import SampleOrder
 
 
 def reference_text() -> bytes:
-    """The topics of pydoc, in order of their names."""
+    """Return the topics of pydoc, in order of their names."""
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     return "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
 

@@ -1,5 +1,6 @@
-"""Hugging Face's Trainer: `from synergy_launch.huggingface import SynergyCallback, apply_plan, resume_from`. A loop of
-Accelerate's: `from synergy_launch.huggingface import AcceleratedTask`.
+"""Hugging Face's Trainer: `from synergy_launch.huggingface import SynergyCallback, apply_plan, resume_from`.
+
+A loop of Accelerate's: `from synergy_launch.huggingface import AcceleratedTask`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ __all__ = ["AcceleratedTask", "SynergyCallback", "apply_plan", "resume_from"]
 
 
 def __getattr__(name: str) -> Any:
-    """Importing the names imports torch, and transformers for Trainer's; importing this folder's other modules does not."""
+    """Import a name lazily.
+
+    Importing the names imports torch, and transformers for Trainer's; importing this folder's other modules does not.
+    """
     if name == "AcceleratedTask":
         from synergy_launch.huggingface.accelerated import AcceleratedTask
 

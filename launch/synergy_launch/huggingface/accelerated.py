@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from synergy_core.errors import UsageError
+
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.training import SynergyTask
-from synergyd.errors import UsageError
 
 
 class AcceleratedTask(SynergyTask):
-    """As SynergyTask; the scaler is the accelerator's. Batches come on its device.
+    """A SynergyTask in a loop of Accelerate; the scaler is the accelerator's. Batches come on its device.
 
     DeepSpeed, Megatron-LM, XLA and the first FSDP end with one line and exit code 2: their gradients and checkpoints are
     not PyTorch's own.
@@ -41,5 +42,5 @@ class AcceleratedTask(SynergyTask):
         super().__init__(model, bare[0], scheduler=bare[1], scaler=accelerator.scaler, **arguments)
         self._device = accelerator.device
 
-    def _given(self, batch: Any) -> Any:
-        return super()._given(on_device(self._device, batch))
+    def _prepare_batch(self, batch: Any) -> Any:
+        return super()._prepare_batch(on_device(self._device, batch))

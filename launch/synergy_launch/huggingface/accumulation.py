@@ -13,7 +13,7 @@ from synergy_launch.pytorch.accumulation import Accumulation
 
 
 def why_fixed(args: Any, model: Any, train_dataloader: Any) -> str:
-    """Why neither noise nor another batch is possible in this Trainer; "" if they are."""
+    """Return why neither noise nor another batch is possible in this Trainer; "" if they are."""
     if model is None or train_dataloader is None:
         return "Trainer does not show its model and data"
     if not hasattr(train_dataloader, "__len__"):
@@ -29,18 +29,18 @@ def why_fixed(args: Any, model: Any, train_dataloader: Any) -> str:
 
 
 class TrainerAccumulation(Accumulation):
-    """As Accumulation; `args` are the run's TrainingArguments, which have no bound of the norm while a step is under way."""
+    """An Accumulation for Trainer; `args` are the run's TrainingArguments, which have no bound of the norm while a step is under way."""
 
     _clip: float | None = None  # Trainer's own bound, while its arguments have none
 
     def begin_step(self, args: Any, last: bool) -> None:
-        """One of Trainer's steps begins, the `last` one of a batch or not."""
+        """Begin one of Trainer's steps, the `last` one of a batch or not."""
         self.restore()
         self.begin(last)
         self._clip, args.max_grad_norm = args.max_grad_norm, 0.0
 
     def before_clipped_optimizer(self, args: Any, last: bool, epoch_ends: bool) -> None:
-        """The gradient is complete; `after_optimizer` comes next."""
+        """Take in the gradient, which is complete; `after_optimizer` comes next."""
         clip = args.max_grad_norm = self._clip or 0.0
         self._clip = None
         self.before_optimizer(last, epoch_ends)
@@ -48,7 +48,7 @@ class TrainerAccumulation(Accumulation):
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
 
     def end(self, args: Any) -> None:
-        """Training has ended, maybe inside a step: model and arguments are as before."""
+        """Leave model and arguments as they were before. Training has ended, maybe inside a step."""
         if self._clip is not None:
             args.max_grad_norm, self._clip = self._clip, None
         self.close()

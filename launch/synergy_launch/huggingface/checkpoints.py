@@ -23,8 +23,8 @@ from synergy_launch.agent.checkpoint import (
     CheckpointError,
     Checkpoints,
     FoundCheckpoint,
+    error_cause,
     first_good,
-    reason,
     seal,
     verify,
 )
@@ -35,28 +35,38 @@ _NAME = re.compile(r"checkpoint-(\d+)\Z")
 _WEIGHTS = ("*.safetensors", "*.bin", "pytorch_model_fsdp_*", "global_step*")
 
 
-def latest_good(directory: Path) -> FoundCheckpoint:
-    """The newest checkpoint that was finished; newer ones that were not are named in the note."""
+def latest_good(directory: Path, job: str = "") -> FoundCheckpoint:
+    """Return the newest checkpoint that was finished; the note names newer ones that were not.
+
+    `job`: only those sealed in this job count; "": all.
+    """
     folders = sorted((f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_step_of, reverse=True)
-    newest = first_good(folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _unsealed(folder))
+    folders = [folder for folder in folders if not job or _read_meta(folder).get("job") == job]
+    newest = first_good(
+        folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _check_unsealed(folder)
+    )
     if newest.checkpoint is None or newest.checkpoint.meta:
         return newest
     older = folders[folders.index(newest.checkpoint.path) :]
-    meta = next((m for f in older if (m := _meta_of(f))), {})
+    meta = next((m for f in older if (m := _read_meta(f))), {})
     return replace(newest, checkpoint=replace(newest.checkpoint, meta=meta))
 
 
 class TrainerCheckpoints(Checkpoints):
-    """Those of one run; Trainer writes and prunes them itself. `output_dir` must be seen by all nodes."""
+    """The checkpoints of one run; Trainer writes and prunes them itself. `output_dir` must be seen by all nodes."""
 
     sealed: int | None = None  # step of the newest sealed by this process
+    job: str = ""  # only the checkpoints of this job count; "": all
 
     def find(self) -> FoundCheckpoint:
-        """As Checkpoints.find does; unusable ones are renamed to `unusable-checkpoint-N`, which Trainer passes over."""
+        """Find the newest checkpoint, as Checkpoints.find does.
+
+        Unusable ones are renamed to `unusable-checkpoint-N`, which Trainer passes over.
+        """
 
         def look() -> FoundCheckpoint:
             self.directory.mkdir(parents=True, exist_ok=True)
-            newest = latest_good(self.directory)
+            newest = latest_good(self.directory, self.job)
             for folder in newest.bad:
                 target = folder.with_name(f"unusable-{folder.name}")
                 shutil.rmtree(target, ignore_errors=True)
@@ -67,13 +77,13 @@ class TrainerCheckpoints(Checkpoints):
         return newest
 
     def save(self, step: int, write: Callable[[Path], Mapping[str, Any]]) -> None:
-        """Seals what Trainer has written; `write` gives the metadata only. Raises CheckpointError on every rank."""
+        """Seal what Trainer has written; `write` gives the metadata only. Raises CheckpointError on every rank."""
         folder = self.directory / f"checkpoint-{step}"
         self._meta = write(folder)
         self.again(step)
 
     def again(self, step: int) -> None:
-        """Seals the checkpoint of `step` once more, which Trainer has written a second time."""
+        """Seal the checkpoint of `step` once more, which Trainer has written a second time."""
         folder, meta = self.directory / f"checkpoint-{step}", self._meta
 
         def close() -> None:
@@ -87,11 +97,11 @@ class TrainerCheckpoints(Checkpoints):
         except CheckpointError:
             raise
         except Exception as error:
-            raise CheckpointError(f"checkpoint of step {step}", reason(error)) from error
+            raise CheckpointError(f"checkpoint of step {step}", error_cause(error)) from error
         self.sealed = step
 
 
-def _unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
+def _check_unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
     step = _step_of(folder)
     try:
         saved_step = json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"]
@@ -101,17 +111,17 @@ def _unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
         return None, f"its {STATE} can't be read"
     if saved_step != step or (folder / _UNFINISHED).exists():
         return None, "it was not finished"
-    if not any(_filled(path) for pattern in _WEIGHTS for path in folder.glob(pattern)):
+    if not any(_has_content(path) for pattern in _WEIGHTS for path in folder.glob(pattern)):
         return None, "it has no weights"
     empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
     return (None, f"{empty[0][:80]} is empty") if empty else (Checkpoint(folder, step, {}), "")
 
 
-def _filled(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
 
 
-def _meta_of(folder: Path) -> Mapping[str, Any]:
+def _read_meta(folder: Path) -> Mapping[str, Any]:
     try:
         meta = json.loads((folder / MARKER).read_text(encoding="utf-8"))["meta"]
     except (OSError, ValueError, KeyError, TypeError):

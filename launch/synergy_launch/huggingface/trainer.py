@@ -1,4 +1,4 @@
-"""Synergy in Hugging Face's Trainer, data parallel (DDP or one process):
+"""Synergy in Hugging Face's Trainer, data parallel (DDP or one process).
 
     args = apply_plan(TrainingArguments("/shared/run1", max_steps=1000, ...), global_batch=64)
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[SynergyCallback()])
@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT
+from synergy_core.rates import factors, usual_rule
+from synergy_core.records import Plan
 
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
@@ -28,12 +32,8 @@ from synergy_launch.agent.settings import AgentSettings, check_degrees, check_pl
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.accumulation import TrainerAccumulation, why_fixed
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
-from synergy_launch.pytorch.accumulation import rounded
+from synergy_launch.pytorch.accumulation import round_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT
-from synergyd.rates import factors, usual_rule
-from synergyd.records import Plan
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 
@@ -46,17 +46,26 @@ with exit_on_error():
 
 
 class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where transformers is not installed
-    """Reports each step, and saves, waits and stops with all ranks together when it is asked to.
+    """A callback that reports each step, and saves, waits and stops with all ranks together when it is asked to.
 
     Checkpoints are Trainer's own, sealed (synergy_launch.huggingface.checkpoints): those of its save_strategy, those asked for, and
     the last one. `checkpoint_interval` in steps are further ones, None: as often as loses least. `tokens_per_sample`
-    turns samples into the tokens that are reported. The loss is the one Trainer logged last (logging_steps).
+    turns samples into the tokens that are reported. The loss is the one Trainer logged last (logging_steps). `job`: only checkpoints of
+    this Slurm job count, not those of earlier runs in the folder. `own_size`: why the run can't go on at another size.
 
     SIGTERM ends the process after a checkpoint with code 0, from inside `train`; a mistake with one line and code 2.
     """
 
-    def __init__(self, *, checkpoint_interval: int | None = 0, tokens_per_sample: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        checkpoint_interval: int | None = 0,
+        tokens_per_sample: int = 1,
+        job: str = "",
+        own_size: str = "",
+    ) -> None:
         self.agent: Agent | None = None
+        self.job, self._own_size = job, own_size
         self.accumulation: TrainerAccumulation | None = None  # None: the batch stays, and its noise is not measured
         self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
         self._unit = Plan()  # of one of Trainer's steps
@@ -72,12 +81,15 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             settings = AgentSettings.from_environment()
             chosen, ranks = settings.plan, _ranks("train")
             unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
-            settings = replace(settings, accepts={**(settings.accepts or {}), "in_multiples": True})
+            accepts = {"in_multiples": True} | ({"own_size": True} if self._own_size else {})
+            settings = replace(settings, accepts={**(settings.accepts or {}), **accepts})
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()
             if settings.exchange != EXACT:
                 agent.note(f"gradients are exchanged exactly, not as {settings.exchange}: Trainer averages them itself")
-            self._store = TrainerCheckpoints(Path(args.output_dir).absolute(), ranks)
+            if self._own_size:
+                agent.note(f"the job keeps its size: {self._own_size}")
+            self._store = _store(args.output_dir, "train", self.job)
             newest = agent.find_in(self._store).checkpoint
         self.agent, self._unit, self._due = agent, unit, None
         self._last, self._put_off = True, False
@@ -111,13 +123,13 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         # another callback, or save_strategy best, prevented it: it is asked for again at the next step
         self._due = None
         if self.accumulation is not None:
-            ends = state.global_step + 1 >= state.max_steps or self._epoch_ends(state)
+            ends = state.global_step + 1 >= state.max_steps or self._is_epoch_end(state)
             self._last = ends or self.accumulation.steps_left <= 1
             self.accumulation.begin_step(args, self._last)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
-            self.accumulation.before_clipped_optimizer(args, self._last, self._epoch_ends(state))
+            self.accumulation.before_clipped_optimizer(args, self._last, self._is_epoch_end(state))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.accumulation is not None:
@@ -168,10 +180,10 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             self.agent.finish()
 
     def _accumulate(self, args: Any, meta: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-        """What measures the noise and moves the batch, where apply_plan was called and this Trainer allows it."""
+        """Set up what measures the noise and moves the batch, where apply_plan was called and this Trainer allows it."""
         rule, agent, model = getattr(args, RULE, None), self.agent, shown.get("model")
         assert agent is not None
-        if self.accumulation is not None:  # of a train() that an error has ended
+        if self.accumulation is not None:  # left by a train() that an error has ended
             self.accumulation.end(args)
         self.accumulation = None
         if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
@@ -184,9 +196,9 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         settings, unit = agent.settings, self._unit
         self._steps_an_epoch = -(-len(loader) // args.gradient_accumulation_steps)
         chosen = None if settings.own_batch else settings.plan
-        plan = rounded(chosen, unit) if chosen is not None else unit
+        plan = round_batch(chosen, unit) if chosen is not None else unit
         if chosen is None and settings.batch_range is not None and meta.get("batch"):
-            plan = rounded(replace(unit, global_batch=int(meta["batch"][0])), unit)  # the run's own choice
+            plan = round_batch(replace(unit, global_batch=int(meta["batch"][0])), unit)  # the run's own choice
         whole = self._steps_an_epoch * unit.global_batch == len(getattr(loader, "dataset", ()))
         agent.plan = plan
         agent.status.update(plan=asdict(plan))
@@ -198,13 +210,13 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         self.accumulation = made
         self._note_batch()
 
-    def _epoch_ends(self, state: Any) -> bool:
-        """With the step under way, by Trainer's own count."""
+    def _is_epoch_end(self, state: Any) -> bool:
+        """Return whether the epoch ends with the step under way, by Trainer's own count."""
         return bool((state.global_step + 1) % self._steps_an_epoch == 0)
 
     def _note_batch(self) -> None:
         assert self.agent is not None and self.accumulation is not None
-        words = self.accumulation.following.words(self.agent.plan.global_batch, self.accumulation.noise.value)
+        words = self.accumulation.following.format_factors(self.agent.plan.global_batch, self.accumulation.noise.value)
         if words:
             self.agent.note(words)
 
@@ -221,7 +233,11 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         plan = self.agent.plan
         noise = self.accumulation.noise.state() if self.accumulation is not None else None
         batch = {"batch": [plan.global_batch, plan.micro_batch], "unit": self._unit.global_batch}
-        return {"kind": "huggingface", **batch, "noise": noise}
+        return {"kind": "huggingface", **batch, "noise": noise, "job": self.job}
+
+    def newest(self, output_dir: str | Path) -> str | None:
+        """Return the newest checkpoint of this run that was finished, as `resume_from` does."""
+        return resume_from(output_dir, job=self.job)
 
     def _act(self, boundary: Boundary, spent_s: float = 0.0) -> None:
         assert self.agent is not None
@@ -229,22 +245,22 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             raise SystemExit(0)
 
 
-def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
-    """TrainingArguments with the micro-batch and accumulation of Synergy's plan; to be called once, before Trainer.
+def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "", job: str = "") -> Any:
+    """Return TrainingArguments with the micro-batch and accumulation of Synergy's plan; to be called once, before Trainer.
 
-    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch where no
-    plan has chosen one, in micro-batches of up to per_device_train_batch_size. One of Trainer's steps has so many examples, and
-    the batch may be a multiple of it, from one step to the next: SynergyCallback then sets rate and decay for each step, by
-    `lr_rule` ("": the usual one of `optim`). Where the plan of a run's first start has a batch that is no multiple, that one is
-    the step's: the arguments follow, to as many examples, and it is kept. Ends with one line and code 2 where the step can't
-    be divided.
+    `global_batch` is what learning rate, weight decay, max_steps and warmup_steps were chosen for, and the batch where no plan has chosen
+    one, in micro-batches of up to per_device_train_batch_size. One of Trainer's steps has so many examples, and the batch may be a
+    multiple of it, from one step to the next: SynergyCallback then sets rate and decay for each step, by `lr_rule` ("": the usual one of
+    `optim`). Where the plan of a run's first start has a batch that is no multiple, that one is the step's: the arguments follow, to as
+    many examples, and it is kept. `job`: only checkpoints of this Slurm job count. Ends with one line and code 2 where the step can't be
+    divided.
     """
     with exit_on_error(args.process_index):
         settings, world = AgentSettings.from_environment(), args.world_size
         chosen = settings.plan
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
-        newest = TrainerCheckpoints(Path(args.output_dir).absolute(), _ranks("apply_plan")).find().checkpoint
+        newest = _store(args.output_dir, "apply_plan", job).find().checkpoint
         asked = check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch if chosen else global_batch
         asked = global_batch if settings.own_batch else asked
         batch = unit_in(newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked)
@@ -266,17 +282,26 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "") -> Any:
     return args
 
 
-def resume_from(output_dir: str | Path) -> str | None:
-    """The newest checkpoint under `output_dir` that was finished, for `Trainer.train`; None: start afresh.
+def resume_from(output_dir: str | Path, *, job: str = "") -> str | None:
+    """Return the newest checkpoint under `output_dir` that was finished, for `Trainer.train`; None: start afresh.
 
-    After TrainingArguments are made, by all ranks. Trainer's own choice (True) may be one that a kill left half-written.
+    `job`: only checkpoints of this Slurm job count.
+
+    Call it on all ranks after TrainingArguments are made. Trainer's own choice (True) may be one that a kill left half-written.
     """
     rank = int(os.environ.get("RANK", "0") or 0)
     with exit_on_error(rank):
-        newest = TrainerCheckpoints(Path(output_dir).absolute(), _ranks("resume_from")).find()
+        newest = _store(output_dir, "resume_from", job).find()
     if newest.note and rank == 0:
         print(f"synergy: {newest.note}", flush=True)
     return str(newest.checkpoint.path) if newest.checkpoint else None
+
+
+def _store(output_dir: str | Path, who: str, job: str) -> TrainerCheckpoints:
+    """Return the checkpoints under `output_dir`, for the function `who`."""
+    store = TrainerCheckpoints(Path(output_dir).absolute(), _ranks(who))
+    store.job = job
+    return store
 
 
 def _ranks(who: str) -> Collectives:
@@ -288,19 +313,19 @@ def _ranks(who: str) -> Collectives:
 
 
 def unit_in(meta: Mapping[str, Any], default: int) -> int:
-    """The examples of one of Trainer's steps, as a checkpoint's metadata has them."""
+    """Return the examples of one of Trainer's steps, as a checkpoint's metadata has them."""
     batch = meta.get("batch")
     return int(meta.get("unit") or (batch[0] if batch else default))
 
 
 def _unit_of(args: Any, chosen: Plan) -> Plan:
-    """One of Trainer's steps."""
+    """Return the plan of one of Trainer's steps."""
     micro, dp = args.train_batch_size, args.world_size
     return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
 
 
 def _usual(optimiser: str) -> str:
-    """Without a noise scale; "none" for one that is not known."""
+    """Return the optimizer's usual rule without a noise scale; "none" for an unknown optimizer."""
     try:
         return usual_rule(optimiser, noise_known=False)
     except UsageError:

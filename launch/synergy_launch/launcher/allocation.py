@@ -1,4 +1,4 @@
-"""What Slurm really gave this job: nodes, GPUs, rank of this node. Never from the variables that a resize leaves stale.
+"""The allocation that Slurm really gave this job: nodes, GPUs, rank of this node. Stale variables of a resize are never read.
 
 On 22.05 a resized job still sees the SLURM_NTASKS, SLURM_NPROCS, SLURM_NTASKS_PER_NODE and SLURM_GPUS* of its sbatch line. Only
 SLURM_JOB_NODELIST, SLURM_JOB_NUM_NODES, SLURM_GPUS_ON_NODE and the step's own variables are used. In a heterogeneous job the first
@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synergyd.errors import UsageError
-from synergyd.wire.hostlist import expand
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import expand
 
 STALE = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK",
@@ -42,29 +42,29 @@ class JobAllocation:
     in_step: bool
     #: the one process that may start a step of its own
     leader: bool
-    #: which component of a heterogeneous job this is; None: it is none
+    #: the component of a heterogeneous job that this is; None: it is none
     het_group: int | None = None
     #: Slurm's number of this process's step; "": it is in none
     step: str = ""
 
     @property
     def launcher(self) -> str:
-        """This node's launcher among all of the incarnation's."""
+        """Return the name of this node's launcher, which is unique among all launchers of the incarnation."""
         return f"{self.step or 0}.{self.node_rank}"
 
     @property
     def processes(self) -> int:
-        """Training processes on this node."""
+        """Return the number of training processes on this node."""
         return max(1, self.gpus)
 
     @property
     def world(self) -> int:
-        """Training processes of the whole job."""
+        """Return the number of training processes of the whole job."""
         return self.processes * len(self.nodes)
 
 
 def read(environment: Mapping[str, str]) -> JobAllocation:
-    """Reads the environment. Raises UsageError for one that no Slurm made."""
+    """Read the allocation from the environment. Raises UsageError for an environment that Slurm did not make."""
     gpus = _gpus(environment)
     text = environment.get("SLURM_JOB_ID")
     if not text:
@@ -112,8 +112,10 @@ def read(environment: Mapping[str, str]) -> JobAllocation:
 
 
 def _het_group(environment: Mapping[str, str]) -> int | None:
-    """The component whose nodes this process runs on: Slurm gives no two components one node. The batch script runs on the
-    first's, where srun starts steps too unless it is told otherwise."""
+    """Return the component whose nodes this process runs on; Slurm gives each node to one component only.
+
+    The batch script runs on the nodes of the first component. srun starts steps there too unless it is told otherwise.
+    """
     size = environment.get("SLURM_HET_SIZE", "")
     if not size.isdecimal() or not 1 < int(size) <= MAX_HET_SIZE:
         return None
@@ -127,7 +129,7 @@ def _het_group(environment: Mapping[str, str]) -> int | None:
 
 
 def step_command(allocation: JobAllocation, environment: Mapping[str, str], command: list[str]) -> list[str]:
-    """The srun line that starts `command` once on every node of the allocation, whatever the stale variables say."""
+    """Return the srun line that starts `command` once on every node of the allocation, whatever the stale variables say."""
     n = len(allocation.nodes)
     argv = ["srun", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"]
     if allocation.het_group is not None:
@@ -140,12 +142,39 @@ def step_command(allocation: JobAllocation, environment: Mapping[str, str], comm
 
 
 def without_stale(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that describe another size or another step."""
+    """Return the environment without the variables that describe another size or another step."""
     return {k: v for k, v in environment.items() if k not in STALE}
 
 
+def environment_of_run(allocation: JobAllocation, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what describes the nodes of a run to scripts that read Slurm's variables, if those describe others.
+
+    Slurm sets them once: they are the ones of the step's start after nodes have left, and another allocation's on nodes that have joined.
+    """
+    nodes, rank = allocation.nodes, str(allocation.node_rank)
+    suffix = "" if allocation.het_group is None else f"_HET_GROUP_{allocation.het_group}"
+    if allocation.job_id is None or expand(environment.get(f"SLURM_JOB_NODELIST{suffix}", ""), "nodes") == nodes:
+        return {}
+    lists = dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), ",".join(nodes))
+    counts = (
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_NNODES",
+        "SLURM_STEP_NUM_NODES",
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_STEP_NUM_TASKS",
+    )
+    ranks = {
+        "SLURM_NODEID": rank,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": "0",
+        "SLURM_TASKS_PER_NODE": f"1(x{len(nodes)})",
+    }
+    return {**lists, **dict.fromkeys(counts, str(len(nodes))), **ranks}
+
+
 def address_of(node: str) -> str:
-    """What other nodes can connect to: the node's name where it resolves, else its NodeAddr in Slurm."""
+    """Return an address that other nodes can connect to: the node's name where it resolves, else its NodeAddr in Slurm."""
     try:
         socket.getaddrinfo(node, None)
         return node
@@ -164,10 +193,10 @@ def address_of(node: str) -> str:
 
 
 def slurm_name(job_id: int, environment: Mapping[str, str]) -> str:
-    """What names this job alone for Slurm's commands: the last task of an array has the id of the array, which names all of them.
+    """Return the name that means only this job to Slurm's commands.
 
-    Any other id is one job's already; array variables of another id came from the job that submitted this one. A heterogeneous job's
-    leader has the id of the whole.
+    The last task of an array has the id of the array, and that id names all tasks. Any other id already names one job; array variables of
+    another id came from the job that submitted this one. The leader of a heterogeneous job has the id of the whole job.
     """
     if environment.get("SLURM_JOB_ID_HET_GROUP_0", "") == str(job_id):
         return f"{job_id}+0"
@@ -177,13 +206,13 @@ def slurm_name(job_id: int, environment: Mapping[str, str]) -> str:
 
 
 def requeued_name(job_id: int, environment: Mapping[str, str]) -> str:
-    """What names to Slurm's commands all that is requeued with this job: of a heterogeneous one its leader."""
+    """Return the name that means, to Slurm's commands, everything requeued with this job: the leader of a heterogeneous job."""
     leader = environment.get("SLURM_JOB_ID_HET_GROUP_0", "")
     return leader if leader.isdecimal() else slurm_name(job_id, environment)
 
 
 def rendezvous_port(job_id: int, restarts: int, run: int = 0) -> int:
-    """Return a port that all nodes of this incarnation, and anybody else, work out alike; another for each of its runs."""
+    """Return a port that all nodes of this incarnation, and anybody else, can work out; each run gets another one."""
     return FIRST_PORT + (job_id * 8 + restarts % 8 + 1699 * run) % PORTS
 
 

@@ -1,4 +1,4 @@
-"""A readable batch script for a plan: what one would write by hand with torchrun.
+"""A readable batch script for a plan, as one would write it by hand with torchrun.
 
 Every word that comes from a user is quoted. The daemon calls this in its loop: input and output are bounded, and every step takes
 time that is linear in the text.
@@ -11,19 +11,21 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from synergy_core.errors import UsageError, one_line
+from synergy_core.exchange import EXACT
+from synergy_core.recompute import format_recompute
+from synergy_core.records import Plan, Shape
+
 from synergy_launch.agent.settings import COMM, OWN_BATCH
+from synergy_launch.launcher.other_launchers import translate
 from synergy_launch.launcher.start import plan_json
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
-from synergyd.errors import UsageError, one_line
-from synergyd.exchange import EXACT
-from synergyd.recompute import recompute_words
-from synergyd.records import Plan, Shape
 
 LAUNCHER = "synergy-launch"
-MAX_INPUT_BYTES = 64 * 1024  # of a user's batch script
-MAX_OUTPUT_BYTES = 1024 * 1024  # more than any input within its bound comes to: quoting makes at most five bytes of one
-# a part of a shell word, or what stands between two words
+MAX_INPUT_BYTES = 64 * 1024  # the largest batch script of a user
+MAX_OUTPUT_BYTES = 1024 * 1024  # more than any input within its bound needs: quoting makes at most five bytes of one
+# a part of a shell word, or the text between two words
 _PART = re.compile(
     r"""(?P<blank>[ \t\r\n]+)|(?P<comment>\#)|(?P<single>'[^']*')|(?P<double>"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)
     |(?P<plain>[^ \t\r\n\#'"\\]+)|(?P<open>['"\\].*)""",
@@ -32,13 +34,13 @@ _PART = re.compile(
 # options of synergy-launch that take a value
 _WITH_VALUE = ("--checkpoint", "--runner", "--style", "--global-batch")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# what shell words are made of, up to an operator that ends the command: escapes, quotes, substitutions, plain text
+# the parts of shell words, up to an operator that ends the command: escapes, quotes, substitutions, plain text
 _WORDS = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|[^\\'"|&;<>`])*""", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """All that the script depends on. `command`: training script (or `-m`, module) and its arguments, as argv."""
+    """The inputs of a script. `command`: training script (or `-m`, module) and its arguments, as argv."""
 
     job_name: str
     command: tuple[str, ...]
@@ -54,9 +56,9 @@ class ScriptRequest:
 
 
 def render(request: ScriptRequest) -> str:
-    """The script's text; running it with sbatch gives the job that Synergy would run. Pure.
+    """Return the text of the script; sbatch of it gives the job that Synergy would run. Pure.
 
-    Raises UsageError for a name in `environment` that no shell takes, and for a script above MAX_OUTPUT_BYTES.
+    Raises UsageError for a name in `environment` that no shell accepts, and for a script above MAX_OUTPUT_BYTES.
     """
     for name in request.environment:
         if not _VARIABLE.match(name):
@@ -75,7 +77,7 @@ def render(request: ScriptRequest) -> str:
             environment[COMM] = plan.exchange
         if request.own_batch and not megatron:
             environment[OWN_BATCH] = "1"
-        if megatron_arguments.needs_one_connection(plan, arguments):
+        if megatron_arguments.is_one_connection_required(plan, arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if request.checkpoint:
         environment["SYNERGY_CHECKPOINT_DIR"] = request.checkpoint
@@ -94,11 +96,11 @@ def render(request: ScriptRequest) -> str:
         more = "".join(f"{name} {n}, " for name in ("vpp", "cp", "ep", "shard") if (n := getattr(plan, name)) > 1)
         less = f", exchange {plan.exchange}" if COMM in environment else ""
         out.append(f"# plan: tp {plan.tp}, pp {plan.pp}, {more}dp {plan.dp}, micro-batch {plan.micro_batch}, "
-                   f"global batch {batch}, recompute {recompute_words(plan.recompute, plan.recompute_layers)}{less}")  # fmt: skip
+                   f"global batch {batch}, recompute {format_recompute(plan.recompute, plan.recompute_layers)}{less}")  # fmt: skip
     if request.why:
         out.append(f"# why: {one_line(request.why)}")
     out += ["set -euo pipefail", ""]
-    out += [f"export {name}={_quoted(value)}" for name, value in sorted(environment.items())]
+    out += [f"export {name}={_quote(value)}" for name, value in sorted(environment.items())]
     if shape.nodes > 1:
         out.append('export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
         out.append("export MASTER_PORT=$(shuf -i 15000-31999 -n 1)")
@@ -113,14 +115,14 @@ def render(request: ScriptRequest) -> str:
         "",
         f"srun --nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 bash -c {shlex.quote(torchrun)} torchrun \\",
     ]
-    out.append(_wrapped(words))
+    out.append(_wrap(words))
     text = "\n".join(out) + "\n"
-    _bounded("rendered script", text, MAX_OUTPUT_BYTES)
+    _check_length("rendered script", text, MAX_OUTPUT_BYTES)
     return text
 
 
-def _bounded(where: str, text: str, limit: int) -> None:
-    """Raises UsageError where `text` has more than `limit` bytes."""
+def _check_length(where: str, text: str, limit: int) -> None:
+    """Raise UsageError if `text` has more than `limit` bytes."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > limit:
         raise UsageError(
@@ -128,13 +130,14 @@ def _bounded(where: str, text: str, limit: int) -> None:
         )
 
 
-def command_in(script: str) -> tuple[str, ...]:
-    """The argv behind `synergy-launch` in a user's batch script, its own options left out.
+def find_command(script: str) -> tuple[str, ...]:
+    """Return the argv behind `synergy-launch` in a user's batch script, without synergy-launch's own options.
 
-    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`.
-    Raises UsageError when there is no such line, its quotes do not close, or the script has more than MAX_INPUT_BYTES.
+    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`. Raises UsageError when there is no such
+    line, when its quotes do not close, when it starts another launcher in a way that synergy-launch refuses, or when the script has more
+    than MAX_INPUT_BYTES.
     """
-    _bounded("batch script", script, MAX_INPUT_BYTES)
+    _check_length("batch script", script, MAX_INPUT_BYTES)
     joined = script.replace("\\\n", " ")
     for number, line in enumerate(joined.splitlines(), 1):
         if LAUNCHER not in line or line.lstrip().startswith("#"):
@@ -146,19 +149,19 @@ def command_in(script: str) -> tuple[str, ...]:
         at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
         if at is None:
             continue
-        rest = _behind_options(words[at + 1 :])
+        rest = _without_options(words[at + 1 :])
         if rest:
             return rest
     raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
 
 
 def split_words(line: str) -> list[str]:
-    """As `shlex.split(line, comments=True)`, in linear time: shlex copies a word anew for each of its characters.
+    """Split a line as `shlex.split(line, comments=True)` does, in linear time: shlex copies a word again for each of its characters.
 
     Raises ValueError where a quote does not close.
     """
     words: list[str] = []
-    parts: list[str] | None = None  # of the word under way
+    parts: list[str] | None = None  # parts of the word under way
     for match in _PART.finditer(line):
         kind, text = match.lastgroup, match[0]
         if kind in ("blank", "comment"):
@@ -172,12 +175,12 @@ def split_words(line: str) -> list[str]:
             backslashes = len(text) - len(text.rstrip("\\"))
             raise ValueError("No escaped character" if text[0] != "'" and backslashes % 2 else "No closing quotation")
         parts = [] if parts is None else parts
-        parts.append(_unquoted(text, kind or ""))
+        parts.append(_unquote(text, kind or ""))
     return words if parts is None else [*words, "".join(parts)]
 
 
-def _unquoted(text: str, kind: str) -> str:
-    """The characters that a part of a word stands for."""
+def _unquote(text: str, kind: str) -> str:
+    """Return the characters that a part of a word stands for."""
     if kind == "plain":
         return text
     if kind == "escaped":
@@ -186,7 +189,7 @@ def _unquoted(text: str, kind: str) -> str:
 
 
 def _command_with_launcher(line: str) -> str:
-    """The one of the line's commands that LAUNCHER stands in; the line itself where its quotes do not close."""
+    """Return the command of the line that contains LAUNCHER, or the line itself where its quotes do not close."""
     position = 0
     while position < len(line):
         match = _WORDS.match(line, position)
@@ -195,7 +198,7 @@ def _command_with_launcher(line: str) -> str:
             continue
         rest = line[match.end() : match.end() + 1]
         if rest and rest in "'\"`\\":
-            return line[position:]  # split_words reports what does not close
+            return line[position:]  # split_words reports the quote that does not close
         if LAUNCHER in match[0]:
             # `2>&1`: the number belongs to the redirection
             return re.sub(r"(?<=\s)[0-9]+\Z", "", match[0]) if rest in ("<", ">") else match[0]
@@ -203,18 +206,21 @@ def _command_with_launcher(line: str) -> str:
     return line
 
 
-def _behind_options(words: Sequence[str]) -> tuple[str, ...]:
+def _without_options(words: Sequence[str]) -> tuple[str, ...]:
     i = 0
     module = False
     while i < len(words) and words[i].startswith("-"):
         module = module or words[i] in ("-m", "--module")
         i += 2 if words[i] in _WITH_VALUE else 1
     rest = tuple(words[i:])
-    return ("-m", *rest) if module and rest else rest
+    if not rest:
+        return rest
+    meant = translate(rest[0], rest[1:], module, here=False)
+    return ("-m",) * meant.module + (meant.script, *meant.arguments)
 
 
-def _quoted(word: str) -> str:
-    """One word for bash; control characters as $'...', so that the script can be read on a terminal."""
+def _quote(word: str) -> str:
+    """Return one word quoted for bash, with control characters as $'...', so that the script can be read on a terminal."""
     if word.isprintable():
         return shlex.quote(word)
     plain = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
@@ -225,12 +231,12 @@ def _quoted(word: str) -> str:
     return f"$'{''.join(shown)}'"
 
 
-def _wrapped(words: Sequence[str]) -> str:
-    """One option with its values a line."""
+def _wrap(words: Sequence[str]) -> str:
+    """Return the words with one option and its values on each line."""
     lines: list[list[str]] = []
     for word in words:
         if lines and not word.startswith("--") and (len(lines) > 1 or words[0] == "-m"):
-            lines[-1].append(_quoted(word))
+            lines[-1].append(_quote(word))
         else:
-            lines.append([_quoted(word)])
+            lines.append([_quote(word)])
     return " \\\n".join("  " + " ".join(line) for line in lines)

@@ -1,4 +1,4 @@
-"""synergy-launch: runs a training script with the plan Synergy chose, in place of torchrun.
+"""The command synergy-launch: it runs a training script with the plan Synergy chose, in place of torchrun.
 
 Three roles, by where the process runs:
 - outside a step that covers the allocation (in the batch script, or under an srun with stale sizes): starts such a step;
@@ -19,16 +19,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from synergy_core import __version__
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.records import Plan
+from synergy_core.wire.plan_file import PlanFile
+from synergy_core.wire.report import status_to_report
 
 from synergy_launch.agent import run_folder
-from synergy_launch.agent.settings import number_of
-from synergy_launch.batch.tuner import batch_range
+from synergy_launch.agent.settings import read_number
+from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import job_secret, no_adapter
+from synergy_launch.launcher import job_secret, more_nodes, no_adapter, other_launchers, script_kind
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
-from synergy_launch.launcher.in_place import CRASHES, LOST_HOLD_S, Restarts
+from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
 from synergy_launch.launcher.kept_output import OutputKeeper
+from synergy_launch.launcher.more_nodes import Membership, MoreNodes
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
@@ -39,18 +45,13 @@ from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint
 from synergy_launch.megatron_lm import options as megatron_options
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.older_checkpoint import REMARK as OLDER_FORMAT
-from synergy_launch.megatron_lm.older_checkpoint import loads_older_format
+from synergy_launch.megatron_lm.older_checkpoint import is_resumed_from_older_format
 from synergy_launch.megatron_lm.supervisor import Supervisor
-from synergyd import __version__
-from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Plan
-from synergyd.wire.plan_file import PlanFile
-from synergyd.wire.report import status_to_report
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What the user wrote; the options' help describes each."""
+    """The options that the user wrote; the options' help describes each."""
 
     checkpoint: str
     runner: str
@@ -58,14 +59,19 @@ class LaunchOptions:
     batch_limits: str
     script: tuple[str, ...]
     dry_run: bool
+    local_rank: str  # the option by which the script gets its local rank; "": none
+    remark: str = ""
 
 
 def _loadable(options: LaunchOptions, plan_file: PlanFile | None, remark: str) -> tuple[PlanFile | None, str]:
-    """The plan file without its plan where what the script resumes from loads with the script's own degrees alone; and a remark."""
+    """Return the plan file and the remark, without the plan if the checkpoint loads only with the script's own degrees.
+
+    A remark that says so is then added.
+    """
     if plan_file is None or plan_file.plan is None or not is_megatron(options.style, options.script[1:]):
         return plan_file, remark
     checkpoint = options.checkpoint or plan_file.checkpoint
-    if not loads_older_format(options.script[1:], Path(checkpoint) if checkpoint else None):
+    if not is_resumed_from_older_format(options.script[1:], Path(checkpoint) if checkpoint else None):
         return plan_file, remark
     return replace(plan_file, plan=None), "; ".join(filter(None, (remark, OLDER_FORMAT)))
 
@@ -78,8 +84,10 @@ def _own_plan(options: LaunchOptions, allocation: JobAllocation) -> Plan | None:
 
 
 def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None) -> PlanFile | None:
-    """Return the plan file; with the script's own plan where a job of Megatron-LM's starts at the size asked for and was given none: so
-    it saves when it is asked to, in a format that another size can load."""
+    """Return the plan file, with the script's own plan for a Megatron-LM job that starts at the size asked for without a plan.
+
+    The job then saves on request, in a format that another size can load.
+    """
     if plan_file is None or plan_file.plan is not None or not plan_file.report or plan_file.asked is None:
         return plan_file
     as_asked = (plan_file.asked.nodes, plan_file.asked.gpus_per_node) == (len(allocation.nodes), allocation.gpus)
@@ -87,52 +95,83 @@ def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: Pla
     return plan_file if own is None else replace(plan_file, plan=own, own_batch=True)
 
 
-def _guarded(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None, remark: str) -> int:
-    """Runs this node's command; where Synergy's plan fails at once, again with what works. Returns the exit code."""
+def _guarded(
+    options: LaunchOptions,
+    allocation: JobAllocation,
+    plan_file: PlanFile | None,
+    remark: str,
+    member: Membership | None = None,
+) -> int:
+    """Run this node's command, and run it again with a plan that works if Synergy's plan fails at once. Returns the exit code.
+
+    `member`: this node is beside the job's own allocation, and takes part from the job's next run on.
+    """
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
-    first_step_s = number_of(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
+    first_step_s = read_number(os.environ, "SYNERGY_FIRST_STEP_S", float, FIRST_STEP_S)
     folder = Path(checkpoint) if checkpoint else None
     own = _own_plan(options, allocation)
     guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s, own=own)
-    # a job that is not Synergy's ends as without it
-    crashes = number_of(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
+    # a job that is not Synergy's ends as it would without Synergy
+    crashes = read_number(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
     in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
-    crew, able = None, in_place != "0"
-    # on several nodes only where the user asks for it: one node's end is then another's too
-    if in_place == "nodes" and allocation.job_id is not None and len(allocation.nodes) > 1:
-        secret = job_secret.secret_in(os.environ)
-        crew = Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid(), secret)
-    restarts = Restarts(allocation, folder, crashes=crashes, crew=crew, able=able)
+    crew, able, several = None, in_place != "0", len(allocation.nodes) > 1
+
+    def new_crew() -> Crew:
+        secret = job_secret.read_secret(os.environ)
+        return Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid(), secret)
+
+    def start(number: int, names: tuple[str, ...], joining: Membership) -> MoreNodes:
+        return MoreNodes(number, names, joining, allocation, os.environ)
+
+    if able and (plan_file or in_place == "nodes") and allocation.job_id is not None and several:
+        crew = new_crew()
+    # after a failure on several nodes only if the user asks for it: one node's end is then another's too
+    mends = in_place == "nodes" or not several or member is not None
+    # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
+    grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
+    grows = grows and more_nodes.can_start_steps(os.environ)
+    grow = Grow(new_crew, start) if grows and allocation.node_rank == 0 else None
+    restarts = Restarts(
+        allocation, folder, crashes=crashes, crew=crew, able=able, mends=mends, grow=grow, member=member
+    )
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
-    going = True
+    code = 0
+    going = member is None or restarts.await_first_run(guard)
+    if member is not None and going:
+        guard.begin()
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
         going = not guard.ending and restarts.goes_on(code, guard)
-        if text := restarts.words or guard.words():
+        if text := restarts.words or guard.format_outcome():
             click.echo(f"synergy-launch: {text}", err=True)
         if going:
             guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
+    crew = restarts.crew
     if guard.waits and not guard.ending and allocation.job_id is not None:
         failed = None
         if guard.tells and guard.failure is not None:
-            # that it has followed an order must be told here, where the run failed before any other report
+            # the followed order must be told here if the run failed before any other report
             told = restarts.told if restarts.told.number else None
             over = {**spoken_for(allocation), "ended": True}
             failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
-        lost = crew is not None and bool(crew.lost)
+        lost = mends and crew is not None and bool(crew.lost)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
-    if crew is not None:
-        crew.close()
-    code = restarts.code or code  # all nodes end with what the first one does
+    code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code
     output.close()
+    restarts.close(0.0 if guard.ending else LEAVE_S)
+    alone = restarts.is_alone
+    if crew is not None:
+        crew.close()  # last: the first node takes it as the end of this one
+    if alone:
+        more_nodes.release(os.environ)
     return code
 
 
 def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
-    """`given`, and where to report: a job that started without a daemon has one by now."""
+    """Return `given` with the address to report to, if a daemon has come since the job started without one."""
     if given is None or given.report:
         return given
     found, _ = find_plan_file(allocation.job_id, os.environ)
@@ -140,12 +179,12 @@ def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile
 
 
 def _is_synergys(allocation: JobAllocation) -> bool:
-    """Tell whether a daemon or the plugin has written to this job."""
+    """Return whether a daemon or the plugin has written to this job."""
     return find_plan_file(allocation.job_id, os.environ)[0] is not None
 
 
 def _daemon(allocation: JobAllocation) -> tuple[str, int | None]:
-    """Address and uid of the daemon that leads now."""
+    """Return the address and uid of the daemon that leads now."""
     plan_file, _ = find_plan_file(allocation.job_id, os.environ)
     return (plan_file.report, plan_file.by) if plan_file else ("", None)
 
@@ -158,11 +197,11 @@ def _run(
     guard: PlanGuard | None = None,
     restarts: Restarts | None = None,
 ) -> int:
-    """Runs, or prints, this node's command once. Returns the exit code."""
+    """Run, or print, this node's command once. Return the exit code."""
     # a dry run beside a running one must leave that one's folder alone
     folder_of = run_folder.path_of if options.dry_run else run_folder.make
     run_dir = folder_of(allocation.job_id, allocation.restarts, allocation.node_rank)
-    # Megatron-LM counts what is in the checkpoint folder by iterations, of a batch that may change
+    # Megatron-LM counts the training in the checkpoint folder in iterations, whose batch may change
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     megatron = is_megatron(options.style, options.script[1:])
     trained = batch_arguments.read(Path(checkpoint)) if megatron and checkpoint else Trained()
@@ -170,7 +209,8 @@ def _run(
         batch_arguments.rule_of("")  # a wrong word ends the start, not the run at its first change
         fsdp2_checkpoint.check(options.script[1:], Path(checkpoint) if checkpoint else None, allocation.world)
     limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
-    plain = no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
+    is_hooked = plan_file is not None and script_kind.is_hooked(options.script, options.style, plan_file.loop)
+    plain = "" if is_hooked else no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
     node = node_command(
         options.script,
         allocation,
@@ -184,15 +224,17 @@ def _run(
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
         trained=trained,
         batch_limits=limits,
-        version=megatron_arguments.version_beside(Path(options.script[0])),
+        version=megatron_arguments.find_version(Path(options.script[0])),
         run=restarts.told.number if restarts else 0,
+        local_rank=options.local_rank,
+        is_hooked=is_hooked,
     )
     if options.dry_run:
         for key, value in sorted(node.environment.items()):
             click.echo(f"{key}={shlex.quote(value)} \\")
         click.echo(shlex.join(node.argv))
         return 0
-    remarks = [remark, plain if allocation.node_rank == 0 else ""]
+    remarks = [options.remark, remark, plain if allocation.node_rank == 0 else ""]
     if megatron and checkpoint and allocation.node_rank == 0:
         remarks += _megatron_remarks(node, Path(checkpoint), trained)
     for text in filter(None, (*remarks, *node.remarks)):
@@ -202,7 +244,7 @@ def _run(
 
 
 def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list[str]:
-    """Notes from which iteration on Megatron-LM runs with the plan's batch. Returns what the user should know."""
+    """Record the iteration from which Megatron-LM runs with the plan's batch. Return what the user should know."""
     remarks = []
     if node.plan:
         try:
@@ -211,9 +253,9 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list
         except OSError as error:
             why = f"the batch can't be noted ({error.strerror})"
             remarks.append(f"{folder}: {why}: after a change the run may end too early or late")
-    if node.plan and fsdp2_checkpoint.keeps_size(node.argv):
+    if node.plan and fsdp2_checkpoint.is_bound_to_size(node.argv):
         remarks.append(fsdp2_checkpoint.REMARK)
-    if not megatron_options.has(node.argv, "--save-interval"):
+    if not megatron_options.has_option(node.argv, "--save-interval"):
         remarks.append(
             "without --save-interval Megatron-LM saves only on request and at its end: a failure loses all steps since then"
         )
@@ -221,18 +263,18 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list
 
 
 def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
-    """For a command of Megatron-LM's, by its final arguments."""
+    """Return the supervisor for a Megatron-LM command, from its final arguments."""
     arguments = node.argv
-    folder = (megatron_options.values(arguments, "--save") or [""])[-1]
+    folder = (megatron_options.option_values(arguments, "--save") or [""])[-1]
     accepts = json.loads(node.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
     if not folder:  # it can't be asked for a checkpoint
         accepts = {**(accepts or {}), "own_size": True}
     return Supervisor(
         node.plan or megatron_arguments.plan_of(arguments, allocation.world),
         folder,
-        megatron_options.number(arguments, "--seq-length", 0),
+        megatron_options.option_number(arguments, "--seq-length", 0),
         step_log=node.environment.get("SYNERGY_STEP_LOG", ""),
-        resharding=node.plan is not None and megatron_arguments.reshards(arguments),
+        resharding=node.plan is not None and megatron_arguments.can_reshard(arguments),
         accepts=accepts,
         nodes=len(allocation.nodes),
         restarts=allocation.restarts,
@@ -240,8 +282,8 @@ def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
 
 
 def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
-    """Starts a step that covers the allocation, and waits for it. Raises UsageError where there is no srun."""
-    # by the same entry, which may know where click lies
+    """Start a step that covers the allocation, and wait for it. Raises UsageError where there is no srun."""
+    # start it by the same entry, which may know where click lies
     own = Path(sys.argv[0]).name in ("synergy-launch", "synergy-launch.pyz")
     entry = [sys.argv[0]] if own else ["-m", "synergy_launch.launcher.command"]
     command = slurm.step_command(allocation, os.environ, [sys.executable, *entry, *arguments])
@@ -296,17 +338,24 @@ def command(
     It takes the plan (a file of the daemon's, else AdminComment), derives nodes, ranks and rendezvous from the allocation,
     sets Megatron's arguments (or SYNERGY_PLAN_JSON for other scripts), and runs torchrun on each node. SIGUSR2 asks the
     script for a checkpoint, SIGTERM ends it with one. Without a plan it runs with what Slurm gave; outside Slurm it runs on
-    this machine.
+    this machine. SCRIPT may be another launcher's command, such as `torchrun --nproc-per-node 8 train.py`.
 
     Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """
     if batch_limits:
-        batch_range(batch_limits, "--global-batch")
+        parse_batch_range(batch_limits, "--global-batch")
+    meant = other_launchers.translate(script, arguments, module)
+    script, arguments, module = meant.script, meant.arguments, meant.module
+    os.environ.update(meant.environment)
     if not module and not dry_run and not os.access(script, os.R_OK):
         raise UsageError(
-            "synergy-launch", f"script {script!r} does not exist or can't be read", "give a path, or -m MODULE"
+            f"script {script!r}", "does not exist or can't be read", "name a training script, or -m MODULE"
         )
-    allocation = slurm.read(os.environ)
+    member = more_nodes.membership(os.environ)
+    allocation = slurm.read(os.environ) if member is None else more_nodes.read_joined(member, os.environ)
+    if member is not None:
+        os.environ.update(more_nodes.environment_of_job(member, os.environ))
+        del os.environ[more_nodes.JOINED]  # for what the script starts
     if not allocation.in_step and not dry_run:
         if not allocation.leader:
             sys.exit(0)  # one task too many: the leader starts one on each node
@@ -319,14 +368,18 @@ def command(
         batch_limits=batch_limits,
         script=(f"module:{script}" if module else script, *arguments),
         dry_run=dry_run,
+        local_rank=meant.local_rank,
+        remark=meant.remark if allocation.node_rank == 0 else "",
     )
-    run = _run if dry_run else _guarded
-    plan_file = _resizable(options, allocation, plan_file)
-    sys.exit(run(options, allocation, *_loadable(options, plan_file, remark)))
+    allocation = other_launchers.sized(meant, allocation, plan_file.asked if plan_file else None)
+    plan_file, remark = _loadable(options, _resizable(options, allocation, plan_file), remark)
+    if dry_run:
+        sys.exit(_run(options, allocation, plan_file, remark))
+    sys.exit(_guarded(options, allocation, plan_file, remark, member))
 
 
 def main() -> None:
-    """Entry point: one line and exit code 2 for a user's mistake."""
+    """Run the command; report a user's mistake in one line and with exit code 2."""
     try:
         command(prog_name="synergy-launch")
     except SynergyError as error:

@@ -1,7 +1,7 @@
-"""What the launchers of a job's nodes say to one another: the first one decides what runs next, the others follow.
+"""Messages between the launchers of a job's nodes: the first one decides what runs next, the others follow.
 
 Each other node connects to the first one. Both sides show, by the job's secret or else by a munge credential of the job's own user,
-that they are of this job and incarnation; after that the lines are plain:
+that they belong to this job and incarnation; after that the lines are plain:
 
     ended RUN CODE KIND          a node's run is over
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
@@ -19,18 +19,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.records import Plan
+from synergy_core.wire import job_key, munge
+from synergy_core.wire.hostlist import expand
+from synergy_core.wire.job_key import SignedReport
+from synergy_core.wire.plan import plan_from_text, plan_text
+
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.job_secret import key_of_incarnation, places
+from synergy_launch.launcher.job_secret import key_of_incarnation, meeting_ports
 from synergy_launch.launcher.lobby import BACKLOG, CREDENTIALS, Lobby
-from synergyd.errors import SynergyError, UsageError
-from synergyd.records import Plan
-from synergyd.wire import job_key, munge
-from synergyd.wire.hostlist import expand
-from synergyd.wire.job_key import SignedReport
-from synergyd.wire.plan import plan_from_text, plan_text
 
 CHANNEL = -1  # in place of a run's number, for its port
-_MOST_BYTES = 65_536  # of a line: the names of a thousand nodes
+_MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
 _ANSWER_S = 10.0  # from the first node, which polls in between
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a node without power is lost after 20 s
@@ -38,7 +39,10 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # 
 
 @dataclass(frozen=True)
 class NextRun:
-    """What the first node says. `number` 0: no run follows, and `holds` tells whether a requeue does; else all end with `code`."""
+    """The first node's message.
+
+    `number` 0: no run follows. Then `holds` tells whether a requeue follows; if not, all nodes end with `code`.
+    """
 
     number: int
     order: int = 0
@@ -55,7 +59,7 @@ class NextRun:
 
 
 def next_run(line: str) -> NextRun | None:
-    """What such a line says; None for any other."""
+    """Return what a line from the first node says, or None for any other line."""
     words = line.split(" ")
     if line == "hold":
         return NextRun(0, holds=True)
@@ -72,8 +76,10 @@ def next_run(line: str) -> NextRun | None:
 
 @dataclass
 class _Peer:
-    """A connection to another node of the job, or what claims to be one. `rank` -1: it has not shown who it is. `asked`: what its answer
-    is signed with, where the job has a secret."""
+    """A connection to another node of the job, or to something that claims to be one.
+
+    `rank` -1: it has not shown who it is. `asked`: what its answer is signed with, where the job has a secret.
+    """
 
     connection: socket.socket
     rank: int = -1
@@ -82,7 +88,7 @@ class _Peer:
     closed: bool = False
 
     def lines(self) -> list[str]:
-        """The lines that have come since the last call."""
+        """Return the lines that have come since the last call."""
         try:
             while not self.closed and len(self.heard) <= _MOST_BYTES:
                 piece = self.connection.recv(65_536)
@@ -108,8 +114,10 @@ class _Peer:
 
 @dataclass
 class Crew:
-    """One node's end. `address`: the first node's. `poll` it often; `ended` (by rank: run, exit code, kind) and `lost` are what the
-    first node hears, `word` what the others do."""
+    """One node's side of the connections. `address`: the first node's.
+
+    Call `poll` often. The first node hears `ended` (by rank: run, exit code, kind) and `lost`; the others hear `word`.
+    """
 
     allocation: JobAllocation
     address: str
@@ -119,12 +127,19 @@ class Crew:
     ended: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     word: NextRun | None = None
+    members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
+    expected: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
+    run: int = 0  # the latest run that the others were told of
     _lobby: Lobby | None = None
-    _peers: list[_Peer] = field(default_factory=list)
+    peers: list[_Peer] = field(default_factory=list)  # open connections
     _try_at: float = 0.0
     _answer_by: float = 0.0
-    _strangers: int = 0  # who listened, and did not answer as the first node does
+    _strangers: int = 0  # listeners that did not answer as the first node does
     _heard: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
+
+    def __post_init__(self) -> None:
+        self.members = self.members or self.allocation.nodes
+        self.expected = set(range(len(self.members))) - {self.allocation.node_rank}
 
     @property
     def first(self) -> bool:
@@ -132,46 +147,51 @@ class Crew:
 
     @property
     def connected(self) -> bool:
-        """The first node: with all others that are not lost; another one: with the first."""
-        here = {p.rank for p in self._peers if p.rank >= 0 and not p.closed}
-        return len(here) == len(self.allocation.nodes) - 1 - len(self.lost) if self.first else here == {0}
+        """Return whether this node is connected: the first node to all others of the run that are not lost, another node to the first."""
+        return self.expected - self.lost <= self.ranks if self.first else self.ranks == {0}
+
+    @property
+    def ranks(self) -> set[int]:
+        """Return the ranks of the nodes that this one is connected to."""
+        return {p.rank for p in self.peers if p.rank >= 0 and not p.closed}
 
     def poll(self) -> None:
-        """Takes in what has come."""
+        """Read what has come from the other nodes."""
         self._accept() if self.first else self._connect()
-        for peer in self._peers:
+        for peer in self.peers:
             self._hear(peer)
-        for peer in [p for p in self._peers if p.closed]:
-            self._peers.remove(peer)
+        for peer in [p for p in self.peers if p.closed]:
+            self.peers.remove(peer)
             peer.connection.close()
-            well = self.ended.get(peer.rank, (0, 1, ""))[1] in (0, 130, 143)
+            run, code, _ = self.ended.get(peer.rank, (self.run, 1, ""))
+            well = run >= self.run and code in (0, 130, 143)
             if self.first and peer.rank > 0 and not well:
                 self.lost.add(peer.rank)
 
     def tell(self, word: NextRun) -> None:
-        """The first node's word to all others."""
-        self.ended = {}
-        for peer in self._peers:
+        """Send the first node's message to all other nodes."""
+        self.ended, self.run = {}, max(self.run, word.number)
+        for peer in self.peers:
             if peer.rank > 0:
                 peer.say(word.line())
 
     def say_ended(self, run: int, code: int, kind: str) -> None:
-        """Another node's word to the first."""
-        for peer in self._peers:
+        """Send to the first node that run `run` has ended here, with `code` and `kind`."""
+        for peer in self.peers:
             peer.say(f"ended {run} {code} {kind}")
 
     def close(self) -> None:
-        for peer in self._peers:
+        for peer in self.peers:
             peer.connection.close()
         if self._lobby is not None:
             self._lobby.close()
-        self._peers, self._lobby = [], None
+        self.peers, self._lobby = [], None
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     @property
     def _places(self) -> tuple[int, ...]:
-        return places(self.secret, self.allocation.job_id or 0, self.allocation.restarts, CHANNEL)
+        return meeting_ports(self.secret, self.allocation.job_id or 0, self.allocation.restarts, CHANNEL)
 
     def _accept(self) -> None:
         if self._lobby is None and self.monotonic() >= self._try_at:
@@ -184,10 +204,10 @@ class Crew:
             if peer.closed:  # also one that had no answer in time, and has connected anew
                 peer.connection.close()
             else:
-                self._peers.append(peer)
+                self.peers.append(peer)
 
     def _listen(self) -> None:
-        """On the first free port; where all are taken there is no crew."""
+        """Listen on the first free port; where all are taken there is no crew."""
         for port in self._places:
             with contextlib.suppress(OSError):
                 listener = socket.create_server(("", port), backlog=BACKLOG)
@@ -195,12 +215,12 @@ class Crew:
                 return
 
     def _connect(self) -> None:
-        for peer in self._peers:
+        for peer in self.peers:
             self._hear(peer)
             if peer.rank < 0 and self.monotonic() >= self._answer_by:
                 peer.closed = True  # a stranger, who listens there in the first node's place
                 self._strangers += 1
-        if any(not p.closed for p in self._peers) or self.monotonic() < self._try_at:
+        if any(not p.closed for p in self.peers) or self.monotonic() < self._try_at:
             return
         self._try_at = self.monotonic() + _AGAIN_S
         self._answer_by = self.monotonic() + _ANSWER_S
@@ -208,7 +228,7 @@ class Crew:
             line, asked = self._hello(self._words("node", self.allocation.node_rank).encode())
             peer = _Peer(_kept(self._reached()), asked=asked)
             peer.say(line)
-            self._peers.append(peer)
+            self.peers.append(peer)
 
     def _reached(self) -> socket.socket:
         """Return a connection to the first port that somebody listens on. Raises OSError where nobody does."""
@@ -219,11 +239,11 @@ class Crew:
         raise ConnectionRefusedError
 
     def _hello(self, words: bytes) -> tuple[str, SignedReport | None]:
-        """Return the first line to the first node, and what its answer is signed with. Raises SynergyError."""
+        """Return the first line to send to the first node, and what its answer is signed with. Raises SynergyError."""
         if not self.secret:
             return munge.encode(words), None
         key = key_of_incarnation(self.secret, self.allocation.job_id or 0, self.allocation.restarts)
-        return job_key.signed_report(key, words, time.time())
+        return job_key.sign_report(key, words, time.time())
 
     def _hear(self, peer: _Peer) -> None:
         for line in peer.lines():
@@ -240,17 +260,17 @@ class Crew:
             self.ended[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
 
     def _greet(self, peer: _Peer, line: str) -> None:
-        """Take the first line of `peer`, which shows who it is. One of another user or job is closed."""
+        """Take the first line of `peer`, which shows who it is; close a peer of another user or job."""
         try:
             words, signed = self._opened(peer, line)
-            ranks = range(1, len(self.allocation.nodes)) if self.first else (self.allocation.node_rank,)
+            ranks = range(1, len(self.members)) if self.first else (self.allocation.node_rank,)
             rank = next((r for r in ranks if words == self._words("node" if self.first else "first", r)), -1)
-            for old in [p for p in self._peers if p.rank == rank]:
+            for old in [p for p in self.peers if p.rank == rank]:
                 self._hear(old)
                 if old.closed:
-                    self._peers.remove(old)
+                    self.peers.remove(old)
                     old.connection.close()
-            if rank < 0 or any(p.rank == rank for p in self._peers):
+            if rank < 0 or any(p.rank == rank for p in self.peers):
                 peer.closed = True
             elif self.first:
                 answer = self._words("first", rank).encode()
@@ -261,16 +281,18 @@ class Crew:
             peer.rank = rank if self.first else 0
 
     def _opened(self, peer: _Peer, line: str) -> tuple[str, SignedReport | None]:
-        """Return what a first line says, and what its answer is to be signed with. Raises SynergyError where no node of this job's user
-        has signed it, or some node sent it before."""
+        """Return the text of a first line, and what its answer is to be signed with.
+
+        Raises SynergyError if no node of this job's user has signed the line, or if some node sent it before.
+        """
         if not self.secret:
             credential = munge.decode(line)
             if credential.uid != self.uid:
                 raise UsageError("crew", "the sender is another user")
             return credential.payload.decode("ascii"), None
         if peer.asked is not None:
-            return peer.asked.answered(line).decode("ascii"), None
-        signed, payload = job_key.opened(line, self.secret, time.time())
+            return peer.asked.verify_answer(line).decode("ascii"), None
+        signed, payload = job_key.open_line(line, self.secret, time.time())
         if signed.signature in self._heard:
             raise UsageError("crew", "the line was sent before")
         self._heard[signed.signature] = None

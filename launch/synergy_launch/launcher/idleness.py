@@ -1,4 +1,4 @@
-"""Whether a node's processes and GPUs do anything: CPU time by /proc, GPU utilisation by nvidia-smi where there is one."""
+"""Idle processes and GPUs of a node: CPU time from /proc, GPU utilisation from nvidia-smi where there is one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _GPU_TIMEOUT_S = 20.0
 _TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_times(root: int) -> dict[int, float]:
-    """CPU seconds of each process below `root`, without itself."""
+def read_cpu_times(root: int) -> dict[int, float]:
+    """Return the CPU seconds of each process below `root`, without `root` itself."""
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -36,14 +36,14 @@ def cpu_times(root: int) -> dict[int, float]:
 
 
 class GpuUse:
-    """Asks nvidia-smi in a thread of its own: with a broken GPU it may never answer."""
+    """GPU utilisation, asked from nvidia-smi in a thread of its own: with a broken GPU it may never answer."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._most: float | None = None
 
     def ask(self) -> float | None:
-        """Highest utilisation of the GPUs that this step can see, by the last answer, 0 to 100; None where it is not known."""
+        """Return the highest utilisation, 0 to 100, of the GPUs that this step can see, by the last answer; None where it is not known."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._look, name="gpu-use", daemon=True)
             self._thread.start()
@@ -59,13 +59,13 @@ class GpuUse:
 
 
 class Idleness:
-    """Watches the processes below this one. Clock: seconds, monotonic; `least_s`: what is told at the least."""
+    """A watch over the processes below this one. Clock: seconds, monotonic. `least_s`: the shortest idle time that is told."""
 
     def __init__(
         self,
         now_s: float,
         least_s: float = LEAST_S,
-        cpu: Callable[[], dict[int, float]] = lambda: cpu_times(os.getpid()),
+        cpu: Callable[[], dict[int, float]] = lambda: read_cpu_times(os.getpid()),
         gpu: Callable[[], float | None] | None = None,
     ) -> None:
         self._least_s, self._cpu, self._gpu = least_s, cpu, gpu or GpuUse().ask
@@ -75,8 +75,10 @@ class Idleness:
         self._moved: object = None
 
     def check(self, moved: object, now_s: float) -> float | None:
-        """Seconds for which nothing was done, in strides that double; None where that is not long. `moved`: what a run that goes
-        on changes, such as its step."""
+        """Return the seconds for which nothing was done, in strides that double; None where that is not long.
+
+        `moved`: something that a running job changes, such as its step.
+        """
         if moved != self._moved:
             self._moved, self._since_s = moved, now_s
         if now_s >= self._looked_s + self._every_s:

@@ -1,9 +1,13 @@
 """Restarts of a job's processes inside its allocation: the daemon's orders, and crashes of a run that had trained.
 
-An order comes in the answer to a report, after the checkpoint that it builds on. A run that had got past its first steps and
+An order comes in the answer to a report, after the checkpoint that it builds on. It may name the nodes that the run goes on with: the
+launchers of the others end with exit code 0, and the daemon gives their nodes back. A run that had got past its first steps and
 ends with an error is started again from its last checkpoint, at most CRASHES times in WINDOW_S, and each time only where it has
 come further than at the crash before: a script that fails at the same step again ends with its own exit code. Where a node is lost
-the run goes on with those that are left, as far as its plan can be cut down to them.
+the run goes on with those that are left, as far as its plan can be cut down to them. On several nodes a run is mended so only if
+its user asks for it (`mends`).
+
+An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
 On several nodes the first one decides for all (crew.py); without a connection to each of them nothing is restarted.
 """
@@ -12,43 +16,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from synergy_core.job_report import InPlace
+from synergy_core.records import Plan
+from synergy_core.wire.report import Told
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew, NextRun
+from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.start import fit_plan
-from synergyd.job_report import InPlace
-from synergyd.records import Plan
-from synergyd.wire.report import Told
 
 CRASHES, WINDOW_S = 3, 3600.0
 #: for the end of a run that has its checkpoint; torchrun gives its workers 60 s (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)
 LEAVE_S = 75.0
 #: Slurm ends or requeues a job that has lost a node when its SlurmdTimeout (300 s unless an admin sets it) is over
 LOST_HOLD_S = 900.0
-_TELL_S = 0.5  # before the first node ends its run: the others must know that it is to end
-_CAUSE_S = 1.0  # in which nodes that failed together say why
+_TELL_S = 0.5  # seconds before the first node ends its run: the others must know that it is to end
+_CAUSE_S = 1.0  # seconds in which nodes that failed together say why
+_CREW_S = (
+    10.0  # seconds for nodes whose launchers start late or connect anew, before the first one decides without them
+)
 _POLL_S = 0.1
-_USAGE = 2  # a user's mistake by the house's convention and argparse's: another try says the same
+_USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
 _ENDED_WELL = (0, _USAGE, 130, 143)  # SIGINT, SIGTERM
 
 
 def may_go_on(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES) -> bool:
-    """Is a run that crashed at `step` started again? `crashes`: those before, of all incarnations."""
+    """Return whether a run that crashed at `step` is started again. `crashes`: the earlier ones, of all incarnations."""
     late = [c for c in crashes if abs(now_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     return len(late) < most and all(step > c.step for c in crashes)
 
 
-class Restarts:
-    """Of one node of one incarnation. `folder`: the checkpoints'; None where there are none. `crashes`: the most in WINDOW_S.
-    `able` False: no run is started again for an order or a crash.
+@dataclass(frozen=True)
+class Grow:
+    """What a first node needs to bring nodes in: `crew` makes its side of the connections, `start` asks Slurm for nodes."""
 
-    `hear` what the daemon says, `look` at the run's status, `poll` often; where `leaves` is true the run is to end. `goes_on` says
+    crew: Callable[[], Crew]
+    start: Callable[[int, tuple[str, ...], Membership], MoreNodes]
+
+
+class Restarts:
+    """The restarts in place of one node in one incarnation.
+
+    `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts after a crash in WINDOW_S. `able` False: no
+    run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node. Give `hear`
+    what the daemon says and `look` the run's status, and call `poll` often. Where `decided` is true the run is to end. `goes_on` says
     whether another follows, on `allocation`.
     """
 
@@ -60,86 +78,140 @@ class Restarts:
         crashes: int = CRASHES,
         crew: Crew | None = None,
         able: bool = True,
+        mends: bool = True,
+        grow: Grow | None = None,
+        member: Membership | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.told = InPlace()
+        self.told = InPlace() if member is None else InPlace(number=member.run, order=member.order)
+        self._member = member  # this node is beside the job's own allocation
         self.allocation, self.crew = allocation, crew
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
-        self._all, self._able = allocation.nodes, able
+        self._able, self._mends, self._grow = able, mends, grow
+        self._growth: MoreNodes | None = None  # the latest
+        self._growths: list[MoreNodes] = []  # those whose allocations have not ended
+        self._join: Told | None = None  # an order to bring nodes in, heard and not begun; set by the reporter's thread
+        self._heard_join = 0  # the latest such order
+        self._alone_since: float | None = None  # the time at which a node beside the allocation lost the first one
         self._order: Told | None = None  # heard, and not followed yet; set by the reporter's thread
-        self._said_at: float | None = None  # when the other nodes were told of it
-        self._acknowledged = self._present = 0  # checkpoints on request: of former runs, of this one
+        self._said_at: float | None = None  # the time when the other nodes were told of it
+        self._acknowledged = self._present = 0  # checkpoints on request: of earlier runs, of this one
         self._step = 0
         self._saved: int | None = None
-        self._crashes: tuple[Crash, ...] = ()  # of this incarnation: the file may not take them
-        self._state: object = None  # of the run, as it said last
+        self._crashes: tuple[Crash, ...] = ()  # crashes of this incarnation: the file may not take them
+        self._state: object = None  # the run's state, as it said last
         self.left = False  # the launcher has ended the run
-        self._gone: set[int] = set()  # nodes whose loss has been answered
+        self.leaves = False  # this node has left the run for good, by an order
+        self._gone: set[int] = set()  # nodes whose loss has been answered, and those that left by an order
+        self._leaving: set[int] = set()  # those that left by an order
+        self._order_before = 0  # the order that was followed before the one at which they left
         self.words = ""
 
     @property
     def possible(self) -> bool:
-        """Can this launcher restart the job's processes?"""
-        alone = len(self._all) == 1 or (self.crew is not None and self.crew.connected)
-        return self._able and self.allocation.job_id is not None and alone
+        """Return whether this launcher can restart the job's processes."""
+        crew = self.crew
+        alone = crew is None and len(self.allocation.nodes) == 1
+        together = alone or (crew is not None and crew.connected and not crew.lost - self._gone)
+        return self._able and self.allocation.job_id is not None and together
+
+    @property
+    def report(self) -> InPlace | None:
+        """Return what reports say of the restarts; None where this launcher can't restart anything.
+
+        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes.
+        """
+        if not self.possible:
+            return None
+        crew = self.crew
+        here = crew is not None and any(peer.rank in self._leaving for peer in crew.peers)
+        answered = self._growth if self._growth is not None and self._growth.is_answered else None
+        return replace(
+            self.told,
+            order=self._order_before if here else self.told.order,
+            live=self.sheds_nodes,
+            grows=self._grow is not None and not self._is_follower,
+            joined=answered.number if answered is not None else 0,
+            join_refusal=answered.refusal if answered is not None else "",
+        )
+
+    @property
+    def sheds_nodes(self) -> bool:
+        """Return whether an order can have the run go on with fewer nodes."""
+        return self.possible and len(self.allocation.nodes) > 1
+
+    @property
+    def together(self) -> bool:
+        """Return whether what follows a failure is decided for all nodes together."""
+        return self.possible and self._mends
 
     @property
     def follows(self) -> bool:
-        """Another node decides."""
-        return self.crew is not None and not self.crew.first and self.crew.connected
+        """Return whether another node decides what follows the present run."""
+        here = self.crew is not None and not self.crew.first and self.crew.connected
+        return here and (self._mends or self._word is not None)
 
     @property
     def decided(self) -> bool:
-        """The run is to end, and what follows is known."""
+        """Return whether the run is to end and it is known what follows."""
         if self._order is not None:
             return self.crew is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
         return self._word is not None or bool(self.code)
 
     @property
     def code(self) -> int:
-        """The exit code with which the first node has ended the job; 0: it has not, or ended well."""
+        """Return the exit code with which the first node has ended the job; 0 if it has not ended it, or ended well."""
         return self.crew.word.code if self.crew is not None and self.crew.word is not None else 0
 
     @property
     def broken(self) -> bool:
-        """The run has ended on another node, whose end is not known to this one's processes."""
+        """Return whether the run has ended on another node in a way that this node's processes do not know."""
         crew = self.crew
-        if crew is None or not crew.first:
+        if crew is None or not crew.first or not self._mends:
             return False
-        return self.bereft or any(code not in (0, 130, 143) for _, code, _ in self._ends(crew))
+        return self.has_lost_node or any(code not in (0, 130, 143) for _, code, _ in self._ends(crew))
 
     @property
-    def bereft(self) -> bool:
-        """A node is lost, and nothing has followed from it yet."""
-        return self.crew is not None and self.crew.first and bool(self.crew.lost - self._gone)
+    def has_lost_node(self) -> bool:
+        """Return whether a node is lost and nothing has followed from it yet."""
+        return self.crew is not None and self.crew.first and self._mends and bool(self.crew.lost - self._gone)
 
     @property
-    def hurries(self) -> bool:
-        """The run is over: its processes, which may wait for others for ever, are not asked first."""
+    def must_end_at_once(self) -> bool:
+        """Return whether the run is over, so that its processes, which may wait for others forever, are not asked first."""
         return self.broken or bool(self.code) or (self._word is not None and self._word.order == self.told.order)
 
     @property
     def acknowledged(self) -> int:
-        """Checkpoints on request that runs before this one have completed: the incarnation's count goes on."""
+        """Return how many checkpoints on request the earlier runs have completed: the incarnation's count goes on."""
         return self._acknowledged
 
     def hear(self, told: Told) -> None:
-        """The daemon's order; one that was followed already is none."""
-        if self.possible and not self.follows and told.order > self.told.order:
+        """Keep the daemon's order, unless it was followed already, or names nodes whose launchers are not there."""
+        nodes = self.allocation.nodes
+        if told.joins:
+            if self._grow is not None and not self._is_follower and told.order > self._heard_join:
+                self._heard_join, self._join = told.order, told
+            return
+        known = not told.nodes or (told.nodes[0] == nodes[0] and set(told.nodes) <= {*nodes, *self._joined})
+        if self.possible and not self._is_follower and told.order > self.told.order and known:
             self._order = told
 
     def poll(self) -> None:
-        """Takes in what other nodes say, and tells them of an order."""
+        """Read what the other nodes say, and tell them of an order. Bring nodes in."""
+        if self._join is not None:
+            self._begin_growth(self._join)
         if self.crew is None:
             return
         self.crew.poll()
+        self._watch_growth(self.crew)
         if self._order is not None and self._said_at is None:
             self._said_at = self._monotonic()
-            self._tell(self._order.order, self._order.plan)
+            self._tell(self._order.order, self._order.plan, self._order.nodes)
 
     def look(self, status: Mapping[str, Any] | None) -> None:
-        """The run's status as it is now."""
+        """Take in the run's present status."""
         if status is None:
             return
         self._state = status.get("state")
@@ -149,16 +221,24 @@ class Restarts:
         self._present = requests if isinstance(requests, int) else self._present
 
     def ended(self) -> None:
-        """The run is over: an order that has not ended it has come too late."""
+        """Note that the run is over: an order that did not end it has come too late."""
         if self._order is not None and not self.left and self._state != "waiting":
             self._order = self._said_at = None
 
     def cause(self, code: int, *, own: bool) -> tuple[int, str]:
-        """(exit code, kind) of what ended the run on the nodes. `own`: this node's processes ended by themselves, with `code`; what
-        another says counts where it says more. Waits for their words."""
-        crew, until = self.crew, self._monotonic() + _CAUSE_S
-        if crew is None or not crew.first or code in (0, 130, 143):
+        """Return (exit code, kind) of what ended the run on the nodes.
+
+        `own`: this node's processes ended by themselves, with `code`; another node's message counts where it says more. Waits for the other
+        nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
+        """
+        crew = self.crew
+        if crew is None or not crew.first or not self._mends or code in (0, 130, 143) or not crew.expected:
             return code, ""
+        until = self._monotonic() + _CREW_S
+        while self._monotonic() < until and not crew.connected:
+            time.sleep(_POLL_S)
+            crew.poll()
+        until = self._monotonic() + _CAUSE_S
         while self._monotonic() < until and not self.broken:
             time.sleep(_POLL_S)
             crew.poll()
@@ -168,34 +248,41 @@ class Restarts:
         return code, ""
 
     def goes_on(self, code: int, guard: PlanGuard) -> bool:
-        """The run has ended with `code`: does another follow in the same allocation? Tells the other nodes."""
+        """Return whether another run follows in the same allocation after this one ended with `code`. Tells the other nodes."""
         if self.follows:
             return self._follow(code, guard)
         self.words = ""
         if (order := self._order) is not None:
             if self._said_at is None:  # it came as the run ended
-                self._tell(order.order, order.plan)
+                self._tell(order.order, order.plan, order.nodes)
+            self.words = f"started again in place with another plan, by the daemon's order {order.order}"
+            if order.nodes:
+                self._keep(order.nodes)
+                self.words = f"goes on with {len(order.nodes)} nodes, by the daemon's order {order.order}"
             self._again(replace(self.told, order=order.order))
             self._order = self._said_at = None  # last: the reporter's thread may hear the same order again
-            guard.follow(order.plan)
-            self.words = f"started again in place with another plan, by the daemon's order {order.order}"
+            guard.follow(order.plan, self.allocation)
             return True
         plan = guard.plan_file.plan if guard.plan_file else None
-        if self.bereft:
+        if self.has_lost_node:
             return self._without_lost(guard)
-        if guard.again or (guard.past and self._crashed(code)):
+        if guard.again or (guard.is_past_first_steps and self._crashed(code)):
             self._tell(self.told.order, plan)
             self._again(self.told)
             return True
-        if self.crew is not None and self.crew.first:
+        if self.crew is not None and self.crew.first and self._mends:
             self.crew.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
         return False
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     @property
+    def _is_follower(self) -> bool:
+        return self.crew is not None and not self.crew.first
+
+    @property
     def _word(self) -> NextRun | None:
-        """The first node's, where it is of a later run than the present one."""
+        """Return the first node's message if it is about a later run than the present one."""
         word = self.crew.word if self.crew is not None else None
         return word if word is not None and word.number > self.told.number else None
 
@@ -203,16 +290,16 @@ class Restarts:
         return [end for end in crew.ended.values() if end[0] == self.told.number]
 
     def _crashed(self, code: int) -> bool:
-        """A run past its first steps has ended by itself with `code`: is it started again?"""
-        if not self.possible or code in _ENDED_WELL or self._saved is None:
+        """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
+        if not self.together or code in _ENDED_WELL or self._saved is None:
             return False
-        history, now_s = run_history.read(self._folder, self.allocation.job_id or 0), self._clock()
+        history, now_s = run_history.read_history(self._folder, self.allocation.job_id or 0), self._clock()
         if not may_go_on((*history.crashes, *self._crashes), self._step, now_s, self._most):
             return False
         if len(self._crashes) >= self._most:
             return False
         self._crashes = (*self._crashes, Crash(self._step, now_s))
-        run_history.write(self._folder, history.with_crash(Crash(self._step, now_s)))
+        run_history.write_history(self._folder, history.with_crash(Crash(self._step, now_s)))
         self.words = (
             f"ended with exit code {code} at step {self._step}: "
             f"started again in place from its checkpoint of step {self._saved}"
@@ -221,12 +308,15 @@ class Restarts:
         return True
 
     def _without_lost(self, guard: PlanGuard) -> bool:
-        """A node is lost: the largest plan on those that are left, else nothing until Slurm sees the loss too."""
+        """Continue after a lost node with the largest plan that fits the remaining nodes.
+
+        If there is none, nothing runs until Slurm sees the loss too.
+        """
         crew = self.crew
         assert crew is not None
         self._gone |= crew.lost
-        names = {self._all[rank] for rank in self._gone}
-        left, plan = tuple(n for n in self._all if n not in names), guard.plan
+        names = {crew.members[rank] for rank in self._gone}
+        left, plan = tuple(n for n in crew.members if n not in names), guard.plan
         lost = ", ".join(sorted(names))
         for count in range(len(left), 0, -1):
             fits = fit_plan(plan, self.allocation.processes * count)[0]
@@ -245,17 +335,22 @@ class Restarts:
         return False
 
     def _follow(self, code: int, guard: PlanGuard) -> bool:
-        """Another node decides: waits for its word."""
+        """Wait for the message of the node that decides. Return whether another run follows."""
         crew = self.crew
         assert crew is not None
         if self._word is None:
             crew.say_ended(self.told.number, min(code, 255), guard.kind(code))
-        well = code in (0, 130, 143)  # others may go on for long
-        until, name = self._monotonic() + (float("inf") if well else HOLD_S), self._all[crew.allocation.node_rank]
+        well = code in (0, 130, 143)  # other nodes may go on for long
+        until, name = self._monotonic() + (float("inf") if well else HOLD_S), crew.members[crew.allocation.node_rank]
         while not guard.ending and crew.connected:
             word = self._word
             if word is not None:
+                ordered = word.order > self.told.order
+                self._mends = self._mends or bool(set(word.nodes) - set(crew.allocation.nodes))
                 self.told = replace(self.told, number=word.number, order=word.order)
+                if ordered and name not in word.nodes:
+                    self.leaves, guard.waits, guard.tells = True, False, False
+                    return False
                 if name in word.nodes:
                     self.allocation = replace(self.allocation, nodes=word.nodes, node_rank=word.nodes.index(name))
                     guard.follow(word.plan, self.allocation)
@@ -271,9 +366,96 @@ class Restarts:
             crew.poll()
         return False
 
-    def _tell(self, order: int, plan: Plan | None) -> None:
+    def _tell(self, order: int, plan: Plan | None, nodes: tuple[str, ...] = ()) -> None:
         if self.crew is not None and self.crew.first:
-            self.crew.tell(NextRun(self.told.number + 1, order, self.allocation.nodes, plan))
+            self.crew.tell(NextRun(self.told.number + 1, order, nodes or self.allocation.nodes, plan))
+
+    def _keep(self, nodes: tuple[str, ...]) -> None:
+        """Go on with `nodes` alone: the others leave by an order, and are not lost."""
+        crew = self.crew
+        assert crew is not None
+        stays = {rank for rank, name in enumerate(crew.members) if name in nodes}
+        gone = set(range(len(crew.members))) - stays
+        self._leaving = (self._leaving | (gone - self._gone)) - stays
+        self._gone = (self._gone | gone) - stays
+        self._order_before = self.told.order
+        crew.lost = (crew.lost | gone) - stays
+        crew.expected = stays - {0}
+        if (growth := self._growth) is not None and set(growth.names) & set(nodes):
+            growth.use()
+            self._mends = True  # Slurm does not end or requeue a job for the loss of a node beside its allocation
+        self.allocation = replace(self.allocation, nodes=nodes, node_rank=0)
+
+    # -- nodes that join -----------------------------------------------------------------------------------------------
+
+    @property
+    def _joined(self) -> tuple[str, ...]:
+        """Return the nodes that wait to take part."""
+        growth = self._growth
+        return growth.names if growth is not None and growth.complete and not growth.refusal else ()
+
+    def _begin_growth(self, told: Told) -> None:
+        """Ask Slurm for the nodes that `told` names and the run does not have."""
+        self._join = None
+        assert self._grow is not None
+        if self.crew is None:
+            self.crew = self._grow.crew()
+        crew, have = self.crew, self.allocation.nodes
+        names = tuple(n for n in told.nodes if n not in have)
+        crew.members += tuple(n for n in names if n not in crew.members)
+        waiting = {crew.members.index(name) for name in names}
+        self._gone |= waiting
+        self._leaving -= waiting
+        step, run = self.allocation.step, self.told.number
+        member = Membership(
+            job_id=self.allocation.job_id or 0, restarts=self.allocation.restarts, step=step, run=run,
+            order=self.told.order, members=crew.members,
+        )  # fmt: skip
+        self._growth = self._grow.start(told.order, names, member)
+        self._growths.append(self._growth)
+
+    def _watch_growth(self, crew: Crew) -> None:
+        """See which nodes have joined, and which of them have gone."""
+        for each in self._growths:
+            each.poll(frozenset(crew.members[rank] for rank in crew.ranks))
+        self._growths = [each for each in self._growths if not each.over]
+
+    def await_first_run(self, guard: PlanGuard) -> bool:
+        """Wait, on a node that joins a running job, for the run that it is to take part in. Return whether there is one."""
+        crew = self.crew
+        assert crew is not None
+        until = self._monotonic() + JOIN_S
+        while not crew.connected and self._monotonic() < until and not guard.ending:
+            time.sleep(_POLL_S)
+            crew.poll()
+        return crew.connected and self._follow(0, guard)
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether this node, which is beside the job's allocation, is not connected to the first one, which has not ended it."""
+        crew = self.crew
+        if crew is None or crew.first or self._member is None:
+            return False
+        return not (crew.connected or self.leaves or (crew.word is not None and not crew.word.number))
+
+    @property
+    def is_orphan(self) -> bool:
+        """Return whether this node, which is beside the job's allocation, has lost the first one for good."""
+        if not self.is_alone:
+            self._alone_since = None
+            return False
+        self._alone_since = self._alone_since or self._monotonic()
+        return self._monotonic() >= self._alone_since + ORPHAN_S
+
+    def close(self, within_s: float = LEAVE_S) -> None:
+        """Give the allocations with more nodes back: their launchers have ended with the run, or are made to."""
+        until = self._monotonic() + within_s
+        while any(each.used and not each.over for each in self._growths) and self._monotonic() < until:
+            if self.crew is not None:
+                self.crew.poll()
+            time.sleep(_POLL_S)
+        for each in self._growths:
+            each.end("the job has ended")
 
     def _again(self, told: InPlace) -> None:
         self.told = replace(told, number=told.number + 1)

@@ -1,4 +1,4 @@
-"""Keeps the job's output over a requeue. Slurm truncates it at each start, unless sbatch or slurm.conf say that it appends.
+"""The job's output, kept over a requeue. Slurm truncates it at each start, unless sbatch or slurm.conf say that it appends.
 
 The first node's launcher hears of a requeue by Slurm's SIGTERM. Its last act is to copy the output to a file beside it; the launcher of
 the next incarnation puts that before what its own incarnation has written. `--open-mode` of the user's, of either kind, is
@@ -19,10 +19,10 @@ from pathlib import Path
 import click
 
 from synergy_launch.launcher.allocation import JobAllocation, slurm_name
-from synergy_launch.launcher.preemption import ask_slurm, value_of
+from synergy_launch.launcher.preemption import ask_slurm, read_value
 
 CLOSE_S = 25.0  # Slurm's KillWait is 30 s by default
-MOST_BYTES = 0x7FFFF000  # that one write() takes: what others write meanwhile must not get into it
+MOST_BYTES = 0x7FFFF000  # the most that one write() takes: what others write meanwhile must not get into it
 _LOOK_S = 0.2
 _PIECE = 1 << 24
 _RESTARTS = re.compile(r"^   Requeue=\d+ Restarts=(\d+) ", re.MULTILINE)
@@ -30,10 +30,10 @@ _OUTPUT = re.compile(r"^   Std(?:Out|Err)=(/.*)$", re.MULTILINE)
 
 
 class OutputKeeper:
-    """One incarnation's part of it: puts back what the one before has left, and keeps its own where it is requeued.
+    """The keeping of one incarnation's output: puts back what the incarnation before left, and keeps its own on a requeue.
 
-    `ending` says whether SIGTERM came, `is_synergys` whether the job is one of Synergy's: what is requeued of others is left to
-    Slurm. A job outside Slurm, one with --open-mode, and all nodes but the first have nothing to do.
+    `ending` says whether SIGTERM came. `is_synergys` says whether the job is one of Synergy's: output of other requeued jobs is left to
+    Slurm. There is nothing to do for a job outside Slurm, for one with --open-mode, and on all nodes but the first.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class OutputKeeper:
             self._thread = threading.Thread(target=self._run, args=(name,), name="output", daemon=True)
 
     def start(self) -> None:
-        """Begin beside the training."""
+        """Start keeping the output, in a thread beside the training."""
         if self._thread is not None:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait until the output is kept, where the job is being requeued; the launcher's last act."""
+        """Wait until the output is kept, if the job is being requeued; this is the launcher's last act."""
         self._closed.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(CLOSE_S)
@@ -73,8 +73,8 @@ class OutputKeeper:
             self._keep(name)
 
     def _put_back(self, name: str) -> None:
-        for path in outputs(ask_slurm("scontrol", "show", "job", name) or ""):
-            # the latest first: the one before goes before it
+        for path in output_files(ask_slurm("scontrol", "show", "job", name) or ""):
+            # the latest first: the earlier copy is put before it
             for restarts in range(self._restarts - 1, -1, -1):
                 copy = self._copy_of(path, restarts)
                 try:
@@ -90,12 +90,12 @@ class OutputKeeper:
         # Slurm counts a requeue before it signals; else the job ends for good
         if shown is None or (restarts and int(restarts[-1]) <= self._restarts):
             return
-        if value_of(ask_slurm("scontrol", "show", "config") or "", "JobFileAppend") == "1":
+        if read_value(ask_slurm("scontrol", "show", "config") or "", "JobFileAppend") == "1":
             return
-        paths = outputs(shown)
+        paths = output_files(shown)
         for path in paths:
             self._copy(path)
-        # once more when the training has ended, for its last words
+        # copy once more when the training has ended, for its last output
         self._closed.wait()
         for path in paths:
             self._copy(path)
@@ -110,8 +110,8 @@ class OutputKeeper:
         return path.with_name(f".{path.name}.synergy-{self._job_id}-{restarts}")
 
 
-def outputs(shown: str) -> list[Path]:
-    """Return the job's regular output files that are there, each once, as `scontrol show job` names them."""
+def output_files(shown: str) -> list[Path]:
+    """Return the job's existing regular output files, each once, as `scontrol show job` names them."""
     files: dict[tuple[int, int], Path] = {}
     for text in _OUTPUT.findall(shown):
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def outputs(shown: str) -> list[Path]:
 
 
 def add_new(path: Path, copy: Path) -> None:
-    """Append to `copy` what `path` has beyond its size. Raise OSError."""
+    """Append to `copy` the part of `path` that lies beyond the size of `copy`. Raises OSError."""
     source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(source).st_size
@@ -140,9 +140,9 @@ def add_new(path: Path, copy: Path) -> None:
 
 
 def put_before(path: Path, copy: Path) -> None:
-    """Put the content of `copy` before that of `path`, to which others append meanwhile, and remove `copy`. Raise OSError.
+    """Put the content of `copy` before that of `path`, to which others append meanwhile, and remove `copy`.
 
-    Nothing where `path` begins with it already, since nobody has truncated it.
+    Does nothing where `path` already begins with it, since nobody has truncated it. Raises OSError.
     """
     source = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -161,7 +161,7 @@ def _prepend(path: Path, old: mmap.mmap) -> None:
     size = len(old)
     plain = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if _begins_with(plain, old):
+        if _has_prefix(plain, old):
             return
         appending = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -171,7 +171,7 @@ def _prepend(path: Path, old: mmap.mmap) -> None:
             fresh_bytes = os.lseek(appending, 0, os.SEEK_CUR) - size
         finally:
             os.close(appending)
-        # nobody writes into these first bytes any more: what this start had written changes places with what was before it
+        # nobody writes into these first bytes any more: the output of this start changes places with the earlier output
         fresh = _read(plain, fresh_bytes)
         if fresh:
             for at in range(0, size, _PIECE):
@@ -181,7 +181,7 @@ def _prepend(path: Path, old: mmap.mmap) -> None:
         os.close(plain)
 
 
-def _begins_with(descriptor: int, old: mmap.mmap) -> bool:
+def _has_prefix(descriptor: int, old: mmap.mmap) -> bool:
     if os.fstat(descriptor).st_size < len(old):
         return False
     return all(

@@ -1,4 +1,4 @@
-"""Connections to a port of the launcher's whose other end has not said yet who it is.
+"""Connections to a port of the launcher whose other end has not said yet who it is.
 
 Anybody who reaches the port can connect, so nobody's silence may cost a member of the job its place: whoever has said a whole line is
 handed out at once. Where too many wait, one of the address with the most makes room, a silent one first.
@@ -17,12 +17,12 @@ _MOST = 256  # connections that wait here
 _LINE_S = 5.0  # for a whole line
 _LINE_BYTES = 4096
 _ACCEPTS = 2 * BACKLOG  # a poll
-CREDENTIALS = 16  # a poll: one may take munged a while
+CREDENTIALS = 16  # a poll: munged may take a while for one
 
 
 @dataclass(eq=False)
 class Visitor:
-    """A connection. `rest`: what it has said behind its first line."""
+    """A connection. `rest`: what it has sent after its first line."""
 
     connection: socket.socket
     source: str
@@ -32,7 +32,7 @@ class Visitor:
     is_closed: bool = False
 
     def read(self) -> None:
-        """Take in what has come."""
+        """Read what has come."""
         try:
             piece = self.connection.recv(65_536)
         except BlockingIOError:
@@ -47,25 +47,27 @@ class Visitor:
 
 
 class Lobby:
-    """The connections to `listener` that `poll` has not handed out yet. `lines`: how many it hands out at a time, where to check one
-    takes a while."""
+    """The connections to `listener` that `poll` has not handed out yet.
+
+    `lines`: how many `poll` hands out at a time, where checking one takes a while.
+    """
 
     def __init__(
         self, listener: socket.socket, lines: int | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._listener, self._lines, self._monotonic = listener, lines or _ACCEPTS, monotonic
         self._listener.setblocking(False)
-        self._here: list[Visitor] = []  # in the order of their coming
+        self._here: list[Visitor] = []  # in the order in which they came
 
     def poll(self) -> Iterator[Visitor]:
-        """Yield those that have said a whole line, as soon as they have: they are no more of this object's."""
+        """Yield the connections that have sent a whole line, as soon as they have; the caller then owns them."""
         for visitor in self._here:
             if visitor.line is None:
                 visitor.read()
         self._drop([v for v in self._here if v.is_closed or self._monotonic() > v.since_s + _LINE_S])
         of_source = Counter(v.source for v in self._here)
         ready = [v for v in self._here if v.line is not None]
-        ready.sort(key=lambda v: of_source[v.source])  # one that comes once before one of many
+        ready.sort(key=lambda v: of_source[v.source])  # a source with one connection before a source with many
         for visitor in ready[: self._lines]:
             self._here.remove(visitor)
             yield visitor
@@ -93,7 +95,7 @@ class Lobby:
         self._listener.close()
 
     def _make_room(self) -> None:
-        """Drop one where there are too many: of the address with the most the one that has been silent longest."""
+        """Drop one connection if there are too many: the one silent longest, of the address with the most."""
         if len(self._here) > _MOST:
             of_source = Counter(v.source for v in self._here)
             self._drop([max(self._here, key=lambda v: (of_source[v.source], v.line is None))])

@@ -1,7 +1,7 @@
-"""Where torchrun's agents on a job's nodes meet: on a port that the first node takes at random, and tells the others.
+"""The meeting of torchrun's agents on a job's nodes: on a port that the first node takes at random, and tells the others.
 
-It tells them on one of a few ports that only the job's secret gives away, and both sides sign what they say with it. Nobody waits for
-ever: a run whose nodes can't meet ends with NO_MEETING and one line. A job without a secret has no meeting: its nodes go to the port
+It tells them on one of a few ports that only the job's secret gives away, and both sides sign what they say with it. Nobody waits
+forever: a run whose nodes can't meet ends with NO_MEETING and one line. A job without a secret has no meeting: its nodes go to the port
 that they work out from the job's id, as anybody can.
 """
 
@@ -17,21 +17,22 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.wire import job_key
+
 from synergy_launch.launcher.allocation import FIRST_PORT, PORTS
-from synergy_launch.launcher.job_secret import key_of_incarnation, places, secret_in
+from synergy_launch.launcher.job_secret import key_of_incarnation, meeting_ports, read_secret
 from synergy_launch.launcher.lobby import BACKLOG, Lobby, Visitor
-from synergyd.errors import SynergyError, UsageError
-from synergyd.wire import job_key
 
 VARIABLE = "SYNERGY_MEETING"  # for torchrun's wrapper: which meeting it goes to
 NO_MEETING = 75  # exit code: no plan and no script is to blame
-MEETING_S = 600.0  # in which all nodes come: torchrun's own wait
+MEETING_S = 600.0  # seconds within which all nodes must come: torchrun's own wait
 _TRIES = 64  # ports, at random
 _CONNECT_S, _ANSWER_S, _AGAIN_S, _LINGER_S = 1.0, 3.0, 0.5, 5.0
 
 
 class NoMeetingError(SynergyError):
-    """The job's nodes can't meet."""
+    """The error where the job's nodes can't meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +52,20 @@ class Meeting:
         """Return the port to meet on; on the first node torchrun is to listen there next. Raises NoMeetingError."""
         if self.rank:
             return self._ask()
-        with _bound(_random_ports(), listens=False) as free:
+        with _bind_first_free(_random_ports(), listens=False) as free:
             port: int = free.getsockname()[1]
-            listener = _bound(self._places, listens=True)
+            listener = _bind_first_free(self._places, listens=True)
         threading.Thread(target=self._answer, args=(listener, port), name="meeting", daemon=True).start()
         return port
 
     @property
     def _places(self) -> tuple[int, ...]:
-        return places(self.secret, self.job_id, self.restarts, self.run)
+        return meeting_ports(self.secret, self.job_id, self.restarts, self.run)
 
     # -- the first node ------------------------------------------------------------------------------------------------
 
     def _answer(self, listener: socket.socket, port: int) -> None:
-        """Tell each other node the port, until all know it or MEETING_S is over."""
+        """Tell each other node the port, until all know it or MEETING_S seconds have passed."""
         lobby, ranks, until = Lobby(listener), set(range(1, self.nodes)), time.monotonic() + MEETING_S
         while time.monotonic() < until:
             select.select([listener], [], [], _AGAIN_S)
@@ -76,11 +77,11 @@ class Meeting:
         lobby.close()
 
     def _tell(self, visitor: Visitor, port: int) -> set[int]:
-        """Return the rank of a node that has been told the port; none for a stranger."""
+        """Return the rank of a node that has been told the port, or an empty set for a stranger."""
         with contextlib.suppress(OSError, UsageError):
-            signed, payload = job_key.opened(visitor.line or "", self.secret, time.time())
+            signed, payload = job_key.open_line(visitor.line or "", self.secret, time.time())
             for rank in range(1, self.nodes):
-                if signed.life == (self.job_id, self.restarts) and payload == self._words(rank):
+                if signed.incarnation == (self.job_id, self.restarts) and payload == self._meeting_line(rank):
                     visitor.connection.settimeout(_CONNECT_S)
                     visitor.connection.sendall(signed.answer(str(port).encode(), time.time()).encode() + b"\n")
                     return {rank}
@@ -101,9 +102,9 @@ class Meeting:
         )
 
     def _port_from(self, place: int) -> int:
-        """Return what the first node says on port `place`. Raises OSError, UsageError or ValueError where it says nothing."""
+        """Return the port that the first node names on port `place`. Raises OSError, UsageError or ValueError if it names none."""
         key = key_of_incarnation(self.secret, self.job_id, self.restarts)
-        line, asked = job_key.signed_report(key, self._words(self.rank), time.time())
+        line, asked = job_key.sign_report(key, self._meeting_line(self.rank), time.time())
         with socket.create_connection((self.address, place), timeout=_CONNECT_S) as wire:
             wire.sendall(line.encode() + b"\n")
             said, until = b"", time.monotonic() + _ANSWER_S
@@ -113,18 +114,18 @@ class Meeting:
                 if not piece:
                     break
                 said += piece
-        port = int(asked.answered(said.decode("ascii", "replace").strip()))
+        port = int(asked.verify_answer(said.decode("ascii", "replace").strip()))
         if not 0 < port < 65536:
             raise ValueError
         return port
 
-    def _words(self, rank: int) -> bytes:
+    def _meeting_line(self, rank: int) -> bytes:
         return f"meet {self.step} {self.run} {rank}".encode()
 
 
 def meeting_of(arguments: list[str], environment: Mapping[str, str]) -> Meeting | None:
     """Return the meeting that the launcher's environment and torchrun's arguments name, or None where there is none."""
-    words, secret = environment.get(VARIABLE, "").split(), secret_in(environment)
+    words, secret = environment.get(VARIABLE, "").split(), read_secret(environment)
     if not secret or len(words) != 4 or not all(w.isdecimal() for w in words):
         return None
 
@@ -148,9 +149,11 @@ def _random_ports() -> list[int]:
     return random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + PORTS), _TRIES)
 
 
-def _bound(ports: Iterable[int], *, listens: bool) -> socket.socket:
-    """Return a socket on the first free one of `ports`. One that does not listen yet is seen by no other user, and has a port that no
-    connection had lately. Raises NoMeetingError."""
+def _bind_first_free(ports: Iterable[int], *, listens: bool) -> socket.socket:
+    """Return a socket on the first free one of `ports`.
+
+    A socket that does not listen yet is seen by no other user, and has a port that no connection had lately. Raises NoMeetingError.
+    """
     for port in ports:
         dual = socket.has_dualstack_ipv6()
         made = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)

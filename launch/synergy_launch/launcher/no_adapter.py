@@ -1,18 +1,18 @@
-"""Training scripts of frameworks that Synergy has no adapter for, or was not told of: they run as plain jobs, and what can't go is said."""
+"""Scripts of frameworks without an adapter, or without a use of it: they run as plain jobs, and the user is told what can't be done."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 
 _READ_BYTES = 1 << 18
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:import|from)[ \t]+(deepspeed|lightning|pytorch_lightning|torchtitan)\b", re.MULTILINE
 )
-# of those that have an adapter, what to use
+# the adapters to use, for the frameworks that have one
 _ADAPTERS = {
     "deepspeed": "DeepSpeedTask of synergy_launch.deepspeed",
     **dict.fromkeys(("lightning", "pytorch_lightning"), "SynergyCallback of synergy_launch.lightning"),
@@ -21,7 +21,10 @@ _OURS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+synergy_launch\b", re.MULTILIN
 
 
 def framework_of(script: str) -> str:
-    """The framework that the file `script` imports without Synergy's adapter for it, or that has none; "" for other scripts and modules."""
+    """Return the framework that the file `script` imports without Synergy's adapter for it, or that has no adapter.
+
+    Returns "" for other scripts and modules.
+    """
     if script.startswith("module:"):
         return "torchtitan" if script.startswith("module:torchtitan.") else ""
     try:
@@ -34,7 +37,10 @@ def framework_of(script: str) -> str:
 
 
 def check(script: str, plan: Plan | None, batch_limits: str) -> str:
-    """What the user should know, "" if nothing. Raises UsageError where a batch range was asked for that the script can't follow."""
+    """Return what the user should know, or "" if nothing.
+
+    Raises UsageError where a batch range was asked for that the script can't follow.
+    """
     framework = framework_of(script)
     if not framework:
         return ""

@@ -15,19 +15,19 @@ from types import FrameType
 from typing import IO
 
 import click
+from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.agent import run_folder
-from synergy_launch.agent.settings import number_of
+from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher import old_names
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
 from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.launcher.status_reports import StatusReports, status_of
 from synergy_launch.megatron_lm import arguments as megatron_arguments
-from synergy_launch.megatron_lm.supervisor import Supervisor, workers
-from synergyd.wire.plan_file import PlanFile
+from synergy_launch.megatron_lm.supervisor import Supervisor, find_workers
 
 POLL_S = 0.2
 
@@ -41,18 +41,18 @@ def run_node(
     guard: PlanGuard | None = None,
     restarts: Restarts | None = None,
 ) -> int:
-    """Runs the node's command to its end: passes signals on, hands checkpoint requests over, reports. Returns the exit code.
+    """Run the node's command to its end: pass signals on, hand checkpoint requests over, report. Return the exit code.
 
-    `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read, and where it
-    ended because a checkpoint was asked for it is started again, unless the job was ended meanwhile. `guard` is told how it went.
-    `restarts` says when the run is to end for another one.
+    `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read. If it ended because a
+    checkpoint was asked for, it is started again, unless the job was ended meanwhile. `guard` is told how it went. `restarts` says when the
+    run is to end so that another one can start.
     """
     guard, restarts = guard or PlanGuard(allocation, plan_file, None), restarts or Restarts(allocation, None)
     return _NodeRun(command, allocation, run_dir, supervisor, guard, restarts).run(plan_file)
 
 
 class _NodeRun:
-    """The child process and what the signals have asked of it."""
+    """The child process and the requests that signals have made of it."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class _NodeRun:
     ) -> None:
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
         self._guard, self._restarts = guard, restarts
-        self._killed = False  # the child, since the run was over on another node
-        self._leaves_until = 0.0  # monotonic; 0: nobody has told the child to end
+        self._killed = False  # the child was killed, since the run was over on another node
+        self._leaves_until = 0.0  # monotonic; 0: the child was not told to end
         self._errors: threading.Thread | None = None
-        self._hold_s = number_of(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
+        self._hold_s = read_number(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: subprocess.Popen[bytes] | None = None
         self._run_name = f"{allocation.job_id} {allocation.restarts} {restarts.told.number}"  # the same on all nodes
         self._failed_over = 0  # the latest request that could not be put into the run folder
         self._requests = 0  # checkpoint requests so far: the daemon's, in its answers to reports, and one a SIGUSR2
-        self._handed_over = 0  # of them, those that are in the run folder
+        self._handed_over = 0  # the requests that are in the run folder
 
     def run(self, plan_file: PlanFile | None) -> int:
         signal.signal(signal.SIGTERM, self._on_term)
@@ -89,19 +89,24 @@ class _NodeRun:
                     break
                 if time.monotonic() >= self._held_until:
                     self._held_until = 0.0
-                    self._command = replace(self._command, argv=tuple(megatron_arguments.resumed(self._command.argv)))
+                    self._command = replace(
+                        self._command, argv=tuple(megatron_arguments.with_resume(self._command.argv))
+                    )
                     child = self._start()
             elif (restarts.decided or restarts.broken) and not guard.ending:
                 restarts.left = True
-                self._leave(child, restarts.hurries)
-            elif guard.hangs(says_nothing_first=supervisor is not None):
+                self._leave(child, restarts.must_end_at_once)
+            elif restarts.is_orphan:
+                guard.ending = True
+                self._kill(child)
+            elif guard.is_hanging(says_nothing_first=supervisor is not None):
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
             status = status_of(self._run_dir, supervisor)
             restarts.look(status)
             restarts.poll()
-            if guard.looks:
+            if guard.wants_status:
                 guard.look(status)
             self._requests = max(self._requests, reports.request - restarts.acknowledged)
             self._hand_over_requests()
@@ -123,10 +128,10 @@ class _NodeRun:
         failure = None
         if not restarts.decided and not restarts.follows:
             code, kind = restarts.cause(code, own=not self._killed)
-            if not restarts.bereft:
-                failure = guard.ended(code, kind, together=restarts.possible)
+            if not restarts.has_lost_node:
+                failure = guard.conclude(code, kind, together=restarts.together)
         reports.close(failure)
-        if guard.ending:
+        if guard.ending and not restarts.is_orphan:
             give_way(self._allocation)
         shutil.rmtree(self._run_dir, ignore_errors=True)
         return code
@@ -134,9 +139,10 @@ class _NodeRun:
     def _start(self) -> subprocess.Popen[bytes]:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        environment = {**os.environ, **old_names.python_path(os.environ), **self._command.environment}
+        here = environment_of_run(self._allocation, os.environ)
+        environment = {**os.environ, **here, **old_names.python_path(os.environ), **self._command.environment}
         output = subprocess.PIPE if self._supervisor else None
-        errors = subprocess.PIPE if self._guard.guards else None
+        errors = subprocess.PIPE if self._guard.can_take_back else None
         child = subprocess.Popen(self._command.argv, env=environment, stdout=output, stderr=errors)
         if child.stderr is not None:
             self._errors = threading.Thread(target=self._copy, args=(child.stderr,), name="errors", daemon=True)
@@ -150,20 +156,20 @@ class _NodeRun:
         return child
 
     def _resumes(self, returncode: int) -> bool:
-        """The child has ended: whether the run goes on after a hold, for it left because a checkpoint was asked for."""
+        """Return whether the run goes on, after a hold, because the child that ended left for a checkpoint that was asked for."""
         if self._supervisor is None:
             return False
         if not self._held_until:
             # asked on another node: a rank that leaves takes all others with it
-            self._requests = max(self._requests, self._supervisor.noted_request(self._run_name))
-            if not self._supervisor.left(returncode, self._requests):
+            self._requests = max(self._requests, self._supervisor.read_noted_request(self._run_name))
+            if not self._supervisor.has_left_as_asked(returncode, self._requests):
                 return False
             self._held_until = time.monotonic() + self._hold_s
-        self._supervisor.met(self._requests)
+        self._supervisor.count_as_met(self._requests)
         return not self._guard.ending
 
     def _copy(self, source: IO[bytes]) -> None:
-        """The child's error output, passed on to this process's own."""
+        """Copy the child's error output to this process's own."""
         with source, contextlib.suppress(OSError):
             while piece := os.read(source.fileno(), 65_536):
                 self._guard.feed(piece)
@@ -172,14 +178,14 @@ class _NodeRun:
                         piece = piece[os.write(2, piece) :]
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        """Ends a run that hangs: its processes, which may not answer SIGTERM; torchrun then ends by itself."""
-        pids = workers(child.pid) if self._command.has_torchrun else []
+        """Kill the processes of a run that hangs, which may not answer SIGTERM; torchrun then ends by itself."""
+        pids = find_workers(child.pid) if self._command.has_torchrun else []
         for pid in pids or [child.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def _leave(self, child: subprocess.Popen[bytes], hurries: bool) -> None:
-        """Ends a run that has its checkpoint; its processes are killed where they do not follow."""
+        """End a run that has its checkpoint; kill its processes where they do not end."""
         now = time.monotonic()
         if hurries:
             self._killed = True

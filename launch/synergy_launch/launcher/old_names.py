@@ -1,4 +1,4 @@
-"""For one release, scripts that say `from launch import SynergyTask`, as release 0.1.0 wanted it, go on working."""
+"""Old import names: for one release, scripts with `from launch import SynergyTask`, as in release 0.1.0, go on working."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BRIDGE = Path(__file__).resolve().parents[1] / "bridge"
 
 
 def python_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH with the folder of the old names at its end, behind all that the user put there."""
+    """Return PYTHONPATH with the folder of the old names at its end, behind all that the user put there."""
     before = environment.get("PYTHONPATH", "")
     if str(BRIDGE) in before.split(os.pathsep):
         return {"PYTHONPATH": before}

@@ -23,11 +23,11 @@ _USAGE = re.compile(rb"^[^\s:]+: error: ", re.MULTILINE)
 _EXIT_2 = re.compile(rb"exitcode\s*: 2\b")
 
 
-def own_fault(code: int, error_output: bytes, *, same_degrees: bool, adds_options: bool) -> str:
-    """Return what the script itself did wrong, "" where a plan may be the cause of its end.
+def script_mistake(code: int, error_output: bytes, *, same_degrees: bool, adds_options: bool) -> str:
+    """Return what the script itself did wrong, or "" where a plan may have caused its end.
 
-    `error_output` is the end of it. `same_degrees`: the plan has the size asked for and splits the model as little as the script does.
-    `adds_options`: the plan is handed over as options of the script's, which an older one may not know.
+    `error_output` is the end of the error output. `same_degrees`: the plan has the size asked for and splits the model as little as the
+    script does. `adds_options`: the plan is handed over as options of the script, which an older script may not know.
     """
     names = [found[1].decode().rpartition(".")[2] for found in _LINE.finditer(error_output)]
     last = next((name for name in reversed(names) if name not in _OF_TORCHRUN), "")
@@ -37,6 +37,6 @@ def own_fault(code: int, error_output: bytes, *, same_degrees: bool, adds_option
     return "wrong options" if wrong_usage and not adds_options else ""
 
 
-def refuses_options(error_output: bytes) -> bool:
-    """Whether the script has ended since it does not take an option that it was given."""
+def has_refused_options(error_output: bytes) -> bool:
+    """Return whether the script has ended because it does not take an option that it was given."""
     return _USAGE.search(error_output) is not None

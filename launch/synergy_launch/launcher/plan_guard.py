@@ -1,4 +1,4 @@
-"""Guards a job against a plan of Synergy's that fails: the run is started again with what works, in place or by a requeue.
+"""The guard against a plan of Synergy's that fails: the run is started again with one that works, in place or by a requeue.
 
 A run that ends within its first steps under a plan that Synergy chose is taken back: to the last plan that ran where that is
 for this many GPUs, to the user's own arguments where the size is the user's own, both at once in the same allocation. Else the
@@ -17,26 +17,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from synergy_core.errors import SynergyError
+from synergy_core.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Report
+from synergy_core.records import Plan
+from synergy_core.wire import report as wire_report
+from synergy_core.wire.plan_file import PlanFile
+
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.meeting import NO_MEETING
-from synergy_launch.launcher.own_fault import own_fault, refuses_options
+from synergy_launch.launcher.own_fault import has_refused_options, script_mistake
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.start import fit_plan
-from synergyd.errors import SynergyError
-from synergyd.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Report
-from synergyd.records import Plan
-from synergyd.wire import report as wire_report
-from synergyd.wire.plan_file import PlanFile
 
-#: of a run that reports no steps: one that fails later has got past them
+#: seconds for a run that reports no steps: one that fails later has got past its first steps
 UNREPORTED_S = 300.0
 #: a run that takes longer to its first step hangs; as the stall detector, which can't know how long a model loads either
 FIRST_STEP_S = 1800.0
-#: how long a step is held open for the daemon's requeue: the daemon may be in the middle of an epoch, or just starting
+#: the seconds for which a step is held open for the daemon's requeue: the daemon may be in the middle of an epoch, or just starting
 HOLD_S = 90.0
 _ASK_AGAIN_S = 2.0
-_TAIL_BYTES = 1 << 18  # of the error output: a traceback of each of eight ranks
+_TAIL_BYTES = 1 << 18  # the end of the error output that is kept: a traceback of each of eight ranks
 _SIGKILL = 137
 _NOT_THE_PLANS = (130, 143, NO_MEETING)  # SIGINT, SIGTERM; the nodes could not meet
 _WORDS = (
@@ -46,8 +47,8 @@ _WORDS = (
 )
 
 
-def kind_of(code: int, error_output: bytes) -> str:
-    """What ended a run, by its exit code and the end of its error output: one of wire.report.FAILURES."""
+def failure_kind(code: int, error_output: bytes) -> str:
+    """Return what ended a run, by its exit code and the end of its error output: one of wire.report.FAILURES."""
     for kind, words in _WORDS:
         if words.search(error_output):
             return kind
@@ -55,12 +56,12 @@ def kind_of(code: int, error_output: bytes) -> str:
 
 
 class PlanGuard:
-    """Watches the runs of one node of one incarnation. `folder`: the checkpoints'; None where there are none.
+    """A guard over the runs of one node of one incarnation.
 
-    `own`: the plan that the script's own options amount to here, where these are Megatron-LM's. `begin` a run with `plan_file`'s plan,
-    `look` at its status meanwhile, and ask `ended` how it ended. Where `again` is true
-    then, `plan_file` has what to start with in its place; where `waits` is, the daemon is to requeue the job (`hold`), and
-    where `tells` is too, this node may tell it so.
+    `folder`: the checkpoint folder, or None where there is none. `own`: the plan that the script's own options amount to here, where these
+    are Megatron-LM's. Call `begin` for a run with `plan_file`'s plan, `look` at its status meanwhile, and ask `conclude` how it ended. If
+    `again` is true then, `plan_file` has what to start with instead. If `waits` is true, the daemon is to requeue the job (`hold`); if
+    `tells` is true too, this node may tell the daemon so.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class PlanGuard:
         self._monotonic = monotonic
         self._runs = 0
         self._proven: list[Plan | None] = []  # plans of runs that got past their first steps
-        self._history = run_history.read(folder, allocation.job_id or 0)
+        self._history = run_history.read_history(folder, allocation.job_id or 0)
         # a plan file that nobody has replaced since, such as after a node's failure
         if given is not None and given.plan is not None and self.plan in self._history.failed:
             self.plan_file = replace(given, plan=None)
@@ -89,26 +90,26 @@ class PlanGuard:
 
     @property
     def plan(self) -> Plan | None:
-        """Synergy's, that the run has; None: the user's own arguments."""
+        """Return Synergy's plan that the run has, or None if it runs with the user's own arguments."""
         return fit_plan(self.plan_file.plan if self.plan_file else None, self._allocation.world)[0]
 
     @property
-    def guards(self) -> bool:
-        """There is something to take back."""
+    def can_take_back(self) -> bool:
+        """Return whether there is a plan to take back."""
         return self._allocation.job_id is not None and self.plan is not None
 
     @property
-    def past(self) -> bool:
-        """The run has got past its first steps, or one before it has, with the same plan in the same allocation."""
+    def is_past_first_steps(self) -> bool:
+        """Return whether this run, or an earlier one with the same plan in the same allocation, has got past its first steps."""
         return self._past or self.plan in self._proven
 
     @property
-    def looks(self) -> bool:
-        """Its status is of interest still."""
+    def wants_status(self) -> bool:
+        """Return whether the run's status is still of interest."""
         return not self._past
 
     def follow(self, plan: Plan | None, allocation: JobAllocation | None = None) -> None:
-        """The next run is given `plan` (None: the script's own arguments), on `allocation` where it is another."""
+        """Give the next run `plan` (None: the script's own arguments), on `allocation` where it is another."""
         self._allocation = allocation or self._allocation
         if self.plan_file is not None:
             self.plan_file = replace(self.plan_file, plan=plan)
@@ -116,11 +117,11 @@ class PlanGuard:
             self.plan_file = PlanFile(self._allocation.job_id, plan)
 
     def kind(self, code: int) -> str:
-        """Of an end with `code`: one of wire.report.FAILURES."""
-        return "hang" if self._hung else kind_of(code, self._tail)
+        """Return the kind of an end with `code`: one of wire.report.FAILURES."""
+        return "hang" if self._hung else failure_kind(code, self._tail)
 
     def begin(self) -> None:
-        """A run starts."""
+        """Reset what is known of the run: a new one starts."""
         self._runs += 1
         self._began_s = self._monotonic()
         self._base: Mapping[str, Any] | None = None  # its first status from training
@@ -129,11 +130,11 @@ class PlanGuard:
         self.again = self.waits = self.tells = False
 
     def feed(self, piece: bytes) -> None:
-        """More of the run's error output."""
+        """Append more of the run's error output, and keep its end."""
         self._tail = (self._tail + piece)[-_TAIL_BYTES:]
 
     def look(self, status: Mapping[str, Any] | None) -> None:
-        """The run's status as it is now: an agent's, or Megatron-LM's log."""
+        """Take in the run's present status: an agent's, or Megatron-LM's log."""
         if self._past or status is None or status.get("state") == "starting":
             return
         step = status.get("step")
@@ -148,53 +149,59 @@ class PlanGuard:
             self._past = True
             self._proven.append(self.plan)
             if self._allocation.job_id is not None:
-                ran = replace(self._known(), ran=self.plan, ran_restarts=self._allocation.restarts)
-                run_history.write(self._folder, ran)
+                ran = replace(self._read_history(), ran=self.plan, ran_restarts=self._allocation.restarts)
+                run_history.write_history(self._folder, ran)
                 self._history = ran
 
-    def hangs(self, *, says_nothing_first: bool = False) -> bool:
-        """Its first step is overdue. `says_nothing_first`: that it has no status yet means nothing."""
-        if self._stepped or self._past or not self.guards or self._monotonic() < self._began_s + self._first_step_s:
+    def is_hanging(self, *, says_nothing_first: bool = False) -> bool:
+        """Return whether the run's first step is overdue. `says_nothing_first`: a missing status means nothing yet."""
+        if (
+            self._stepped
+            or self._past
+            or not self.can_take_back
+            or self._monotonic() < self._began_s + self._first_step_s
+        ):
             return False
-        # one that never had a status may have no agent, and train all the same; an agent writes it on the first node alone
+        # a run that never had a status may have no agent and still train; an agent writes the status only on the first node
         should = self._allocation.node_rank == 0 and self._history.ran_restarts >= 0 and not says_nothing_first
         speaks = self._base is not None or should
         self._hung = speaks
         return speaks
 
-    def ended(self, code: int, kind: str = "", *, together: bool = False) -> EarlyFailure | None:
-        """The run has ended with `code`. None: it is over. Else how it failed, and `again` or `waits` say what follows.
+    def conclude(self, code: int, kind: str = "", *, together: bool = False) -> EarlyFailure | None:
+        """Return how the run failed, now that it has ended with `code`; None: it is over.
 
-        `kind`: where another node knows it. `together`: all nodes of the job are told what follows.
+        `again` or `waits` then say what follows. `kind`: the kind of the end where another node knows it. `together`: all nodes of the job
+        are told what follows.
         """
         ended = self.ending or code in (0, *_NOT_THE_PLANS)
-        if ended or self._allocation.job_id is None or self.past or self._got_past():
+        if ended or self._allocation.job_id is None or self.is_past_first_steps or self._has_got_past():
             self.failure = None
             return None
         kind, plan = kind or self.kind(code), self.plan
         if plan is not None and kind == "exit" and (fault := self._own_fault(code, plan)):
             self.failure, self._fault = None, fault
             return None
-        plan = None if plan == self._own and not refuses_options(self._tail) else plan
+        plan = None if plan == self._own and not has_refused_options(self._tail) else plan
         failure = EarlyFailure(kind=kind, code=min(code, 255), number=self._runs, plan=plan)
-        history = self._known()
+        history = self._read_history()
         if plan is not None and history.returns < MAX_RETURNS:
             if self._allocation.node_rank == 0:
-                run_history.write(self._folder, history.with_failed(plan))
+                run_history.write_history(self._folder, history.with_failed(plan))
             self._history = history.with_failed(plan)
-            self.again, instead = self._in_place(together)
+            self.again, instead = self._plan_in_place(together)
             if self.again and self.plan_file is not None:
                 self.plan_file = replace(self.plan_file, plan=instead)
                 failure = replace(failure, goes_on=True, next_plan=instead)
             self.waits = not self.again and self.plan_file is not None and bool(self.plan_file.report)
         self.failure = failure
-        # without a folder another node can't know how far the run came: it waits for what the first node says
+        # without a folder another node can't know how far the run came: it waits for the first node's message
         knows = self._allocation.node_rank == 0 or self._base is not None or self._folder is not None
         self.tells = self.waits and knows
         return failure if knows else None
 
-    def words(self) -> str:
-        """What follows from the failure, for the log."""
+    def format_outcome(self) -> str:
+        """Return what follows from the failure, for the log."""
         failure = self.failure
         if self._fault:
             return f"the script itself is wrong ({self._fault}): the job ends as without Synergy"
@@ -210,22 +217,22 @@ class PlanGuard:
         asked, here = self.plan_file.asked if self.plan_file else None, self._allocation
         same = asked is not None and (asked.nodes, asked.gpus_per_node) == (len(here.nodes), here.gpus)
         same &= plan.cp == 1 and plan.precision != "fp8"
-        return own_fault(code, self._tail, same_degrees=same, adds_options=self._own is not None)
+        return script_mistake(code, self._tail, same_degrees=same, adds_options=self._own is not None)
 
-    def _known(self) -> RunHistory:
-        """As it is now: another node of the job may have written it."""
-        kept = run_history.read(self._folder, self._allocation.job_id or 0)
+    def _read_history(self) -> RunHistory:
+        """Return the run history as it is now: another node of the job may have written it."""
+        kept = run_history.read_history(self._folder, self._allocation.job_id or 0)
         return kept if kept.returns >= self._history.returns else self._history
 
-    def _got_past(self) -> bool:
+    def _has_got_past(self) -> bool:
         if self._past or self._stepped or self._hung or self._base is not None:
             return self._past
-        # another node of the job may see what this one does not
-        elsewhere = len(self._allocation.nodes) > 1 and self._known().ran_restarts == self._allocation.restarts
+        # another node of the job may have seen progress that this one does not see
+        elsewhere = len(self._allocation.nodes) > 1 and self._read_history().ran_restarts == self._allocation.restarts
         return elsewhere or self._monotonic() > self._began_s + UNREPORTED_S
 
-    def _in_place(self, together: bool) -> tuple[bool, Plan | None]:
-        """Whether the run can be started again on these GPUs, and with which plan."""
+    def _plan_in_place(self, together: bool) -> tuple[bool, Plan | None]:
+        """Return whether the run can be started again on these GPUs, and with which plan."""
         here, history = self._allocation, self._history
         if len(here.nodes) > 1 and not together:
             return False, None
@@ -241,15 +248,15 @@ def hold(
     ending: Callable[[], bool],
     most_s: float = HOLD_S,
 ) -> bool:
-    """Tells the daemon of `failed`, and waits for its requeue, whose SIGTERM makes `ending` true: True; False where none comes.
+    """Tell the daemon of `failed`, and wait for its requeue. Return whether the requeue came: its SIGTERM makes `ending` true.
 
-    `failed` None: another node tells it. `find` gives the daemon's address and uid as they are now. Takes `most_s` at most.
+    `failed` None: another node tells the daemon. `find` returns the daemon's present address and uid. Takes at most `most_s` seconds.
     """
     until, ask_at = time.monotonic() + most_s, 0.0
     while time.monotonic() < until:
         if ending():
             return True
-        if time.monotonic() >= ask_at:  # again and again: a daemon may have to see first that Slurm has started the job
+        if time.monotonic() >= ask_at:  # repeat this: a daemon may have to see first that Slurm has started the job
             ask_at = time.monotonic() + _ASK_AGAIN_S
             if failed is not None:
                 address, by = find()

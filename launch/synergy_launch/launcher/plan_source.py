@@ -1,4 +1,4 @@
-"""Where the launcher finds the job's plan and the daemon's address: the daemon's file, else AdminComment."""
+"""The sources of the job's plan and the daemon's address: the daemon's file, else AdminComment."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from synergy_core.errors import UsageError
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
+
 from synergy_launch.launcher.allocation import slurm_name
-from synergyd.errors import UsageError
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 
 
 def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[PlanFile | None, str]:
-    """The plan file of $SYNERGY_PLAN or of the state folder, else the one in AdminComment; and a remark when one was unusable.
+    """Return the plan file of $SYNERGY_PLAN or of the state folder, else the one in AdminComment; and a remark when one was unusable.
 
     Raises UsageError for a wrong $SYNERGY_PLAN outside Slurm.
     """
@@ -22,7 +23,7 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
         named = environment.get("SYNERGY_PLAN", "")
         return (plan_file.read(Path(named), 0), "") if named else (None, "")
     path, remark = plan_file.path_in_job(job_id, environment), ""
-    if _may_exist(path):
+    if _can_exist(path):
         try:
             return plan_file.read(path, job_id), ""
         except UsageError as error:
@@ -33,8 +34,8 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
         return None, str(error)
 
 
-def _may_exist(path: Path) -> bool:
-    """False only where the path surely does not exist; a folder without permission is reported when it is read."""
+def _can_exist(path: Path) -> bool:
+    """Return False only if the path surely does not exist; a folder without permission is reported when it is read."""
     try:
         return path.exists()
     except OSError:

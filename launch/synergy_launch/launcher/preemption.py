@@ -1,4 +1,4 @@
-"""Slurm preempts the job (PreemptMode=REQUEUE with a GraceTime): SIGTERM now, the requeue when the grace time is over.
+"""Preemption by Slurm (PreemptMode=REQUEUE with a GraceTime): SIGTERM now, the requeue when the grace time is over.
 
 A step that ends within the grace time ends the batch script, and Slurm takes the job for one that is done and never requeues
 it. So the launcher asks for the requeue itself, as the job's owner, as soon as the checkpoint is written. Where Slurm does not say
@@ -26,36 +26,36 @@ _SPREAD = 16
 _LOOK_S = 0.1
 
 
-def preempted(job_id: int) -> bool:
-    """Is the job running, and has Slurm begun to preempt it? False where Slurm does not say."""
+def is_preempted(job_id: int) -> bool:
+    """Return whether the job is running and Slurm has begun to preempt it; False where Slurm does not say."""
     name = slurm_name(job_id, os.environ)
     text = ask_slurm("squeue", "-h", "-r", "-j", name, "-O", "State:20,PreemptTime:30")
     words = (text or "").split()
     return len(words) == 2 and words[0] == "RUNNING" and words[1][:1].isdigit()
 
 
-def requeues() -> bool:
-    """Does preemption surely requeue this job? By its partition's PreemptMode, or the cluster's where that has none."""
+def is_requeued_by_preemption() -> bool:
+    """Return whether preemption surely requeues this job, by its partition's PreemptMode, or the cluster's where that has none."""
     conf = ask_slurm("scontrol", "show", "config") or ""
-    if "preempt/partition_prio" not in value_of(conf, "PreemptType"):
+    if "preempt/partition_prio" not in read_value(conf, "PreemptType"):
         return False  # a QOS may have a mode of its own
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
     shown = ask_slurm("scontrol", "show", "partition", partition) if partition else None
     if shown is None:
         return False
-    mode = value_of(shown, "PreemptMode")
+    mode = read_value(shown, "PreemptMode")
     if mode in ("", "(null)", "N/A"):
-        mode = value_of(conf, "PreemptMode")
+        mode = read_value(conf, "PreemptMode")
     return "REQUEUE" in mode.upper().split(",")
 
 
 def give_way(allocation: JobAllocation) -> None:
-    """Has a preempted job requeued by its first node, and waits for that on the others; returns at once for any other job.
+    """Requeue a preempted job from its first node, and wait for the requeue on the others; return at once for any other job.
 
     Slurm's next SIGTERM, at the requeue or at the end of the grace time, cuts a pause short.
     """
     job_id, rank = allocation.job_id, allocation.node_rank
-    if job_id is None or not preempted(job_id):
+    if job_id is None or not is_preempted(job_id):
         return
     signals: list[int] = []
 
@@ -65,14 +65,14 @@ def give_way(allocation: JobAllocation) -> None:
     before = signal.signal(signal.SIGTERM, note)
     try:
         end, pause_s = time.monotonic() + LONGEST_S, ASK_EVERY_S
-        asks = rank == 0 and requeues()
+        asks = rank == 0 and is_requeued_by_preemption()
         while time.monotonic() < end:
             if asks:
                 # refused with --no-requeue: then Slurm ends the job when its grace time is over
                 asks = ask_slurm("scontrol", "requeue", "incomplete", requeued_name(job_id, os.environ)) is not None
             _pause(pause_s if rank == 0 else _others_pause_s(rank), rank, signals)
             pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-            if not preempted(job_id):
+            if not is_preempted(job_id):
                 return
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -83,7 +83,7 @@ def _others_pause_s(rank: int) -> float:
 
 
 def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
-    """Sleeps; a signal that comes meanwhile ends it, a little later on each node."""
+    """Sleep for `pause_s` seconds; a signal that comes meanwhile ends the pause, a little later on each node."""
     seen, end = len(signals), time.monotonic() + pause_s
     while (left_s := end - time.monotonic()) > 0:
         if len(signals) > seen:
@@ -92,7 +92,7 @@ def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
         time.sleep(min(left_s, _LOOK_S))
 
 
-def value_of(text: str, key: str) -> str:
+def read_value(text: str, key: str) -> str:
     """Return the value in `scontrol show`'s `Key=value` or `Key   = value`; empty where there is none."""
     found = re.search(rf"(?:^|\s){key}\s*=[ \t]*(\S*)", text)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""Sends the newest status to the daemon from a thread of its own: a slow or absent daemon does not delay the job."""
+"""Reports to the daemon, sent from a thread of their own: a slow or absent daemon does not delay the job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from synergyd.errors import SynergyError
-from synergyd.job_report import Report
-from synergyd.wire import report
-from synergyd.wire.line import Line
-from synergyd.wire.report import Told
+from synergy_core.errors import SynergyError
+from synergy_core.job_report import Report
+from synergy_core.wire import report
+from synergy_core.wire.line import Line
+from synergy_core.wire.report import Told
 
 FIRST_RETRY, LAST_RETRY = 0.5, 6.0  # times the usual interval
 _SHORTEST_GAP = 0.1  # times the usual interval, between two tries while the daemon does not answer
@@ -24,15 +24,15 @@ _KNOCK_GAP_S = 0.2  # between two reports that the daemon's knocks ask for
 
 
 class Reporter:
-    """`offer` keeps the newest report only; a thread sends it, at most one each `every_s` unless it is urgent.
+    """A sender of reports: `offer` keeps only the newest; a thread sends it, at most one each `every_s` unless it is urgent.
 
-    A report that the daemon did not answer with `ok` is not delivered. It is sent again, or a newer one in its place, after
-    FIRST_RETRY intervals, doubled with each further failure up to LAST_RETRY; an urgent one goes sooner.
-    `find` gives the address after a failure: another daemon may have taken over. `heard` is called, in the reporter's
-    thread, with what the daemon's answer tells. `by` gives the daemon's uid, whose answers are believed.
+    A report that the daemon did not answer with `ok` is not delivered. It is sent again, or a newer one in its place, after FIRST_RETRY
+    intervals, doubled with each further failure up to LAST_RETRY; an urgent one goes sooner. `find` returns the address after a failure:
+    another daemon may have taken over. `heard` is called, in the reporter's thread, with what the daemon's answer tells. `by` returns the
+    daemon's uid, whose answers are believed.
 
-    The connection of a delivered report stays open as a line, on which the daemon knocks where it has something to say: the launcher
-    then reports at once. Where the daemon has no room for a line, a report without news asks it at each interval.
+    The connection of a delivered report stays open as a line, on which the daemon knocks where it has something to say: the launcher then
+    reports at once. Where the daemon has no room for a line, a report without news asks it at each interval.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Reporter:
         self._thread.start()
 
     def offer(self, newest: Report, *, urgent: bool = False) -> None:
-        """Takes a report to be sent; `urgent` sends it now."""
+        """Take a report to be sent; `urgent` sends it now."""
         with self._changed:
             self._newest = newest
             if urgent and not self._urgent:
@@ -66,7 +66,7 @@ class Reporter:
                 self._poke()
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Sends what is left, waiting for no longer than `timeout_s`."""
+        """Send the reports that are left, and wait for no longer than `timeout_s`."""
         with self._changed:
             self._closing = self._urgent = True
             self._changed.notify()
@@ -105,18 +105,18 @@ class Reporter:
             for number, _ in waiting.poll(left_s * 1000):
                 if number == self._awake.fileno():
                     self._awake.recv(4096)
-                elif self._line.hears_knock():
+                elif self._line.read_knock():
                     time.sleep(max(0.0, self._tried_at + _KNOCK_GAP_S - time.monotonic()))
                     return True
         return False
 
     def _question(self) -> Report | None:
-        """A report without news, to hear what the daemon has to say; None of a launcher that can't be told anything."""
+        """Return a report without news, to hear what the daemon has to say; None if this launcher can't be told anything."""
         last = self._delivered
         return replace(last, silent=True) if last is not None and last.listens and not last.ended else None
 
     def _wait_s(self) -> float:
-        """Until the next report; spread, so that a daemon that comes back is not met by all jobs at once."""
+        """Return the seconds until the next report, spread so that not all jobs meet a returning daemon at once."""
         if not self._failures:
             return self._every_s
         times = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))

@@ -1,4 +1,4 @@
-"""What a job's incarnations leave for the next one: plans that failed, and one that ran. A small file beside the checkpoints."""
+"""The history that a job's incarnations leave for the next one: plans that failed, and one that ran. A file beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.wire.codec import decode, encode
-from synergyd.wire.plan import PLAN_CHECKS
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_core.wire.codec import decode, encode
+from synergy_core.wire.plan import PLAN_CHECKS
 
 FILE = "synergy-plans.json"
 _LIMIT_BYTES = 1 << 16
@@ -27,7 +27,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Of one job, over its incarnations."""
+    """The history of one job over its incarnations."""
 
     job_id: int
     #: times that it came back from a plan that failed
@@ -49,8 +49,8 @@ class RunHistory:
         return replace(self, crashes=(*self.crashes, crash)[-_KEPT:])
 
 
-def read(folder: Path | None, job_id: int) -> RunHistory:
-    """The job's; an empty one where there is none, or that of another job."""
+def read_history(folder: Path | None, job_id: int) -> RunHistory:
+    """Return the job's history, or an empty one where there is none or it is that of another job."""
     if folder is not None:
         with contextlib.suppress(OSError, ValueError, UsageError), (folder / FILE).open("rb") as stream:
             kept = decode(RunHistory, json.loads(stream.read(_LIMIT_BYTES)), FILE, PLAN_CHECKS)
@@ -59,8 +59,8 @@ def read(folder: Path | None, job_id: int) -> RunHistory:
     return RunHistory(job_id)
 
 
-def write(folder: Path | None, history: RunHistory) -> None:
-    """Replaces the file. Where it can't be written the next incarnation knows less: training does not depend on it."""
+def write_history(folder: Path | None, history: RunHistory) -> None:
+    """Replace the file. Where it can't be written the next incarnation knows less: training does not depend on it."""
     if folder is None:
         return
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Detects from outside a training process that its steps have stopped: a hung collective reports nothing by itself."""
+"""Detection, from outside a training process, that its steps have stopped: a hung collective reports nothing by itself."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _UNKNOWN_S = 1800.0  # for loading and the first steps, whose time is unknown
 _SAVING_S = 3600.0
 # The launcher looks five times a second: so long a gap is a suspended job's (scontrol suspend, gang scheduling).
 _GAP_S = 30.0
-# Times the last stride: the daemon counts only what it was told.
+# Times the last stride: the daemon counts only the stalls that it was told of.
 _STRIDE = 1.25
 
 
-def allowed_s(status: Mapping[str, Any], shortest_s: float = LEAST_S) -> float | None:
-    """Seconds that may pass without a finished step in this state; None where none is expected."""
+def stall_limit_s(status: Mapping[str, Any], shortest_s: float = LEAST_S) -> float | None:
+    """Return the seconds that may pass without a finished step in this state; None where none is expected."""
     state = status.get("state")
     if state == "checkpointing":
         return _SAVING_S
@@ -35,7 +35,7 @@ def _positive(value: object) -> float:
 
 
 class StallDetector:
-    """Watches one process's status. Clock: seconds, monotonic. `shortest_s`: what is told at the least."""
+    """A watch over one process's status. Clock: seconds, monotonic. `shortest_s`: the shortest stall that is told."""
 
     def __init__(self, now_s: float, shortest_s: float = LEAST_S) -> None:
         self._shortest_s = shortest_s
@@ -45,15 +45,17 @@ class StallDetector:
         self._looked = now_s
 
     def check(self, status: Mapping[str, Any], now_s: float) -> float | None:
-        """Seconds without a step, where that is longer than it should be; told in strides of _STRIDE. A gap between
-        two looks doesn't count."""
+        """Return the seconds without a step, if that is longer than it should be, in strides of _STRIDE; else None.
+
+        A gap between two looks doesn't count.
+        """
         if now_s - self._looked > _GAP_S:
             self._since += now_s - self._looked
         self._looked = now_s
         moved = (status.get("step"), status.get("state"), status.get("checkpoint_requests"))
         if moved != self._seen:
             self._seen, self._since, self._told = moved, now_s, 0.0
-        limit, idle = allowed_s(status, self._shortest_s), now_s - self._since
+        limit, idle = stall_limit_s(status, self._shortest_s), now_s - self._since
         if limit is None or idle < limit:
             return None
         if idle >= _STRIDE * self._told:

@@ -1,4 +1,4 @@
-"""From a plan and an allocation to what one node runs: its command and environment. Pure."""
+"""The command and environment of one node, from a plan and an allocation. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synergy_launch.agent.settings import COMM, DAEMON_CHOOSES, OWN_BATCH
+from synergy_core.accepts import NOTHING_MORE
+from synergy_core.exchange import EXACT
+from synergy_core.records import Plan
+from synergy_core.wire.codec import encode
+from synergy_core.wire.plan_file import PlanFile
+
+from synergy_launch.agent.settings import ASKED_GPUS, COMM, DAEMON_CHOOSES, LOOP, OWN_BATCH
 from synergy_launch.launcher import meeting
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
-from synergy_launch.megatron_lm.loss_mask import keeps_micro_batch
+from synergy_launch.megatron_lm.loss_mask import is_bound_to_micro_batch
 from synergy_launch.megatron_lm.own_batch import at_own_batch, at_own_micro_batch
-from synergyd.accepts import NOTHING_MORE
-from synergyd.exchange import EXACT
-from synergyd.records import Plan
-from synergyd.wire.codec import encode
-from synergyd.wire.plan_file import PlanFile
 
 TORCHRUN = "synergy_launch.launcher.torchrun"
 HOOKED_SCRIPT = "synergy_launch.megatron_core.hooked_script"
+AUTO = "synergy_launch.auto"
 
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What one node runs: the command, what is added to the environment, remarks for the log, and the plan of the run (see
-    `plan_of_run`)."""
+    """One node's command, the additions to its environment, remarks for the log, and the plan of the run (see `plan_of_run`)."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -39,12 +40,12 @@ class NodeCommand:
 
     @property
     def has_torchrun(self) -> bool:
-        """Whether the training processes are torchrun's children."""
+        """Return whether the training processes are torchrun's children."""
         return TORCHRUN in self.argv
 
 
 def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
-    """The plan for `world` GPUs: itself where it fits, else the same with another dp, else none; and a remark.
+    """Return the plan for `world` GPUs, itself where it fits, else the same with another dp, else none; and a remark.
 
     The two differ when Slurm started the job with another size than the planned one (a daemon that died half-way).
     """
@@ -67,17 +68,21 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
 def plan_of_run(
     given: PlanFile | None, script: Sequence[str], world: int, style: str = "auto"
 ) -> tuple[Plan | None, str]:
-    """The plan that `world` GPUs run `script` with, with what the script's options keep as it is, and at the script's own batch where
-    that is known here; and a remark."""
+    """Return the plan that `world` GPUs run `script` with; and a remark.
+
+    The plan keeps what the script's options fix, and has the script's own batch where that is known here.
+    """
     wanted, megatron = given.plan if given else None, is_megatron(style, script[1:])
-    plan, remark = fit_plan(megatron_arguments.bound(wanted, script[1:]) if wanted and megatron else wanted, world)
+    plan, remark = fit_plan(
+        megatron_arguments.with_users_degrees(wanted, script[1:]) if wanted and megatron else wanted, world
+    )
     if plan is None or given is None or not megatron:
         return plan, remark
     remarks = [remark]
     if given.own_batch:
         plan, other = at_own_batch(plan, script[1:], given.asked)
         remarks.append(other)
-    if plan is not None and keeps_micro_batch(script[0], script[1:]):
+    if plan is not None and is_bound_to_micro_batch(script[0], script[1:]):
         plan, other = _at_own_micro_batch(plan, script[1:], world)
         remarks.append(other)
     return plan, "; ".join(filter(None, remarks))
@@ -94,7 +99,7 @@ def _at_own_micro_batch(plan: Plan, arguments: Sequence[str], world: int) -> tup
 
 
 def is_megatron(style: str, arguments: Sequence[str]) -> bool:
-    """Whether the script takes its degrees as Megatron-LM's arguments."""
+    """Return whether the script takes its degrees as Megatron-LM's arguments."""
     return style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments))
 
 
@@ -114,19 +119,23 @@ def node_command(
     trained: Trained = megatron_arguments.NOTHING_YET,
     version: tuple[int, int] | None = megatron_arguments.NEWEST,
     run: int = 0,
+    local_rank: str = "",
+    is_hooked: bool = False,
 ) -> NodeCommand:
-    """What this node runs; `threads` becomes OMP_NUM_THREADS, `batch_limits` (LO:HI) what the run may choose from.
+    """Return what this node runs.
 
-    `script`: its path, or `module:` and its name, and its arguments. `trained`: where a Megatron-LM checkpoint stands;
-    `version`: Megatron-LM's own. `run`: which one of this incarnation.
+    `script`: its path, or `module:` and its name, and its arguments. `threads` becomes OMP_NUM_THREADS. `batch_limits` (LO:HI): the batches
+    that the run may choose from. `trained`: where a Megatron-LM checkpoint stands. `version`: Megatron-LM's own. `run`: which run of this
+    incarnation it is. `local_rank`: the option by which the script gets its local rank, "" for none.
+    `is_hooked`: the script gets Synergy's adapter from outside (synergy_launch.auto).
     """
     plan, remark = plan_of_run(plan_file, script, allocation.world, style)
     own_batch = plan_file is not None and plan_file.own_batch
     checkpoint = checkpoint or (plan_file.checkpoint if plan_file else "")
     name, arguments = script[0], list(script[1:])
-    may_overlap = megatron_arguments.known_to_overlap(name, arguments)
+    may_overlap = megatron_arguments.is_known_to_overlap(name, arguments)
     capabilities = accepts(arguments, version, may_overlap) if style in ("auto", "megatron") else NOTHING_MORE
-    if is_megatron(style, arguments) and keeps_micro_batch(name, arguments):
+    if is_megatron(style, arguments) and is_bound_to_micro_batch(name, arguments):
         capabilities = replace(capabilities, own_micro=True)
     if plan and is_megatron(style, arguments):
         arguments = megatron_arguments.with_plan(arguments, plan, checkpoint, trained, version, may_overlap, own_batch)
@@ -141,15 +150,19 @@ def node_command(
     # a daemon that gets reports of the run chooses its batch
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
     remarks = [remark]
+    if plan_file and plan_file.loop:
+        environment[LOOP] = plan_file.loop
+    if plan_file and plan_file.asked is not None:
+        environment[ASKED_GPUS] = str(plan_file.asked.nodes * plan_file.asked.gpus_per_node)
     if plan:
         environment["SYNERGY_PLAN_JSON"] = plan_json(plan)
         if plan.exchange != str(EXACT) and plan.dp > 1:
             exact_only = is_megatron(style, arguments)
-            remarks.append(no_exchange(plan.exchange) if exact_only else "")
+            remarks.append(no_exchange_message(plan.exchange) if exact_only else "")
             environment |= {} if exact_only else {COMM: plan.exchange}
         if own_batch and not is_megatron(style, script[1:]):
             environment[OWN_BATCH] = "1"
-        if megatron_arguments.needs_one_connection(plan, arguments):
+        if megatron_arguments.is_one_connection_required(plan, arguments):
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if plan_file and plan_file.links and len(allocation.nodes) > 1:
         environment["SYNERGY_LINK_ARBITER"] = plan_file.links
@@ -162,6 +175,8 @@ def node_command(
     if is_megatron(style, arguments) and (plan or "SYNERGY_LINK_ARBITER" in environment):
         target = ["-m", HOOKED_SCRIPT, *target]
         environment["SYNERGY_MEGATRON_RUN"] = json.dumps(batch_arguments.run_length(script[1:]))
+    if local_rank or is_hooked:
+        target = ["-m", AUTO, *(("--local-rank-option", local_rank) if local_rank else ()), *target]
     before = [sys.executable] if runner == "python" else _torchrun(allocation, master, run)
     if len(allocation.nodes) > 1 and runner != "python":
         step = allocation.step or 0
@@ -170,12 +185,15 @@ def node_command(
 
 
 def plan_json(plan: Plan) -> str:
-    """The plan for training processes. What they exchange is said beside it: an adapter that knows nothing of that reads it too."""
+    """Return the plan for training processes.
+
+    The exchange is said beside it: an adapter that knows nothing of exchanges reads the plan too.
+    """
     return json.dumps({name: value for name, value in encode(plan).items() if name != "exchange"})
 
 
-def no_exchange(asked: str) -> str:
-    """A remark for the log of a script that can't exchange as it was `asked` to."""
+def no_exchange_message(asked: str) -> str:
+    """Return a remark for the log of a script that can't exchange as it was `asked` to."""
     return f"comm=: its replicas can't exchange by {asked}: every gradient is exchanged in every step"
 
 

@@ -1,4 +1,4 @@
-"""What a node's launcher reports to the daemon: the training's status, from its file or from Megatron-LM's log."""
+"""The reports of a node's launcher to the daemon: the training's status, from its file or from Megatron-LM's log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from synergy_core.job_report import EarlyFailure
+from synergy_core.wire.plan_file import PlanFile
+from synergy_core.wire.report import Told, status_to_report
 
 from synergy_launch.agent import run_folder
-from synergy_launch.agent.settings import number_of
+from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.idleness import Idleness
@@ -20,26 +23,33 @@ from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
 from synergy_launch.launcher.stall_detector import LEAST_S, StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
-from synergyd.job_report import EarlyFailure
-from synergyd.wire.plan_file import PlanFile
-from synergyd.wire.report import Told, status_to_report
 
 ASK_AGAIN_S = 15.0
-#: of one pause over the one before: a daemon that comes is found within half of the time for which the run has lasted. At 2 it
-#: was the whole of it: a job that imports for two minutes on a busy machine was found after four
+#: growth of one pause over the one before: a daemon that comes is found within half of the time for which the run has lasted. At 2
+#: it was the whole time: a job that imports for two minutes on a busy machine was found after four
 _GROWTH, _LONGEST = 1.5, 20  # the latter times ASK_AGAIN_S
-_URGENT = ("checkpoint_requests", "requested", "state", "note", "stalled_s", "failure", "idle_s", "ended")
+_URGENT = (
+    "checkpoint_requests",
+    "requested",
+    "state",
+    "note",
+    "stalled_s",
+    "failure",
+    "idle_s",
+    "ended",
+    "order",
+    "joined",
+)
 #: between two reports of a run that waits after a checkpoint: the daemon's answer may be an order
 _WAITING_S = 0.5
 
 
 class StatusReports:
-    """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon asks for one.
+    """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon looks for one.
 
-    An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports.
-    `failure`: of the run before this one, in the same incarnation; each report says it.
-
-    `request` is the checkpoint request heard last, counted over the incarnation's runs; `requested` what of it the processes know.
+    An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports. `failure`: the failure of the
+    run before this one, in the same incarnation; each report says it. `request` is the checkpoint request heard last, counted over the
+    incarnation's runs. `requested` is the latest of them that the processes know.
     """
 
     def __init__(
@@ -59,9 +69,9 @@ class StatusReports:
         self._reports = allocation.node_rank in reporting_nodes and allocation.job_id is not None
         self._daemon_uid = plan_file.by if plan_file else None
         self._sent: dict[str, object] = {}  # the status that was offered last
-        stall_s = number_of(os.environ, "SYNERGY_STALL_S", float, LEAST_S)
+        stall_s = read_number(os.environ, "SYNERGY_STALL_S", float, LEAST_S)
         self._stall = StallDetector(time.monotonic(), stall_s)
-        idle_s = number_of(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
+        idle_s = read_number(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
         self._idle = Idleness(time.monotonic(), idle_s)
         self._sent_at = 0.0
         self._pauses = pauses_s()
@@ -69,7 +79,7 @@ class StatusReports:
         self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
 
     def poll(self) -> None:
-        """Offers a status that has changed, or looks for a daemon where there is none yet."""
+        """Offer a status that has changed, or look for a daemon where there is none yet."""
         if self._reporter is not None:
             self._offer(self._reporter, self._stall)
         elif self._reports and time.monotonic() > self._ask_at:
@@ -77,7 +87,7 @@ class StatusReports:
             self._reporter = self._reporter_to(self._find_address())
 
     def close(self, failure: EarlyFailure | None = None) -> None:
-        """Sends the last status, and how the run failed where it did so early."""
+        """Send the last status, and how the run failed where it did so early."""
         self._failure = failure or self._failure
         if self._reporter is not None:
             self._sent = {}
@@ -122,24 +132,27 @@ class StatusReports:
             status = self._with_idle(status)
         if job_id is None:
             return
-        # before the training's first word its launcher says that it is there: the daemon may wait to hear of a run that it has ordered
+        # before the training's first status the launcher reports that it is there: the daemon may wait for a run that it has ordered
         silent = {"silent": True} if status is None or set(status) <= {"idle_s"} else {}
         status = {**(status or {}), **silent, **spoken_for(self._allocation), "requested": self.requested}
         if ended:
             status["ended"] = True
-        able = self._restarts is not None and self._restarts.possible
-        asks = able and status.get("state") == "waiting" and time.monotonic() >= self._sent_at + _WAITING_S
+        in_place = self._restarts.report if self._restarts is not None else None
+        status["order"] = in_place.order if in_place is not None else 0
+        status["joined"] = in_place.joined if in_place is not None else 0
+        asks = (
+            in_place is not None and status.get("state") == "waiting" and time.monotonic() >= self._sent_at + _WAITING_S
+        )
         if status == self._sent and not asks:
             return
         before, self._sent, self._sent_at = self._sent, status, time.monotonic()
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
         begun = not before
         urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
-        told = self._restarts.told if able and self._restarts is not None else None
-        reporter.offer(status_to_report(status, job_id, restarts, self._failure, told), urgent=urgent or asks)
+        reporter.offer(status_to_report(status, job_id, restarts, self._failure, in_place), urgent=urgent or asks)
 
     def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the status with what is seen from outside of a run that does nothing; of one without a word of its own that alone."""
+        """Return the status with the idle time seen from outside; if the run has no status of its own, with the idle time only."""
         moved = None if status is None else (status.get("step"), status.get("state"))
         idle_s = self._idle.check(moved, time.monotonic())
         if idle_s is not None and not self._sent.get("idle_s"):
@@ -149,12 +162,15 @@ class StatusReports:
 
 
 def spoken_for(allocation: JobAllocation) -> dict[str, Any]:
-    """What each report of this node's launcher says of the launcher itself."""
+    """Return what each report of this node's launcher says of the launcher itself."""
     return {"listens": True, "launcher": allocation.launcher}
 
 
 def pauses_s() -> Iterator[float]:
-    """Between two questions for a daemon: each may cost slurmctld an RPC, and there may never be one."""
+    """Yield the pauses, in seconds, between two questions for a daemon.
+
+    Each question may cost slurmctld an RPC, and there may never be a daemon.
+    """
     pause_s = ASK_AGAIN_S
     while True:
         yield pause_s
@@ -162,7 +178,10 @@ def pauses_s() -> Iterator[float]:
 
 
 def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:
-    """Of the training processes, as they say it, or as Megatron-LM's log and the hook in it do; None before their first word."""
+    """Return the status of the training processes, or None before they have reported any.
+
+    It is what the processes say themselves, or what Megatron-LM's log and the hook in it say.
+    """
     status = run_folder.read_status(run_dir)
     if status is not None or supervisor is None:
         return status

@@ -12,8 +12,10 @@ from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError
 
 
 def main() -> None:
-    """Run torchrun. Exit code: 128 + the signal that ended it, or that of the first process that failed; NO_MEETING where the
-    nodes can't meet."""
+    """Run torchrun, and exit with the code of its end.
+
+    The code is 128 + the signal that ended it, or the code of the first process that failed; NO_MEETING where the nodes can't meet.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -33,9 +35,9 @@ def main() -> None:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """Return torchrun's arguments with the port that the job's nodes agree upon. Raises NoMeetingError."""
+    """Return torchrun's arguments with the port that the job's nodes agree on. Raises NoMeetingError."""
     meeting = meeting_of(given, os.environ)
-    os.environ.pop(VARIABLE, None)  # it is this run's, and not of what the script starts
+    os.environ.pop(VARIABLE, None)  # it is for this run, not for processes that the script starts
     if meeting is None:
         return given
     port = meeting.find_port()

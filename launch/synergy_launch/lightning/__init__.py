@@ -11,7 +11,7 @@ __all__ = ["SynergyCallback"]
 
 
 def __getattr__(name: str) -> Any:
-    """Importing the name imports Lightning; importing this folder's other modules does not."""
+    """Import the name lazily: importing it imports Lightning; importing this folder's other modules does not."""
     if name == "SynergyCallback":
         from synergy_launch.lightning.callback import SynergyCallback
 

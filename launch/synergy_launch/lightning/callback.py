@@ -1,4 +1,4 @@
-"""Synergy in PyTorch Lightning's Trainer, data parallel (DDP or one process):
+"""Synergy in PyTorch Lightning's Trainer, data parallel (DDP or one process).
 
     synergy = SynergyCallback("/shared/run1", global_batch=64, micro_batch=8)
     trainer = Trainer(max_steps=1000, callbacks=[synergy], **synergy.trainer_arguments)
@@ -21,22 +21,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT
+from synergy_core.records import Plan
 
 from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.checkpoint import FoundCheckpoint, latest_good
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
-from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch, number_of
+from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch, read_number
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.learning_rate import Following, rule_of
 from synergy_launch.lightning.loader import SampleLoader
 from synergy_launch.lightning.progress import rewrite
 from synergy_launch.lightning.refused import check_optimizers, check_trainer, why_fixed
-from synergy_launch.pytorch.accumulation import Accumulation, rounded
+from synergy_launch.pytorch.accumulation import Accumulation, round_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.rng_state import load_random, save_random
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT
-from synergyd.records import Plan
 
 FILE = "lightning.ckpt"  # in the checkpoint's folder
 
@@ -52,13 +52,14 @@ with exit_on_error():
 
 
 class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightning is not installed
-    """Reports each step, and saves, waits and stops with all ranks together when it is asked to.
+    """A callback that reports each step, and saves, waits and stops with all ranks together when it is asked to.
 
     `checkpoint` is the folder of checkpoints, before which SYNERGY_CHECKPOINT_DIR comes. `global_batch` (examples) is what
     learning rate and steps were chosen for, and the batch where no plan has chosen one, in micro-batches of up to `micro_batch`. All
     numbers of ranks must divide it; the batch may be a multiple of it, from one step to the next: rate and decay then follow
     `lr_rule` ("": the usual one of the optimizer). `seed` is that of the order of the examples. `checkpoint_interval` in steps, 0: on
     request and at the end, None: as often as loses least. `tokens_per_sample` turns samples into the tokens that are reported.
+    `is_own_folder`: `checkpoint` comes before SYNERGY_CHECKPOINT_DIR.
 
     SIGTERM ends the process after a checkpoint with code 0, from inside `fit`; a mistake with one line and code 2.
     """
@@ -73,6 +74,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         checkpoint_interval: int | None = None,
         tokens_per_sample: int = 1,
         lr_rule: str = "",
+        is_own_folder: bool = False,
     ) -> None:
         self.agent: Agent | None = None
         self.accumulation: Accumulation | None = None  # None: the batch stays, and its noise is not measured
@@ -80,7 +82,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             settings = self._settings = AgentSettings.from_environment()
             Following(global_batch, lr_rule or "none")  # checks both
             self._unit = _unit(settings, global_batch, micro_batch)
-            here = number_of(os.environ, "LOCAL_WORLD_SIZE", int, 1) or 1
+            here = read_number(os.environ, "LOCAL_WORLD_SIZE", int, 1) or 1
             if settings.world % here:
                 what = f"{here} processes on this node, of {settings.world}"
                 raise UsageError("SynergyCallback", what, "as many on each node: Lightning knows no other")
@@ -90,7 +92,10 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             "num_nodes": settings.world // here,
             "accumulate_grad_batches": self._unit.micro_batches,
         }
-        self._folder = settings.checkpoint_dir or (Path(checkpoint).absolute() if checkpoint else None)
+        named = Path(checkpoint).absolute() if checkpoint else None
+        if is_own_folder:
+            settings = self._settings = replace(settings, checkpoint_dir=named)
+        self._folder = settings.checkpoint_dir or named
         self._rule, self._seed = lr_rule, seed
         self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
         self._trainer: Any = None  # while it fits
@@ -104,16 +109,24 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
 
     # -- for the script ---------------------------------------------------------------------------------------------
 
-    def loader(self, dataset: Any, **options: Any) -> SampleLoader:
-        """The training data, for `fit` or train_dataloader: examples of `dataset` (len and [index]) by their number in the run.
+    @property
+    def unit(self) -> Plan:
+        """Return the plan of one of Lightning's steps."""
+        return self._unit
+
+    def loader(self, dataset: Any, *, shuffle_by_synergy: bool = True, **options: Any) -> SampleLoader:
+        """Return the training data, for `fit` or train_dataloader: examples of `dataset` (len and [index]) by their number in the run.
+
+        Without `shuffle_by_synergy` they come in the data set's own order.
 
         `options` are a DataLoader's, such as num_workers. Ends with one line and code 2 where a batch or an order is among them.
         """
         with exit_on_error():
-            return SampleLoader(dataset, self._unit, self._settings.rank, self._seed, self._samples, options)
+            seed = self._seed if shuffle_by_synergy else None
+            return SampleLoader(dataset, self._unit, self._settings.rank, seed, self._samples, options)
 
     def resume_from(self) -> str | None:
-        """The newest checkpoint that was finished, for `fit`; None: start afresh."""
+        """Return the newest checkpoint that was finished, for `fit`; None: start afresh."""
         newest = FoundCheckpoint(None)
         if self._folder is not None and self._folder.is_dir():
             newest = latest_good(self._folder)
@@ -159,7 +172,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             "unit": self._unit.global_batch,
             "micro_batches": self._unit.micro_batches,
             "epoch_steps": self._data.steps if self._data is not None else 0,
-            "inside": made is not None and made.inside,
+            "inside": made is not None and made.is_inside_batch,
             "batch": [plan.global_batch, plan.micro_batch],
             "noise": made.noise.state() if made is not None else self._restored.get("noise"),
         }
@@ -191,7 +204,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         self.agent = agent
         if settings.exchange != EXACT:
             agent.note(f"gradients are exchanged exactly, not as {settings.exchange}: Lightning averages them itself")
-        if _counts_micro_batches(trainer.val_check_interval, data.steps):
+        if _is_in_micro_batches(trainer.val_check_interval, data.steps):
             agent.note(
                 f"val_check_interval={trainer.val_check_interval} counts micro-batches: other steps at another dp"
             )
@@ -251,7 +264,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             self._note_batch()
         self._due = boundary
         # at the next batch's start, so that this one's other hooks come first; a checkpoint leaves time for a validation before it
-        if (boundary.stop or not boundary.save) and not self._batch_follows(trainer):
+        if (boundary.stop or not boundary.save) and not self._has_next_batch(trainer):
             self._act()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -269,12 +282,12 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _samples(self) -> int:
-        """Examples seen so far."""
+        """Return the number of examples seen so far."""
         assert self._trainer is not None, "its batches are for fit"
         return int(self._trainer.global_step) * self._unit.global_batch
 
     def _total(self, trainer: Any) -> int | None:
-        """Examples of the whole run; None: without an end."""
+        """Return the examples of the whole run; None: without an end."""
         assert self._data is not None
         epochs = trainer.max_epochs
         limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
@@ -282,7 +295,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         return min(limits) * self._unit.global_batch if limits else None
 
     def _loss(self, ranks: Collectives) -> float | None:
-        """The mean over the step's micro-batches and all ranks; Lightning has divided each by their number."""
+        """Return the mean loss over the step's micro-batches and all ranks; Lightning has divided each by their number."""
         losses, self._losses = self._losses, []
         if len(losses) != self._unit.micro_batches:
             losses = [torch.tensor(float("nan"))]
@@ -290,7 +303,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         return mean if mean == mean else None
 
     def _accumulate(self, trainer: Any, module: Any) -> None:
-        """What measures the noise and moves the batch, where this Trainer allows it."""
+        """Set up what measures the noise and moves the batch, where this Trainer allows it."""
         agent, unit, settings = self.agent, self._unit, self._settings
         assert agent is not None
         self._close()
@@ -303,9 +316,11 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             if chosen is not None and chosen.global_batch != unit.global_batch:
                 agent.note(f"global batch {unit.global_batch} in place of the plan's {chosen.global_batch}")
             return
-        plan = rounded(chosen, unit) if chosen is not None else unit
+        plan = round_batch(chosen, unit) if chosen is not None else unit
         if chosen is None and settings.batch_range is not None and self._restored:
-            plan = rounded(replace(unit, global_batch=int(self._restored["batch"][0])), unit)  # the run's own choice
+            plan = round_batch(
+                replace(unit, global_batch=int(self._restored["batch"][0])), unit
+            )  # the run's own choice
         agent.plan = plan
         agent.status.update(plan=asdict(plan))
         optimizer = trainer.optimizers[0]
@@ -326,16 +341,16 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
 
     def _note_batch(self) -> None:
         assert self.agent is not None and self.accumulation is not None
-        words = self.accumulation.following.words(self.agent.plan.global_batch, self.accumulation.noise.value)
+        words = self.accumulation.following.format_factors(self.agent.plan.global_batch, self.accumulation.noise.value)
         if words:
             self.agent.note(words)
 
-    def _batch_follows(self, trainer: Any) -> bool:
-        """Of this epoch, with no validation before it: on all ranks alike."""
+    def _has_next_batch(self, trainer: Any) -> bool:
+        """Return whether another batch of this epoch follows, with no validation before it: on all ranks alike."""
         loop = trainer.fit_loop
         if self._epoch_ends or trainer.global_step == trainer.max_steps:
             return False
-        timed = getattr(trainer, "_val_check_time_interval", None) is not None  # by each rank's own clock
+        timed = getattr(trainer, "_val_check_time_interval", None) is not None  # each rank goes by its own clock
         return not timed and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
     def _act(self) -> None:
@@ -346,7 +361,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
     def _save(self, folder: Path) -> Mapping[str, Any]:
         trainer, ranks = self._trainer, self.agent.ranks if self.agent is not None else OneProcess()
         micro, made = trainer.fit_loop.epoch_loop.batch_progress.current.processed, self.accumulation
-        if micro % self._unit.micro_batches or (made is not None and made.inside):
+        if micro % self._unit.micro_batches or (made is not None and made.is_inside_batch):
             what = "it was stopped inside a batch, whose gradients no checkpoint has"
             raise UsageError("fit", what, "stop it at the end of an epoch, or by SIGTERM")
         # not Trainer.save_checkpoint, where the other ranks would wait for one that could not write
@@ -364,8 +379,8 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             self.accumulation.close()
 
 
-def _counts_micro_batches(interval: Any, steps: int) -> bool:
-    """Whether a val_check_interval is no whole number of an epoch's steps: Lightning then counts micro-batches."""
+def _is_in_micro_batches(interval: Any, steps: int) -> bool:
+    """Return whether a val_check_interval is no whole number of an epoch's steps: Lightning then counts micro-batches."""
     if not isinstance(interval, float):
         return isinstance(interval, int)
     part = interval * steps
@@ -373,7 +388,7 @@ def _counts_micro_batches(interval: Any, steps: int) -> bool:
 
 
 def _unit(settings: AgentSettings, global_batch: int, most: int | None) -> Plan:
-    """Of one of Lightning's steps, in micro-batches of at most the plan's or `most` examples. Raises UsageError."""
+    """Return the plan of one of Lightning's steps, in micro-batches of at most the plan's or `most` examples. Raises UsageError."""
     chosen = check_degrees(settings.plan, (), "SYNERGY_PLAN_JSON") if settings.plan is not None else None
     if most is not None and most < 1:
         raise UsageError("SynergyCallback", f"micro_batch={most}", "a whole number of 1 or more")

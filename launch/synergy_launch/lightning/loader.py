@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 from torch.utils.data import DataLoader
 
-from synergy_launch.batch.data_order import RankIndices, SampleOrder
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_launch.batch.data_order import DataSetOrder, RankIndices, SampleOrder
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 class SampleLoader:
-    """One rank's micro-batches of an epoch: of as many whole steps of `unit` as `dataset` has. The examples that are left over come first
-    in the next one.
+    """One rank's micro-batches of an epoch: of as many whole steps of `unit` as `dataset` has.
+
+    The examples that are left over come first in the next one.
 
     `start` tells the number of the first example when the first batch is asked for: Lightning makes the iterator before it has loaded
-    its checkpoint. `options` are a DataLoader's. Raises UsageError.
+    its checkpoint. `seed`: of the order, None: the data set's own. `options` are a DataLoader's. Raises UsageError.
     """
 
     def __init__(
-        self, dataset: Any, unit: Plan, rank: int, seed: int, start: Callable[[], int], options: dict[str, Any]
+        self, dataset: Any, unit: Plan, rank: int, seed: int | None, start: Callable[[], int], options: dict[str, Any]
     ) -> None:
         where = "SynergyCallback.loader"
         for name in _OURS:
@@ -36,7 +37,8 @@ class SampleLoader:
             what = f"the data set has {len(dataset)} examples, fewer than global_batch={unit.global_batch}"
             raise UsageError(where, what, "a smaller global_batch")
         self.start = start
-        self._order, self._unit, self._rank = SampleOrder(len(dataset), seed), unit, rank
+        self._order = DataSetOrder(len(dataset)) if seed is None else SampleOrder(len(dataset), seed)
+        self._unit, self._rank = unit, rank
         self._loader = DataLoader(dataset, batch_sampler=_Sampler(self._indices, len(self)), **options)
 
     def __len__(self) -> int:
@@ -46,11 +48,11 @@ class SampleLoader:
         yield from self._loader  # from the first `next` on
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the step tells the place. Lightning warns of loaders that have none."""
+        """Return an empty state: the step tells the place. Lightning warns of loaders that have no state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As state_dict."""
+        """Ignore the state, which is empty."""
 
     def _indices(self) -> Iterator[list[int]]:
         return iter(RankIndices(self._order, self._unit, self._rank, self.start()))

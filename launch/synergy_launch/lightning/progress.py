@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 _COUNTS = ("ready", "started", "processed", "completed")
 _BATCHES, _EPOCHS, _LOOP = "epoch_loop.batch_progress", "epoch_progress", "epoch_loop.state_dict"
 
 
 def rewrite(checkpoint: Mapping[str, Any], was: int, now: int, epoch_steps: int) -> bool:
-    """Rewrites the counters of `checkpoint` in place, from `was` to `now` micro-batches a step; an epoch has `epoch_steps` steps.
+    """Rewrite the counters of `checkpoint` in place, from `was` to `now` micro-batches a step; an epoch has `epoch_steps` steps.
 
-    True: it goes on before an epoch, with nothing of it done. Raises UsageError where they are not those of a whole step.
+    Return whether it goes on before an epoch, with nothing of it done. Raises UsageError where they are not those of a whole step.
     """
     where = "fit: ckpt_path"
     try:
@@ -32,23 +32,23 @@ def rewrite(checkpoint: Mapping[str, Any], was: int, now: int, epoch_steps: int)
         raise UsageError(where, what, "a checkpoint of Lightning 2") from None
     if micro % was:
         raise UsageError(where, "it was written inside a step, whose gradients it has not", "synergy.resume_from()")
-    in_epoch = 0 if ready == done else micro // was  # of an epoch that has ended nothing is left to do
+    in_epoch = 0 if ready == done else micro // was  # nothing is left to do of an epoch that has ended
     if in_epoch == epoch_steps:
         done, in_epoch = done + 1, 0
     batches["is_last_batch"] = False
-    _set(batches["total"], steps * now)
-    _set(batches["current"], in_epoch * now)
+    _set_counts(batches["total"], steps * now)
+    _set_counts(batches["current"], in_epoch * now)
     if in_epoch:  # Lightning completes the batch itself, and counts its step for the loggers
         for which in ("total", "current"):
             batches[which]["completed"] -= 1
         stepped["_batches_that_stepped"] = steps - 1
         return False
     for which in ("total", "current"):
-        _set(epochs[which], done)
+        _set_counts(epochs[which], done)
     stepped["_batches_that_stepped"] = steps
     return True
 
 
-def _set(counts: dict[str, int], value: int) -> None:
+def _set_counts(counts: dict[str, int], value: int) -> None:
     for name in _COUNTS:
         counts[name] = value

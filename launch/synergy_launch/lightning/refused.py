@@ -1,12 +1,15 @@
-"""What of Lightning's Trainer does not go with Synergy: one line each. Classes are known by their names, so Lightning is not imported."""
+"""Checks for uses of Lightning's Trainer that do not go with Synergy, one line each.
+
+Classes are known by their names, so Lightning is not imported.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 
 _STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 # callbacks that set the batch, the accumulation or the length of an epoch, which are the plan's
@@ -14,7 +17,7 @@ _CALLBACKS = ("GradientAccumulationScheduler", "BatchSizeFinder", "LearningRateF
 
 
 def check_trainer(trainer: Any, module: Any, unit: Plan) -> None:
-    """Of a Trainer that has its strategy, before anything is loaded. Raises UsageError."""
+    """Check a Trainer that has its strategy, before anything is loaded. Raises UsageError."""
     strategy = type(trainer.strategy).__name__
     if strategy not in _STRATEGIES:
         what = f"strategy {strategy}, whose gradients and checkpoints are not those of DDP"
@@ -48,7 +51,7 @@ def check_trainer(trainer: Any, module: Any, unit: Plan) -> None:
 
 
 def check_optimizers(optimizers: list[Any], schedules: list[Any]) -> None:
-    """Of Lightning's optimizers and its settings of schedules. Raises UsageError."""
+    """Check Lightning's optimizers and its settings of schedules. Raises UsageError."""
     where = "configure_optimizers"
     if len(optimizers) != 1:
         raise UsageError(where, f"{len(optimizers)} optimizers", "one")
@@ -61,7 +64,7 @@ def check_optimizers(optimizers: list[Any], schedules: list[Any]) -> None:
 
 
 def why_fixed(trainer: Any) -> str:
-    """Why neither noise nor another batch is possible in this Trainer; "" if they are."""
+    """Return why neither noise nor another batch is possible in this Trainer; "" if they are."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return "fp16 scales the gradients" if scaler is not None else ""
 

@@ -1,5 +1,6 @@
-"""Gates FSDP2's gradient reduce-scatters between nodes, once a step: the first of the backward pass asks, the last one's arrival gives
-the links back.
+"""A gate for FSDP2's gradient reduce-scatters between nodes, once a step.
+
+The first of the backward pass asks, the last one's arrival gives the links back.
 
 Only the mesh's first rank asks. Every other rank waits for it in a collective: its shard group in the reduce-scatter, the replicas of
 HSDP in the all-reduce behind that. All-gathers of parameters are not gated: they are needed at once.
@@ -21,14 +22,14 @@ from synergy_launch.links.link_gate import LinkGate
 
 
 def gate_fsdp(model: torch.nn.Module, environment: Mapping[str, str] | None = None) -> LinkGate | None:
-    """As `hooks.gate_ddp`, for a model that `fully_shard` has been called on."""
+    """Gate, as `hooks.gate_ddp` does, a model that `fully_shard` has been called on."""
     env = os.environ if environment is None else environment
     if not env.get(link_gate.ADDRESS):
         return None
     try:
         groups = _groups(model)
         ranks = [int(rank) for rank in groups[0].mesh_info.mesh.mesh.flatten().tolist()] if groups else []
-        if not ranks or dist.get_rank() != ranks[0] or not hooks.crosses_nodes(ranks, env):
+        if not ranks or dist.get_rank() != ranks[0] or not hooks.is_across_nodes(ranks, env):
             return None
         gate = link_gate.from_environment(env, channel=ranks[0])
         if gate is not None:
@@ -41,7 +42,7 @@ def gate_fsdp(model: torch.nn.Module, environment: Mapping[str, str] | None = No
 
 
 def _groups(model: torch.nn.Module) -> list[Any]:
-    """FSDP's parameter groups of all modules; none where the model has no FSDP2 in it. Raises AttributeError."""
+    """Return FSDP's parameter groups of all modules; none where the model has no FSDP2 in it. Raises AttributeError."""
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:  # an older torch
@@ -59,7 +60,7 @@ class FsdpGate:
     """The gate of one model, in its groups' `post_backward` and `finalize_backward`."""
 
     def __init__(self, groups: Sequence[Any], size_bytes: int, gate: LinkGate) -> None:
-        self._gate, self._bytes, self._ends = gate, size_bytes, hooks.Ends(gate)
+        self._gate, self._bytes, self._ends = gate, size_bytes, hooks.MessageEnds(gate)
         self._count = len(groups)
         self._begun: set[int] = set()  # groups whose gradients have been reduced in the step under way
         self._ended: set[int] = set()
@@ -69,7 +70,7 @@ class FsdpGate:
 
     def _before(self, number: int, group: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
         def ask_and_reduce(*args: Any) -> Any:
-            if group.reduce_grads and not hooks._capturing():
+            if group.reduce_grads and not hooks._is_capturing():
                 if not self._begun or number in self._begun:
                     self._ask()
                 self._begun.add(number)
@@ -80,11 +81,11 @@ class FsdpGate:
     def _ask(self) -> None:
         self._begun.clear()
         self._ended.clear()
-        if not self._gate.asks:  # nor does the GPU have to be waited for
+        if not self._gate.is_asking:  # nor does the GPU have to be waited for
             return
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # kernels are queued: is the message really ready?
-        if self._ends.settled():
+        if self._ends.wait_until_reported():
             self._gate.begin(self._bytes)
 
     def _after(self, number: int, finalize: Callable[[], Any]) -> Callable[[], Any]:

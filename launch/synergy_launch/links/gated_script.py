@@ -1,4 +1,4 @@
-"""Runs a Megatron-LM script as it is, with its gradient all-reduces gated.
+"""A Megatron-LM script run as it is, with its gradient all-reduces gated.
 
     python -m synergy_launch.links.gated_script SCRIPT ...      (or -m MODULE ...)
 
@@ -23,7 +23,10 @@ FSDP_MODULE = "megatron.core.distributed.torch_fully_sharded_data_parallel"
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Calls `then` with a module right after its first import, and `complain` where that fails. It finds nothing itself."""
+    """A finder that calls `then` with a module right after its first import, and `complain` where that fails.
+
+    It finds no modules itself.
+    """
 
     def __init__(
         self, name: str, then: Callable[[ModuleType], None], complain: Callable[[Exception], None] | None = None
@@ -53,7 +56,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Gates every Megatron DDP, and what it shards by FSDP2, that this process makes from now on."""
+    """Gate every Megatron DDP, and what it shards by FSDP2, that this process makes from now on."""
     for name, gate_class in ((MODULE, _gate_class), (FSDP_MODULE, _gate_fsdp_class)):
         if name in sys.modules:
             gate_class(sys.modules[name])
@@ -110,7 +113,7 @@ def _gate(chunk: Any, gates: list[Any]) -> None:
 
 
 def say(what: str, error: Exception, limit: int = 300) -> None:
-    """One line of what a fault in a hook ends, of at most `limit` characters."""
+    """Print one line, of at most `limit` characters, on what a fault in a hook ends."""
     words = f"synergy: {what}: {type(error).__name__}: {error}"
     print(" ".join(words.split())[:limit], file=sys.stderr, flush=True)
 
@@ -120,13 +123,13 @@ def _say(error: Exception) -> None:
 
 
 def main() -> None:
-    """Gates, and runs the script."""
+    """Install the gates, and run the script."""
     install()
     run_script()
 
 
 def run_script() -> None:
-    """Runs what the rest of the command line names, as python itself runs a script or a module."""
+    """Run what the rest of the command line names, as python itself runs a script or a module."""
     sys.argv = sys.argv[1:]
     is_module = sys.argv[0] == "-m"
     if not sys.flags.safe_path:  # else python has put nothing there

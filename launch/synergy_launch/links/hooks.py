@@ -1,4 +1,4 @@
-"""Gates a training job's gradient all-reduce between nodes: DDP by a communication hook, Megatron's DDP at its grad sync.
+"""Gates for a training job's gradient all-reduce between nodes: DDP by a communication hook, Megatron's DDP at its grad sync.
 
 Once a step, not once a bucket: the rule weighs whole messages, and one question a step costs least. The first bucket that is ready
 asks; the last one's arrival gives the links back.
@@ -8,8 +8,8 @@ and then starts just the collectives that it would have started; all others ask 
 rank. So every rank starts the same collectives in the same order, whatever the arbiter answers, and no rank needs to know whether
 another one asks. Which ranks share a node is worked out from torchrun's own variables, without a collective.
 
-A gated DDP can be copied and pickled as any other: nothing of the gate is in it, and the copy is not gated. What a CUDA graph captures
-is not gated.
+A gated DDP can be copied and pickled as any other: nothing of the gate is in it, and the copy is not gated. All-reduces that a
+CUDA graph captures are not gated.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
-SETTLED_S = 1.0  # for the end of the previous step to be reported once the GPU has passed it
+SETTLED_S = 1.0  # seconds for the end of the previous step to be reported once the GPU has passed it
 _C10D: Any = dist  # with what its stubs do not name
 
 
-def crosses_nodes(ranks: Sequence[int], environment: Mapping[str, str]) -> bool:
-    """Whether these global ranks are on several nodes: torchrun numbers them node by node."""
+def is_across_nodes(ranks: Sequence[int], environment: Mapping[str, str]) -> bool:
+    """Return whether these global ranks are on several nodes: torchrun numbers them node by node."""
     try:
         local = int(environment.get("LOCAL_WORLD_SIZE") or environment["WORLD_SIZE"])
         return len({rank // local for rank in ranks}) > 1
@@ -45,7 +45,7 @@ def crosses_nodes(ranks: Sequence[int], environment: Mapping[str, str]) -> bool:
 
 
 def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = None) -> LinkGate | None:
-    """Gates `model` where the launcher asks for it, this rank is the one that asks, and the ranks are on several nodes.
+    """Gate `model` if the launcher asks for it, this rank is the one that asks, and the ranks are on several nodes.
 
     A communication hook of the script's own, registered before or after, keeps its place.
     """
@@ -54,7 +54,7 @@ def gate_ddp(model: torch.nn.Module, environment: Mapping[str, str] | None = Non
         return None
     group = model.process_group
     ranks = dist.get_process_group_ranks(group)
-    if dist.get_rank() != ranks[0] or not crosses_nodes(ranks, env) or model._comm_hooks:
+    if dist.get_rank() != ranks[0] or not is_across_nodes(ranks, env) or model._comm_hooks:
         return None  # a hook that is there already can't be wrapped: that run is not gated
     gate = link_gate.from_environment(env)
     if gate is None:
@@ -77,27 +77,27 @@ class DdpGate:
         self._bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         self._inner: Callable[[Any], Any] = self._mean
         self._own = False  # the script has registered a hook of its own
-        self._asked = False  # of the step under way
-        self._ends = Ends(gate)
+        self._asked = False  # whether the step under way has asked
+        self._ends = MessageEnds(gate)
 
     def install(self, model: DistributedDataParallel) -> None:
-        """Raises RuntimeError where the model has a hook already."""
+        """Install the gate in the model. Raises RuntimeError where the model has a hook already."""
         wanted: Any = model
         # past the model's own register_comm_hook, which would keep it in the model
-        _C10D._register_comm_hook(wanted.reducer, self, gated)
-        wanted.logger._set_comm_hook_name(gated.__qualname__)
+        _C10D._register_comm_hook(wanted.reducer, self, reduce_gated)
+        wanted.logger._set_comm_hook_name(reduce_gated.__qualname__)
         _GATES[model] = self
         _let_scripts_register()
         weakref.finalize(model, self._gate.close).atexit = False
 
     def take(self, inner: Callable[[Any], Any]) -> None:
-        """From now on the script's hook reduces. Raises RuntimeError for a second one, as torch does."""
+        """Let the script's hook reduce from now on. Raises RuntimeError for a second one, as torch does."""
         if self._own:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self._own, self._inner = True, inner
 
     def take_builtin(self, kind: Any) -> None:
-        """As `take`, for one of torch's own: what it does in C++, in Python. Raises RuntimeError for one that is unknown."""
+        """Do as `take`, for one of torch's own hooks: what it does in C++, in Python. Raises RuntimeError for one that is unknown."""
         known: dict[Any, Callable[[Any], Any]] = {
             _C10D.BuiltinCommHookType.ALLREDUCE: self._mean,
             _C10D.BuiltinCommHookType.FP16_COMPRESS: lambda bucket: default_hooks.fp16_compress_hook(
@@ -109,26 +109,26 @@ class DdpGate:
         self.take(known[kind])
 
     def reduce(self, bucket: Any) -> Any:
-        """The hook."""
-        if _capturing():
+        """Reduce a bucket as the inner hook does, and ask the gate before the first bucket."""
+        if _is_capturing():
             return self._inner(bucket)
         if bucket.index() == 0:
-            asks = self._gate.asks  # else the GPU need not be waited for
+            asks = self._gate.is_asking  # else the GPU need not be waited for
             if asks and bucket.buffer().is_cuda:
                 torch.cuda.current_stream().synchronize()  # kernels are queued: is the message really ready?
-            self._asked = asks and self._ends.settled()
+            self._asked = asks and self._ends.wait_until_reported()
             if self._asked:
                 self._gate.begin(self._bytes)
         reduced = self._inner(bucket)
-        return reduced.then(self._arrived) if self._asked and bucket.is_last() else reduced
+        return reduced.then(self._note_arrival) if self._asked and bucket.is_last() else reduced
 
-    def _arrived(self, reduced: Any) -> Any:
+    def _note_arrival(self, reduced: Any) -> Any:
         self._ends.end()
         value = reduced.value()
         return value[0] if isinstance(value, list) else value
 
     def _mean(self, bucket: Any) -> Any:
-        """What DDP does without a hook."""
+        """Average a bucket as DDP does without a hook."""
         tensor = bucket.buffer().div_(self._world)
         work: Any = dist.all_reduce(tensor, group=self._group, async_op=True)
         return work.get_future().then(lambda reduced: reduced.value()[0])
@@ -137,14 +137,16 @@ class DdpGate:
 _GATES: weakref.WeakKeyDictionary[DistributedDataParallel, DdpGate] = weakref.WeakKeyDictionary()  # by gated model
 
 
-def gated(state: DdpGate, bucket: Any) -> Any:
-    """What torch calls for each bucket of a gated model."""
+def reduce_gated(state: DdpGate, bucket: Any) -> Any:
+    """Reduce a bucket of a gated model: the function that torch calls for each bucket."""
     return state.reduce(bucket)
 
 
 def _let_scripts_register() -> None:
-    """torch takes one hook a model: that of a script, which comes after the gate's, is called by the gate. For all models of this
-    process, by their class: an attribute of the one that is gated would be pickled with it."""
+    """Make a script's hook, which comes after the gate's, be called by the gate: torch takes one hook a model.
+
+    This is done for all models of this process, by their class: an attribute of the gated model would be pickled with it.
+    """
     ddp: Any = DistributedDataParallel
     if getattr(ddp.register_comm_hook, "synergy_gates", None) is _GATES:
         return
@@ -174,26 +176,26 @@ def _let_scripts_register() -> None:
     ddp.register_comm_hook.synergy_gates = _GATES
 
 
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured: nothing may wait for the GPU now, and a replay does not ask."""
+def _is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured: nothing may wait for the GPU now, and a replay does not ask."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class MegatronGate:
-    """Asks before the first bucket of a step that Megatron's DDP chunks reduce, and gives back when all have been.
+    """A gate that asks before the first bucket of a step that Megatron's DDP chunks reduce, and gives back when all have been.
 
     `copies`: groups that reduce over the same links at the same time (tp).
     """
 
     def __init__(self, chunks: Sequence[Any], gate: LinkGate, copies: int = 1) -> None:
-        self.gate, self._copies, self._ends = gate, copies, Ends(gate)
+        self.gate, self._copies, self._ends = gate, copies, MessageEnds(gate)
         self._chunks = self._bytes = 0
         self._left = 0  # chunks whose grad sync is not over
         for chunk in chunks:
             self.add(chunk)
 
     def add(self, chunk: Any) -> None:
-        """One more chunk, which has not trained yet."""
+        """Add one more chunk, which has not trained yet."""
         self._chunks += 1
         chunk.synergy_gate = self
         for group in _bucket_groups(chunk):
@@ -203,15 +205,15 @@ class MegatronGate:
         chunk.finish_grad_sync = self._after(chunk.finish_grad_sync)
 
     def close(self) -> None:
-        """Lets the arbiter go; nothing is gated any more."""
+        """Let the arbiter go; nothing is gated any more."""
         self.gate.close()
 
     def _before(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def begin_and_start(*args: Any, **kwargs: Any) -> Any:
-            if not self._left and self.gate.asks and not _capturing():
+            if not self._left and self.gate.is_asking and not _is_capturing():
                 if torch.cuda.is_available():
                     torch.cuda.current_stream().synchronize()
-                if self._ends.settled():
+                if self._ends.wait_until_reported():
                     self._left = self._chunks
                     self.gate.begin(self._bytes)
             return start(*args, **kwargs)
@@ -230,23 +232,23 @@ class MegatronGate:
         return finish_and_end
 
 
-def gate_megatron(
-    chunks: Sequence[Any], group: Any, copies: int = 1, environment: Mapping[str, str] | None = None
-) -> MegatronGate | None:
-    """As `gate_ddp`, for the chunks of Megatron's DistributedDataParallel that reduce over `group`, unless they are gated already.
-    Every group has a channel of its own at the arbiter, named by its first rank; the job's links are free when the last of them is."""
-    env = os.environ if environment is None else environment
-    if not env.get(link_gate.ADDRESS) or any(hasattr(chunk, "synergy_gate") for chunk in chunks):
+def gate_megatron(chunks: Sequence[Any], group: Any, copies: int = 1) -> MegatronGate | None:
+    """Gate, as `gate_ddp` does, the chunks of Megatron's DistributedDataParallel that reduce over `group`.
+
+    Nothing is gated if one of them is gated already. Every group has a channel of its own at the arbiter, named by its first rank; the
+    job's links are free when the last of them is.
+    """
+    if not os.environ.get(link_gate.ADDRESS) or any(hasattr(chunk, "synergy_gate") for chunk in chunks):
         return None
     ranks = dist.get_process_group_ranks(group)
-    if dist.get_rank() != ranks[0] or not crosses_nodes(ranks, env):
+    if dist.get_rank() != ranks[0] or not is_across_nodes(ranks, os.environ):
         return None
-    gate = link_gate.from_environment(env, channel=ranks[0])
+    gate = link_gate.from_environment(os.environ, channel=ranks[0])
     return MegatronGate(chunks, gate, copies) if gate is not None else None
 
 
-class Ends:
-    """Tells a gate that its message has arrived: at once on a CPU, when the GPU's stream has come so far on a GPU."""
+class MessageEnds:
+    """The ends of messages, told to a gate: at once on a CPU, when the GPU's stream has come so far on a GPU."""
 
     def __init__(self, gate: LinkGate) -> None:
         self._gate = gate
@@ -257,7 +259,7 @@ class Ends:
         self._over = False  # an end was not reported in time
 
     def end(self) -> None:
-        """The work queued last on the present stream is the end of the message. Raises nothing: training goes on from here."""
+        """Mark the work queued last on the present stream as the end of the message. Raises nothing: training goes on from here."""
         if not torch.cuda.is_available():
             self._gate.end()
             return
@@ -268,16 +270,16 @@ class Ends:
                 self._thread = thread
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        except RuntimeError:  # no more threads, or the GPU's fault, of which training hears from its own calls
+        except RuntimeError:  # no more threads, or a fault of the GPU, which training sees in its own calls
             self._gate.end()
             return
         self._reported.clear()
         self._events.put(event)
 
-    def settled(self) -> bool:
-        """Waits until the previous end has been reported, so that it is not taken for that of the next message.
+    def wait_until_reported(self) -> bool:
+        """Wait until the previous end has been reported, so that it is not taken for that of the next message.
 
-        False: it was not within SETTLED_S, and from now on nothing is gated.
+        Returns False if it was not within SETTLED_S; from now on nothing is gated then.
         """
         if self._over or not self._reported.wait(SETTLED_S):
             self._over = True

@@ -1,6 +1,6 @@
 """A job's side of the link arbiter: `begin` before an all-reduce between nodes, `end` when it has arrived.
 
-Fails open. Only an arbiter that is connected and answers within ANSWER_S is ever asked; connecting, credentials and
+The gate fails open. Only an arbiter that is connected and answers within ANSWER_S is ever asked; connecting, credentials and
 back-off (1 s, doubled up to 60 s) are a thread's of its own. A wait ends at the arbiter's bound, whatever happens; an arbiter that lets
 several of them run out is not asked for an hour. Only the daemon's user, root and the job's own, by munge, are accepted as the
 arbiter. No torch here.
@@ -20,35 +20,35 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.wire import munge
-from synergyd.wire.hostlist import expand
-from synergyd.wire.link_protocol import (
+from synergy_core.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergy_core.wire import munge
+from synergy_core.wire.hostlist import expand
+from synergy_core.wire.link_protocol import (
     FREE_S,
     LEAST_OF,
-    Asking,
     Hello,
-    answer,
+    Question,
     ask_line,
-    bound_of,
     done_line,
-    hello_json,
-    welcome_of,
+    encode_hello,
+    read_answer,
+    read_bound,
+    read_welcome,
 )
 
 ADDRESS = "SYNERGY_LINK_ARBITER"
 BY = "SYNERGY_LINK_ARBITER_UID"  # the daemon's
 ANSWER_S = 0.05  # an arbiter that takes longer to say `go` or `wait` is slow: not asked again for a while
-MAX_BOUND_S = 10.0  # whatever the arbiter's bound is
+MAX_BOUND_S = 10.0  # the longest wait, whatever the arbiter's bound is
 CONNECT_S, WELCOME_S = 5.0, 15.0
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
-MAX_RAN_OUT, GIVEN_UP_S = 4, 3600.0  # so many waits that no word ended, and it is not asked for so long
+MAX_RAN_OUT, GIVEN_UP_S = 4, 3600.0  # after so many waits that no answer ended, the arbiter is not asked for so long
 _GOOD = 20  # answers in time before earlier failures are forgotten
 
 
 @dataclass(frozen=True)
 class GateCounts:
-    """What the gate has done: questions, those that had to wait, seconds waited in all, failures, and the last one's reason."""
+    """Counts of a gate: questions, those that had to wait, seconds waited in all, failures, and the last one's reason."""
 
     asked: int = 0
     waited: int = 0
@@ -58,8 +58,10 @@ class GateCounts:
 
 
 def from_environment(environment: Mapping[str, str], channel: int = 0) -> LinkGate | None:
-    """The gate that the launcher's environment asks for; None where it asks for none, where the job has one node, or where a
-    part of it makes no sense: gating never stops a job."""
+    """Return the gate that the launcher's environment asks for.
+
+    Returns None where it asks for none, where the job has one node, or where a part of it makes no sense: gating never stops a job.
+    """
     address = environment.get(ADDRESS, "")
     if not address:
         return None
@@ -88,7 +90,7 @@ class LinkGate:
         decode: Callable[[str, str], munge.Credential] = munge.decode,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`by`: the arbiter's uid, where it is neither root's nor this process's."""
+        """Set the gate up. `by`: the arbiter's uid, where it is neither root's nor this process's."""
         self.counts = GateCounts()
         self._address, self._hello, self._encode, self._decode = address, hello, encode, decode
         self._trusted = {0, os.getuid()} | ({by} if by is not None else set())
@@ -102,7 +104,7 @@ class LinkGate:
         self._since = 0.0
         self._free_until = 0.0  # the arbiter need not be asked before
         self._good = self._bad = 0
-        self._ran_out = 0  # waits that no word ended
+        self._ran_out = 0  # waits that no answer ended
         self._took: deque[float] = deque(maxlen=LEAST_OF)
         self._closed = False
         self._changed = threading.Condition()
@@ -110,22 +112,22 @@ class LinkGate:
         self._thread.start()
 
     @property
-    def asks(self) -> bool:
-        """Whether `begin` would ask now: the arbiter is there, and has not said that asking is in vain."""
+    def is_asking(self) -> bool:
+        """Return whether `begin` would ask now: the arbiter is there, and has not said that asking is in vain."""
         return self._wire is not None and self._monotonic() >= self._free_until
 
     def begin(self, size_bytes: int) -> float:
-        """A message of so many bytes is ready: returns when it may go, after the arbiter's bound at the latest. Seconds waited."""
-        self.end()  # of what was begun before, where its end was not reported
+        """Wait until a message of `size_bytes` that is ready may go, until the arbiter's bound at the latest. Return the seconds waited."""
+        self.end()  # ends what was begun before, where its end was not reported
         wire = self._wire
-        if wire is None or not self.asks:
+        if wire is None or not self.is_asking:
             return 0.0
         began = self._monotonic()
         self._number += 1
         exposed_s = min(self._took, default=0.0)
         must_wait = False
         try:
-            wire.send(ask_line(Asking(self._number, size_bytes / 1e6, exposed_s)))
+            wire.send(ask_line(Question(self._number, size_bytes / 1e6, exposed_s)))
             until = began + ANSWER_S
             while (word := self._answer(wire, until)) == "wait":
                 must_wait = True
@@ -151,7 +153,7 @@ class LinkGate:
         return waited_s
 
     def end(self) -> None:
-        """The message has arrived: tells the arbiter, if it was asked. Never waits."""
+        """Tell the arbiter, if it was asked, that the message has arrived. Never waits."""
         with self._changed:
             held, self._held = self._held, 0
             wire = self._wire
@@ -163,13 +165,13 @@ class LinkGate:
         except OSError as error:
             self._drop(wire, one_line(str(error), 200))
 
-    def connected(self, timeout_s: float) -> bool:
-        """Whether the arbiter can be asked, as soon as it can within `timeout_s`."""
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Return whether the arbiter can be asked, as soon as it can within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._wire is not None, timeout_s)
 
     def close(self) -> None:
-        """Lets the arbiter go; from then on `begin` returns at once."""
+        """Let the arbiter go; from then on `begin` returns at once."""
         with self._changed:
             self._closed = True
             wire, self._wire = self._wire, None
@@ -178,12 +180,12 @@ class LinkGate:
             wire.close()
 
     def _answer(self, wire: socket.socket, until: float) -> str:
-        """The next word about the present question. Raises OSError, UnavailableError."""
+        """Return the next word about the present question. Raises OSError, UnavailableError."""
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                word_and_number = answer(line)
+                word_and_number = read_answer(line)
                 if word_and_number is None:
                     raise UnavailableError("link arbiter", f"answered {line[:40]!r}")
                 if word_and_number[1] == self._number:
@@ -200,15 +202,15 @@ class LinkGate:
             self._rest += more
 
     def _drop(self, wire: socket.socket, why: str) -> None:
-        """Nothing more is asked until the thread has connected again, after a back-off."""
+        """Drop the connection; nothing more is asked until the thread has connected again, after a back-off."""
         with self._changed:
             if self._wire is wire:
                 self._wire = None
-                self._failed(why)
+                self._note_failure(why)
                 self._changed.notify_all()
         wire.close()
 
-    def _failed(self, why: str) -> None:
+    def _note_failure(self, why: str) -> None:
         self._good = 0
         self._bad += 1
         counts = self.counts
@@ -230,23 +232,23 @@ class LinkGate:
                 wire, bound_s = self._connect()
             except (OSError, SynergyError, ValueError, OverflowError) as error:
                 with self._changed:
-                    self._failed(one_line(str(error), 200))
+                    self._note_failure(one_line(str(error), 200))
                 continue
             with self._changed:
                 if self._closed:
                     wire.close()
                     return
                 wire.setblocking(False)
-                # one call waits and one reads, where a timeout of the socket's would cost several more
+                # one call waits and one reads; a timeout on the socket would cost several more
                 self._poll = select.poll()
                 self._poll.register(wire, select.POLLIN)
                 self._rest, self._bound_s, self._wire = b"", bound_s, wire
                 self._changed.notify_all()
 
     def _connect(self) -> tuple[socket.socket, float]:
-        """A connection on which questions may be asked, and the arbiter's bound. Raises OSError, UnavailableError."""
+        """Return a connection on which questions may be asked, and the arbiter's bound. Raises OSError, UnavailableError."""
         hello = replace(self._hello, nonce=secrets.token_hex(8))
-        credential = self._encode(hello_json(hello), self._munge_socket)
+        credential = self._encode(encode_hello(hello), self._munge_socket)
         with contextlib.ExitStack() as undo:
             wire = undo.enter_context(socket.create_connection(self._address, timeout=CONNECT_S))
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,12 +261,12 @@ class LinkGate:
                 if not more:
                     break
                 line += more
-            welcome = welcome_of(line)
+            welcome = read_welcome(line)
             if welcome is None:
                 refusal = line.decode("ascii", "replace").strip() or "ended the connection"
                 raise UnavailableError("link arbiter", refusal)
             signed = self._decode(welcome, self._munge_socket)
-            bound_s = bound_of(signed.payload, hello)
+            bound_s = read_bound(signed.payload, hello)
             if bound_s is None or signed.uid not in self._trusted:
                 raise UnavailableError(
                     "link arbiter", f"uid {signed.uid} sent a welcome that is not the daemon's to this job"

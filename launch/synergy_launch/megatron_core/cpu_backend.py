@@ -18,7 +18,7 @@ _installed: CpuInPlaceOfCuda | None = None  # one per process: it changes names 
 
 
 class CpuInPlaceOfCuda(TorchFunctionMode):
-    """While active, device "cuda" means the CPU. `intercepted` counts by name."""
+    """A context in which device "cuda" means the CPU. `intercepted` counts by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CpuInPlaceOfCuda(TorchFunctionMode):
 
 
 def install() -> CpuInPlaceOfCuda | None:
-    """Make megatron-core importable and runnable on the CPU; before its first import. None where there is a GPU.
+    """Make megatron-core importable and runnable on the CPU; call it before its first import. Return None where there is a GPU.
 
     Calling it again returns the same object.
     """

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from synergy_core.records import Plan
 
 from synergy_launch.agent.collectives import Collectives
-from synergy_launch.batch.gradient_sample import GradientSample, every
+from synergy_launch.batch.gradient_sample import GradientSample, sample_interval
 from synergy_launch.batch.noise_scale import NoiseScale
-from synergyd.records import Plan
 
 
 class GradientNoise:
-    """Watches `model` (Megatron's DistributedDataParallel); `scale` holds the estimate, equal on all ranks.
+    """The gradient noise of `model` (Megatron's DistributedDataParallel); `scale` holds the estimate, equal on all ranks.
 
     Left out, on every plan alike: tied embeddings (with pp > 1 their two copies are summed late) and, with sequence
     parallelism, the norms' parameters (each tensor-parallel rank has only a part of their gradient).
@@ -44,13 +44,13 @@ class GradientNoise:
         self._numbers: list[int] = []  # of whose parameters
         self._before: torch.Tensor | None = None
         # the largest stage's number, so that all ranks look at the same steps
-        self._step, self._every = 0, every(ranks.maximum([sum(p.numel() for p in self._parameters)])[0])
+        self._step, self._every = 0, sample_interval(ranks.maximum([sum(p.numel() for p in self._parameters)])[0])
         self.follow(plan)
         for number, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._seen, number))
+            parameter.register_post_accumulate_grad_hook(partial(self._see_gradient, number))
 
     def follow(self, plan: Plan) -> None:
-        """From the next step on the run has this plan, of the same degrees."""
+        """Measure with this plan, of the same degrees, from the next step on."""
         self._plan = plan
         self._within = plan.global_batch > plan.micro_batch
         self._step = 0
@@ -60,13 +60,13 @@ class GradientNoise:
     def _forget(self) -> None:
         self._small, self._numbers = [], []
 
-    def _seen(self, number: int, parameter: torch.Tensor) -> None:
+    def _see_gradient(self, number: int, parameter: torch.Tensor) -> None:
         if self._within and self._step % self._every == 0 and parameter.grad is not None:
             self._small.append(self._places.norm(parameter.grad, number))
             self._numbers.append(number)
 
     def wrap(self, finalize: Callable[..., None]) -> Callable[..., None]:
-        """Megatron's finalize_model_grads, after which the two norms of the step are taken in."""
+        """Return Megatron's finalize_model_grads, wrapped to take in the two norms of the step afterwards."""
 
         def finalize_and_measure(*args: Any, **kwargs: Any) -> None:
             finalize(*args, **kwargs)
@@ -91,7 +91,7 @@ class GradientNoise:
         self.scale.update(small, big, plan.micro_batch, plan.global_batch)
 
     def _measure_consecutive(self) -> None:
-        """dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
+        """Compare the gradients of two consecutive steps. dp is 1: the gradients here are whole, as far as tp and pp leave them so."""
         places = self._places
         # a stage without such parameters takes part with nothing
         now = places.take([p.main_grad for p in self._parameters]) if self._parameters else torch.zeros(0, device="cpu")
@@ -110,12 +110,12 @@ class GradientNoise:
         return self._places.square(norms, numbers) if norms else torch.zeros((), device="cpu")
 
     def _read(self, *values: torch.Tensor) -> list[float]:
-        """Numbers that lie on the device, all in one transfer."""
+        """Read numbers that lie on the device, all in one transfer."""
         found: list[float] = torch.stack([value.to(values[-1].device, torch.float64) for value in values]).tolist()
         return found
 
     def _big_square(self) -> torch.Tensor:
-        """Of the reduced gradient. With the distributed optimizer only this rank's slice of each bucket holds it."""
+        """Return the square of the reduced gradient. With the distributed optimizer only this rank's slice of each bucket holds it."""
         if not self._distributed:
             norms = [self._places.norm(p.main_grad, number) for number, p in enumerate(self._parameters)]
             return self._square(norms, list(range(len(norms))))
@@ -128,8 +128,10 @@ class GradientNoise:
 
 
 def reduced_slices(buffers: Iterable[Any], known: Mapping[Any, int]) -> Iterator[tuple[int, torch.Tensor, int, int]]:
-    """What this rank of the distributed optimizer holds of the reduced gradient, of `known` parameters: (the parameter's number, its part
-    here, where in it that begins, how many ranks share out the buffer)."""
+    """Yield the parts of the reduced gradient of `known` parameters that this rank of the distributed optimizer holds.
+
+    Each is (the parameter's number, its part here, where in it that begins, how many ranks share out the buffer).
+    """
     for buffer in buffers:
         size = torch.distributed.get_world_size(buffer.data_parallel_group)
         rank = torch.distributed.get_rank(buffer.data_parallel_group)

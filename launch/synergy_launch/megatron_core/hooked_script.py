@@ -1,4 +1,4 @@
-"""Runs a Megatron-LM script as it is, with Synergy's hooks in it.
+"""A runner of a Megatron-LM script as it is, with Synergy's hooks in it.
 
     python -m synergy_launch.megatron_core.hooked_script SCRIPT ...      (or -m MODULE ...)
 
@@ -37,7 +37,7 @@ _TELL_S = 0.5
 
 
 def install() -> None:
-    """Puts the hooks into every Megatron that this process imports from now on."""
+    """Put the hooks into every Megatron that this process imports from now on."""
     if os.environ.get(link_gate.ADDRESS):
         gated_script.install()
     run = ScriptRun(measures=os.environ.get("SYNERGY_NOISE") != "0")
@@ -67,7 +67,7 @@ class ScriptRun:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     def watch_training(self, module: ModuleType) -> None:
-        """Megatron-LM's train() is measured and gets a batch that may move."""
+        """Wrap Megatron-LM's train() so that it is measured and its batch may move."""
         original: Any = module.train
 
         @functools.wraps(original)
@@ -84,7 +84,7 @@ class ScriptRun:
         module.train = train  # type: ignore[attr-defined]
 
     def _follow(self, module: Any, arguments: Callable[[], list[Any]]) -> None:
-        """Training begins. What one rank can't do, none does."""
+        """Set up the measurement and the moving batch as training begins. If one rank can't do a thing, no rank does it."""
         import torch.distributed as dist
 
         from synergy_launch.megatron_core import script_noise
@@ -100,17 +100,19 @@ class ScriptRun:
 
             calculators = num_microbatches_calculator
             _, model, optimizer, scheduler, *_ = arguments()
-            noise = self._measured(model)
+            noise = self._make_noise(model)
             args = module.get_args()
             self._settings = AgentSettings.from_environment()
             self._tells = bool(dist.get_rank() == dist.get_world_size() - 1)
             self._folder = Path(args.save) if args.save else None
             # none: Megatron's FSDP or PyTorch's, which is no DistributedDataParallel
             if noise is not None and (self._settings.daemon_chooses_batch or self._settings.batch_range):
-                moving = self._movable(args, calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR, optimizer, scheduler)
+                moving = self._make_moving_batch(
+                    args, calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR, optimizer, scheduler
+                )
             if self._tells and self._settings.run_dir:
                 # a run that is started again in place goes on with what it was told before
-                told = run_folder.proposed_batch(self._settings.run_dir)
+                told = run_folder.read_proposed_batch(self._settings.run_dir)
         except Exception as error:  # this Megatron may differ inside from the known ones
             _say(error)
         able, movable, wanted = script_noise.total([noise is not None, moving is not None, told[0] if told else 0])
@@ -128,15 +130,15 @@ class ScriptRun:
             self._safely(self._prepare)
 
     def _follow_arguments(self, module: Any, arguments: Callable[[], list[Any]]) -> None:
-        """On every rank alike: nothing is agreed on."""
+        """Make the learning rates follow the arguments, on every rank alike: nothing is agreed on."""
         try:
             _, _, optimizer, scheduler, *_ = arguments()
             script_batch.follow_arguments(module.get_args(), optimizer, scheduler)
         except Exception as error:  # this Megatron may differ inside from the known ones
             gated_script.say("the checkpoint's learning rates stay", error)
 
-    def _measured(self, model: Any) -> Any:
-        """What measures these chunks; None where they are not all Megatron's DistributedDataParallel."""
+    def _make_noise(self, model: Any) -> Any:
+        """Return the object that measures these chunks; None where they are not all Megatron's DistributedDataParallel."""
         from megatron.core import num_microbatches_calculator as calculator
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel
@@ -156,23 +158,23 @@ class ScriptRun:
         def size() -> StepSize:
             return StepSize(calculator.get_num_microbatches(), calculator.get_micro_batch_size())
 
-        noise = ScriptNoise(degrees, size, self._propose, self._agreed, self._ended)
+        noise = ScriptNoise(degrees, size, self._propose, self._accept_batch, self._stop_agreeing)
         for chunk in chunks:
             noise.add(chunk)
         return noise
 
-    def _movable(self, args: Any, present: Any, optimizer: Any, scheduler: Any) -> Any:
-        """What stands in for Megatron's calculator; None where the batch can't move, which the output says once."""
-        why = script_batch.refusal(args, present)
+    def _make_moving_batch(self, args: Any, present: Any, optimizer: Any, scheduler: Any) -> Any:
+        """Return the stand-in for Megatron's calculator; None where the batch can't move, which the output says once."""
+        why = script_batch.batch_obstacle(args, present)
         if why and self._tells:
             print(f"synergy: the batch does not move between iterations: {why}", flush=True)
         if why:
             return None
         length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
-        return script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begins)
+        return script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begin_iteration)
 
     def _safely(self, act: Callable[[], None]) -> None:
-        """Of what this rank alone does: a fault ends its reports, and not the training."""
+        """Call `act`, which this rank alone does: a fault ends its reports, and not the training."""
         try:
             act()
         except Exception as error:
@@ -180,7 +182,7 @@ class ScriptRun:
             _say(error)
 
     def _prepare(self) -> None:
-        """On the rank that reports."""
+        """Prepare the rank that reports: its timer, its batch tuner and the noise scale of the last start."""
         from synergy_launch.agent.step_timer import StepTimer
         from synergy_launch.batch.tuner import BatchTuner
 
@@ -195,8 +197,8 @@ class ScriptRun:
 
     # -- each step --------------------------------------------------------------------------------------------------
 
-    def _begins(self, iteration: int, batch: int) -> None:
-        """An iteration begins with this batch."""
+    def _begin_iteration(self, iteration: int, batch: int) -> None:
+        """Time an iteration that begins with this batch."""
         if self._tells:
             self._safely(lambda: self._time(iteration, batch))
 
@@ -212,21 +214,21 @@ class ScriptRun:
         self._began = now
 
     def _propose(self) -> int:
-        """The batch to go on with, where this rank knows of another one: the daemon's, else the run's own choice."""
+        """Return the batch to go on with: the daemon's, else the run's own choice; 0 where this rank knows of no other one."""
         if not self._tells or self.batch is None:
             return 0
         folder, now = self._settings.run_dir, self.batch.batch
-        proposed = run_folder.proposed_batch(folder) if folder is not None else None
+        proposed = run_folder.read_proposed_batch(folder) if folder is not None else None
         wanted = proposed[0] if proposed is not None else self._own_choice()
         if wanted in (0, now):
             return 0
-        if not self.batch.fits(wanted):
+        if not self.batch.can_take(wanted):
             self._note = f"global batch {wanted} does not divide into micro-batches of {self.batch.micro_batch_size}"
             return 0
         return wanted
 
     def _own_choice(self) -> int:
-        from synergyd.records import Plan
+        from synergy_core.records import Plan
 
         if self._tuner is None:
             return 0
@@ -235,21 +237,21 @@ class ScriptRun:
         chosen = self._tuner.after_step(plan, self._timer.median_s, self.noise.scale.value)
         return int(self.batch.nearest(chosen.global_batch))
 
-    def _agreed(self, batch: int) -> None:
+    def _accept_batch(self, batch: int) -> None:
         if batch and self.batch is not None:
             self.batch.ask(batch)
         if self._tells:
             self._tell()
 
-    def _ended(self) -> None:
-        """Nothing is agreed on any more: the batch stays as it is."""
+    def _stop_agreeing(self) -> None:
+        """Keep the batch as it is: nothing is agreed on any more."""
         self.batch = None
         if self._tells and self.noise is not None:
             self._told_at = -math.inf
             self._safely(self._tell)
 
     def _tell(self) -> None:
-        """The status for the launcher, and the estimate for the next start; a full disk does not end training."""
+        """Write the status for the launcher, and the estimate for the next start; a full disk does not end training."""
         now = time.monotonic()
         folder = self._settings.run_dir
         if folder is None or now < self._told_at + _TELL_S:
@@ -278,7 +280,7 @@ class ScriptRun:
 
 
 def _values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments in the function's own order."""
+    """Return the arguments in the function's own order."""
     return list(inspect.signature(function).bind(*args, **kwargs).arguments.values())
 
 
@@ -287,7 +289,7 @@ def _say(error: Exception) -> None:
 
 
 def main() -> None:
-    """Puts the hooks in, and runs the script."""
+    """Put the hooks in, and run the script."""
     install()
     gated_script.run_script()
 

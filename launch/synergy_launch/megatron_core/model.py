@@ -9,13 +9,13 @@ import warnings
 from typing import Any
 
 import torch
+from synergy_core.errors import UsageError
+from synergy_core.pipeline_stages import stage_layers
+from synergy_core.recompute import FULL, NONE, modules_of
+from synergy_core.records import ModelSpec, Plan
 
 from synergy_launch.agent.settings import check_degrees
 from synergy_launch.megatron_core import cpu_backend
-from synergyd.errors import UsageError
-from synergyd.pipeline_stages import stage_layers
-from synergyd.recompute import FULL, NONE, modules_of
-from synergyd.records import ModelSpec, Plan
 
 # Megatron orders communication before computation by it when tp > 1; it must be set before CUDA starts.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -43,7 +43,7 @@ _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def check_model(spec: ModelSpec, plan: Plan) -> None:
-    """Raises UsageError, in one line, where `plan` can't divide the model."""
+    """Raise UsageError, in one line, where `plan` can't divide the model."""
     where = f"plan tp={plan.tp} pp={plan.pp} dp={plan.dp}"
     check_degrees(plan, ("tp", "pp"), "plan")
     if spec.experts:
@@ -64,12 +64,12 @@ def check_model(spec: ModelSpec, plan: Plan) -> None:
 
 
 def padded_vocab(spec: ModelSpec) -> int:
-    """The vocabulary as laid out: a multiple of 128 on every plan, or padding would change losses with tp."""
+    """Return the vocabulary as laid out: a multiple of 128 on every plan, or padding would change losses with tp."""
     return -(-spec.vocab // 128) * 128
 
 
 def build_model(spec: ModelSpec, config: TransformerConfig, device: torch.device) -> GPTModel:
-    """This pipeline stage's part of the model, on `device`; Megatron's groups must be there."""
+    """Build this pipeline stage's part of the model, on `device`; Megatron's groups must be there."""
     model = GPTModel(
         config=config,
         transformer_layer_spec=_layers(config),
@@ -87,7 +87,7 @@ def build_model(spec: ModelSpec, config: TransformerConfig, device: torch.device
 
 def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> TransformerConfig:
     stages = stage_layers(spec.layers, plan.pp)
-    uneven = stages is not None and not stages.even
+    uneven = stages is not None and not stages.is_even
     with warnings.catch_warnings(action="ignore"):
         return TransformerConfig(
             num_layers=spec.layers,
@@ -119,12 +119,12 @@ def transformer_config(spec: ModelSpec, plan: Plan, dtype: torch.dtype) -> Trans
             bias_activation_fusion=False,
             masked_softmax_fusion=False,
             apply_rope_fusion=False,
-            **recomputed(spec, plan),
+            **recompute_fields(spec, plan),
         )
 
 
-def recomputed(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
-    """TransformerConfig's fields of what `plan` computes again. Raises UsageError."""
+def recompute_fields(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
+    """Return TransformerConfig's fields for what `plan` computes again. Raises UsageError."""
     if plan.recompute == FULL:
         method = "block" if plan.recompute_layers else "uniform"
         return {
@@ -158,7 +158,7 @@ class _TorchNorm:
 
 
 def _layers(config: TransformerConfig) -> Any:
-    """What this pipeline stage is made of."""
+    """Return the layers and the norm of this pipeline stage."""
     layer = get_gpt_layer_local_spec(normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _TorchNorm
     return TransformerBlockSubmodules([layer] * get_num_layers_to_build(config), _TorchNorm)
@@ -189,7 +189,7 @@ def initialise(model: Any, seed: int, layers: int) -> None:
 
 
 def _sharded_tensors(state: Any) -> list[Any]:
-    """All sharded tensors in `state`; those that factories would make (a gated MLP's halves) view the same memory."""
+    """Return all sharded tensors in `state`; those that factories would make (a gated MLP's halves) view the same memory."""
     tensors: list[Any] = []
     for value in state.values() if isinstance(state, dict) else state if isinstance(state, list) else [state]:
         if isinstance(value, ShardedTensorFactory):

@@ -13,16 +13,16 @@ import torch
 
 
 def optimizer_state(optimizer: Any, model_state: Any, is_loading: bool, metadata: Any) -> Any:
-    """The sharded state dict of `optimizer`, a MegatronOptimizer; `model_state` holds the model's under "model"."""
+    """Return the sharded state dict of `optimizer`, a MegatronOptimizer; `model_state` holds the model's under "model"."""
     if is_loading:
-        for part in _distributed_on_torch(optimizer):
-            _prime(part)
+        for part in _distributed_parts(optimizer):
+            _make_state(part)
     return optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata)
 
 
 def load_optimizer(optimizer: Any, state: Any) -> None:
     """Put the loaded `state` into `optimizer`."""
-    parts = _distributed_on_torch(optimizer)
+    parts = _distributed_parts(optimizer)
     for part in parts:
         _keep_step(part)
     optimizer.load_state_dict(state)
@@ -30,7 +30,7 @@ def load_optimizer(optimizer: Any, state: Any) -> None:
         _own_steps(part)
 
 
-def _distributed_on_torch(optimizer: Any) -> list[Any]:
+def _distributed_parts(optimizer: Any) -> list[Any]:
     return [
         part
         for part in getattr(optimizer, "chained_optimizers", [optimizer])
@@ -38,8 +38,8 @@ def _distributed_on_torch(optimizer: Any) -> list[Any]:
     ]
 
 
-def _prime(part: Any) -> None:
-    """Repair 1: an optimizer that has made no step has no state to describe what should be loaded."""
+def _make_state(part: Any) -> None:
+    """Give an optimizer that has made no step a state (repair 1): without one nothing describes what should be loaded."""
     for group in part.optimizer.param_groups:
         for parameter in group["params"]:
             if not part.optimizer.state[parameter]:
@@ -51,7 +51,7 @@ def _prime(part: Any) -> None:
 
 
 def _keep_step(part: Any) -> None:
-    """Repair 2: "step" is loaded with the groups, but looked for among each parameter's tensors too."""
+    """Load "step" with each parameter's tensors too (repair 2): it is loaded with the groups, but looked for among the tensors."""
     load = part._set_main_param_and_optimizer_states
 
     def load_with_step(model_param: Any, tensors: dict[str, Any]) -> None:
@@ -63,6 +63,6 @@ def _keep_step(part: Any) -> None:
 
 
 def _own_steps(part: Any) -> None:
-    """Repair 3: all parameters were given one tensor as their step, so that it was counted up once for each."""
+    """Give each parameter a step of its own (repair 3): all had one tensor as their step, so that it was counted up once for each."""
     for state in part.optimizer.state.values():
         state["step"] = state["step"].clone()

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_core.rates import factors
+from synergy_core.records import Plan
+
 from synergy_launch.megatron_lm import batch_arguments
-from synergyd.rates import factors
-from synergyd.records import Plan
 
 RUN = "SYNERGY_MEGATRON_RUN"  # a JSON object of `samples`, `exit_interval` and `batch`: the user's own, 0 for none
 _RATES = ("max_lr", "min_lr", "init_lr")
@@ -25,7 +26,7 @@ _DECAYS = ("start_wd", "end_wd")
 
 @dataclass(frozen=True)
 class RunLength:
-    """In samples; None where the launcher does not know."""
+    """The length of a run in samples; None where the launcher does not know."""
 
     samples: int | None = None
     exit_interval: int | None = None
@@ -34,7 +35,7 @@ class RunLength:
 
     @classmethod
     def of(cls, text: str) -> RunLength:
-        """From the launcher's JSON; what makes no sense counts as not said."""
+        """Parse the launcher's JSON; what makes no sense counts as not said."""
         try:
             said = json.loads(text)
             samples, interval = int(said["samples"]), int(said["exit_interval"])
@@ -44,17 +45,17 @@ class RunLength:
         return cls(samples if samples > 0 else None, max(0, interval), batch if batch > 0 else None)
 
 
-def captures_graphs(config: Any) -> bool:
-    """Whether Megatron makes CUDA graphs, by its arguments or a model's config; older versions have flags."""
+def is_capturing_graphs(config: Any) -> bool:
+    """Return whether Megatron makes CUDA graphs, by its arguments or a model's config; older versions have flags."""
     older = any(getattr(config, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
     return older or getattr(config, "cuda_graph_impl", "none") not in (None, "none")
 
 
-def refusal(args: Any, calculator: Any) -> str:
-    """Why the batch of this run can't move between iterations; "" where it can."""
+def batch_obstacle(args: Any, calculator: Any) -> str:
+    """Return why the batch of this run can't move between iterations; "" where it can."""
     if type(calculator).__name__ != "ConstantNumMicroBatchesCalculator":
         return "Megatron-LM ramps the batch up itself"
-    if captures_graphs(args):
+    if is_capturing_graphs(args):
         return "CUDA graphs are made for one number of micro-batches"
     if getattr(args, "decrease_batch_size_if_needed", False):
         return "--decrease-batch-size-if-needed changes the batch itself"
@@ -64,7 +65,7 @@ def refusal(args: Any, calculator: Any) -> str:
 
 
 class MovingBatch:
-    """Stands in for Megatron's micro-batch calculator. `args`: Megatron-LM's, `scheduler` its OptimizerParamScheduler.
+    """A stand-in for Megatron's micro-batch calculator. `args`: Megatron-LM's, `scheduler` its OptimizerParamScheduler.
 
     `ask` may be called at any time with a global batch that all ranks know of; the next iteration has it. `begins` is called with each
     iteration's number (from 0) and batch. Until `start` nothing of the run is changed.
@@ -101,7 +102,7 @@ class MovingBatch:
         self.moved = int(args.consumed_train_samples) != self._iteration * self.base
 
     def start(self) -> None:
-        """Megatron has this calculator, on all ranks."""
+        """Set rates and length once Megatron has this calculator, on all ranks."""
         self._args.exit_interval = self._exit_interval
         for group, own in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(own)
@@ -111,8 +112,11 @@ class MovingBatch:
     # -- what Megatron asks -----------------------------------------------------------------------------------------
 
     def get(self) -> int:
-        """Micro-batches of the iteration. While Megatron compares with the iteration before, always the same: a change would make it
-        save a checkpoint, and one to fewer would end the run."""
+        """Return the micro-batches of the iteration.
+
+        While Megatron compares with the iteration before, the number is always the same: a change would make it save a checkpoint, and
+        one to fewer would end the run.
+        """
         return self._frozen if self._deciding else self.batch // self._unit
 
     def get_current_global_batch_size(self) -> int:
@@ -125,7 +129,7 @@ class MovingBatch:
         return self.micro_batch_size
 
     def update(self, consumed_samples: int, consistency_check: bool, verbose: bool = False) -> None:
-        """Called twice an iteration, first without the check."""
+        """Move to the next iteration. Megatron calls it twice an iteration, first without the check."""
         self._deciding = not consistency_check
         if self._deciding:
             return
@@ -135,22 +139,22 @@ class MovingBatch:
 
     # -- moving -----------------------------------------------------------------------------------------------------
 
-    def fits(self, batch: int) -> bool:
-        """Whether a step can have this global batch with the micro-batch as it is."""
+    def can_take(self, batch: int) -> bool:
+        """Return whether a step can have this global batch with the micro-batch as it is."""
         return batch > 0 and batch % (self._unit * self._multiple) == 0
 
     def nearest(self, batch: int) -> int:
-        """The largest global batch up to `batch` that fits, at least the smallest one."""
+        """Return the largest global batch up to `batch` that fits, at least the smallest one."""
         step = self._unit * self._multiple
         return max(step, batch // step * step)
 
     def as_plan(self, plan: Plan) -> Plan:
-        """`plan`, of the run's start, with the present batch."""
+        """Return `plan`, the one of the run's start, with the present batch."""
         return replace(plan, micro_batch=self.micro_batch_size, global_batch=self.batch)
 
     def ask(self, batch: int) -> None:
-        """From the next iteration on. One that does not fit is passed over."""
-        if self.fits(batch):
+        """Use `batch` from the next iteration on. One that does not fit is passed over."""
+        if self.can_take(batch):
             self._wanted = batch
 
     def _move(self, consumed: int) -> None:
@@ -181,9 +185,10 @@ class MovingBatch:
 
 
 def follow_arguments(args: Any, optimizer: Any, scheduler: Any) -> None:
-    """For a run whose batch stays until it is started again: each start's --lr and --min-lr hold, where its scheduler takes them.
+    """Apply each start's --lr and --min-lr, for a run whose batch stays until it is started again.
 
-    Megatron's scheduler goes by the param groups' own rates, and those come from the checkpoint.
+    They hold where its scheduler takes them. Megatron's scheduler goes by the param groups' own rates, and those come from the
+    checkpoint.
     """
     if not getattr(args, "override_opt_param_scheduler", False):
         return
@@ -193,7 +198,10 @@ def follow_arguments(args: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def _rates_of(args: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's param groups bring the rates of the batch that it was written at: the arguments' are this batch's."""
+    """Return the rates of a param group, with the arguments' in place of the checkpoint's.
+
+    A checkpoint's param groups bring the rates of the batch that it was written at; the arguments' are this batch's.
+    """
     if group.get("default_config", True) and not group.get("is_decoupled_lr"):
         known = {"max_lr": args.lr, "min_lr": args.min_lr}
     else:
@@ -203,6 +211,6 @@ def _rates_of(args: Any, group: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_history(folder: Path, iteration: int, batch: int) -> None:
-    """Notes in the checkpoint folder that iterations from this one on have `batch`, for the launcher's next start. Raises OSError."""
+    """Write into the checkpoint folder that iterations from this one on have `batch`, for the launcher's next start. Raises OSError."""
     known = batch_arguments.Trained(iteration, batch_arguments.history(folder))
     batch_arguments.write(folder, known.with_batch(batch))

@@ -34,16 +34,16 @@ from synergy_launch.batch.gradient_sample import BUDGET, GradientSample
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.links.gated_script import say
 from synergy_launch.megatron_core.gradient_norms import reduced_slices
-from synergy_launch.megatron_core.script_batch import captures_graphs
+from synergy_launch.megatron_core.script_batch import is_capturing_graphs
 
-SHARE = 0.005  # of the time of a run that measuring may take
+SHARE = 0.005  # the share of a run's time that measuring may take
 _LARGE = 8  # least steps from one measured step to the next for a model larger than the sample, as in gradient_sample
 _MOST = 64
 _COUNTED = 4  # micro-batches of a measured step that are looked at
 
 
 class Mode(Enum):
-    """How the small batch of a step is seen."""
+    """The way in which the small batch of a step is seen."""
 
     NONE = "none"
     MICRO = "micro-batches"
@@ -53,7 +53,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """How this run is laid out. `cp_group`: the ranks that share a replica's sequences."""
+    """The degrees of this run. `cp_group`: the ranks that share a replica's sequences."""
 
     dp: int
     cp: int
@@ -63,7 +63,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class StepSize:
-    """Of the step that begins: micro-batches a replica, and sequences of one."""
+    """The size of the step that begins: micro-batches a replica, and sequences of one."""
 
     micro_batches: int
     micro_batch: int
@@ -112,7 +112,10 @@ class ScriptNoise:
     # -- set-up -----------------------------------------------------------------------------------------------------
 
     def add(self, chunk: Any) -> None:
-        """One more of this rank's DistributedDataParallel, none of which has trained. Raises AttributeError for another Megatron's."""
+        """Add one more of this rank's DistributedDataParallel chunks, none of which has trained.
+
+        Raises AttributeError for another Megatron's.
+        """
         self._chunks.append(chunk)
         zero, finish = chunk.zero_grad_buffer, chunk.finish_grad_sync
 
@@ -130,26 +133,26 @@ class ScriptNoise:
 
         chunk.zero_grad_buffer, chunk.finish_grad_sync = zero_grad_buffer, finish_grad_sync
         for group in chunk.bucket_groups:
-            group.start_grad_sync = self._watched(group)
+            group.start_grad_sync = self._with_sampling(group)
 
     def stop(self) -> None:
-        """Nothing is measured any more, nor held; to be called on all ranks at the same step."""
+        """Stop measuring and release what is held; to be called on all ranks at the same step."""
         self._off, self._mode = True, Mode.NONE
         self._clear()
         self._nodes, self._first, self._factors = [], torch.zeros(0, device="cpu"), None
         self._ended()
 
-    def _watched(self, group: Any) -> Callable[..., Any]:
+    def _with_sampling(self, group: Any) -> Callable[..., Any]:
         start = group.start_grad_sync
 
         def start_grad_sync(*args: Any, **kwargs: Any) -> Any:
             if self._mode is Mode.REPLICA:
-                self._guarded(partial(self._reducing, group))
+                self._run_guarded(partial(self._sample_before_reduction, group))
             return start(*args, **kwargs)
 
         return start_grad_sync
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _run_guarded(self, act: Callable[[], None]) -> None:
         if self._failed:
             return
         began = time.perf_counter()
@@ -162,7 +165,7 @@ class ScriptNoise:
         self._own_s += time.perf_counter() - began
 
     def _lay_out(self) -> None:
-        """Which parameters are looked at, and what each counts."""
+        """Choose the parameters that are looked at, and what each counts."""
         weights: dict[Any, float] = {}
         for chunk in self._chunks:
             tied = any(getattr(part, "share_embeddings_and_output_weights", False) for part in chunk.module.modules())
@@ -198,12 +201,12 @@ class ScriptNoise:
             _say(error)
             self.stop()
         if self._mode is not Mode.NONE:
-            self._guarded(self._prepare)
+            self._run_guarded(self._prepare)
 
     def _mode_of(self, chunk: Any) -> Mode:
-        """What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
+        """Return the mode of the step. What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
         config, micro_batches = chunk.config, self._size.micro_batches
-        graphs = captures_graphs(config)
+        graphs = is_capturing_graphs(config)
         if graphs and "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
             return Mode.NONE  # the reduction is captured too: there nothing may be read
         # gradients that are made outside of backward(), or replayed, pass no hook of autograd
@@ -219,7 +222,7 @@ class ScriptNoise:
         self._clear()
         if self._mode is Mode.MICRO:
             for number, node in enumerate(self._nodes):
-                self._handles.append(node.register_hook(partial(self._accumulated, number)))
+                self._handles.append(node.register_hook(partial(self._on_accumulation, number)))
 
     def _clear(self) -> None:
         for handle in self._handles:
@@ -228,26 +231,26 @@ class ScriptNoise:
         self._parts, self._before, self._fired = {}, {}, {}
 
     @property
-    def _counted(self) -> int:
-        """How often each parameter is looked at. Not at the last micro-batch, which Megatron may be reducing already."""
+    def _micro_batches_sampled(self) -> int:
+        """Return how often each parameter is looked at. The last micro-batch is left out, as Megatron may be reducing it already."""
         if self._mode is not Mode.MICRO or self._degrees.cp > 1:
             return 1
         return min(_COUNTED, self._size.micro_batches - 1)
 
-    def _accumulated(self, number: int, *_: Any) -> None:
-        if self._fired.get(number, 0) < self._counted:
-            self._guarded(partial(self._look, number))
+    def _on_accumulation(self, number: int, *_: Any) -> None:
+        if self._fired.get(number, 0) < self._micro_batches_sampled:
+            self._run_guarded(partial(self._look, number))
 
     def _look(self, number: int) -> None:
         fired = self._fired.get(number, 0)
         self._fired[number] = fired + 1
         now = self._sample(number, self._parameters[number].main_grad)
         self._see(number, now - self._before[number] if fired else now)
-        if fired + 1 < self._counted:
+        if fired + 1 < self._micro_batches_sampled:
             self._before[number] = now
 
-    def _reducing(self, group: Any) -> None:
-        """Before a bucket group's reduction: main_grad is this rank's own."""
+    def _sample_before_reduction(self, group: Any) -> None:
+        """Sample main_grad before a bucket group's reduction, while it is this rank's own."""
         for bucket in group.buckets:
             for parameter in bucket.params_list:
                 number = self._numbers.get(parameter)
@@ -267,26 +270,26 @@ class ScriptNoise:
             self._squares.append(self._places.weights[number] * torch.linalg.vector_norm(part).square())
 
     def _end(self) -> None:
-        """The step's gradient is reduced. Between the guarded parts nothing may be left out: ranks wait for each other."""
+        """Measure the step once its gradient is reduced. Between the guarded parts nothing may be left out: ranks wait for each other."""
         step, self._step = self._step, self._step + 1
         if self._mode is Mode.NONE:
             return
         whole: list[torch.Tensor] = []
         if self._degrees.cp > 1 and self._mode is not Mode.PAIR:
-            self._guarded(lambda: whole.append(self._filled()))
+            self._run_guarded(lambda: whole.append(self._whole_sample()))
             if total([float(self._failed)])[0] > 0:  # a rank has nothing to sum, or no room for it
                 self.stop()
                 return
             dist.all_reduce(whole[0], group=self._degrees.cp_group)
         values = [0.0] * 4
-        self._guarded(partial(self._take, whole, values))
-        self._guarded(self._clear)
+        self._run_guarded(partial(self._take, whole, values))
+        self._run_guarded(self._clear)
         self._conclude(values, step)
 
     def _conclude(self, values: list[float], step: int) -> None:
         self.spent_s += self._own_s
         number = [0.0]
-        self._guarded(lambda: number.__setitem__(0, float(self._propose())))
+        self._run_guarded(lambda: number.__setitem__(0, float(self._propose())))
         said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
         small, big, missing, large, own_s, step_s, agreed, failed = total(said)
         self.measured += 1
@@ -302,36 +305,39 @@ class ScriptNoise:
         cost = own_s / step_s if step_s > 0 else 0.0
         pause = min(_MOST, max(_LARGE if large else 1, math.ceil(cost / self._share)))
         self._next = step + (1 if self._half else pause)
-        self._guarded(lambda: self._agree(round(agreed)))
+        self._run_guarded(lambda: self._agree(round(agreed)))
 
     # -- the numbers ------------------------------------------------------------------------------------------------
 
-    def _filled(self) -> torch.Tensor:
-        """What was seen, parameter after parameter, zeros for what was not."""
+    def _whole_sample(self) -> torch.Tensor:
+        """Return what was seen, parameter after parameter, with zeros for what was not."""
         counts = [-(-p.numel() // s) for p, s in zip(self._parameters, self._places.strides, strict=True)]
         parts = (self._parts.get(n, torch.zeros(count, device=_device())) for n, count in enumerate(counts))
         return torch.cat([torch.zeros(0, device=_device()), *parts])
 
     def _take(self, whole: list[torch.Tensor], values: list[float]) -> None:
-        """Into `values`: this rank's shares of the small and the large square, whether it missed a parameter, and whether its part of
-        the model is larger than the sample. The device is waited for once."""
+        """Write this rank's four numbers into `values`.
+
+        They are its shares of the small and the large square, whether it missed a parameter, and whether its part of the model is larger
+        than the sample. The device is waited for once.
+        """
         degrees, size, config = self._degrees, self._size, self._chunks[0].config
         per_token = bool(getattr(config, "calculate_per_token_loss", False))
-        counted = self._counted
+        counted = self._micro_batches_sampled
         # main_grad is a mean over micro-batches, or with per-token loss a sum over all of the step's tokens
         factor = float(size.micro_batches if self._mode is Mode.MICRO else 1)
         factor *= degrees.dp if per_token else 1 / degrees.cp
         ranks = degrees.dp * degrees.cp
         zero = torch.zeros((), device=_device())
         if self._mode is Mode.PAIR:
-            sums = self._compared()
+            sums = self._compare_steps()
         elif whole:
             sums = [self._places.product(whole[0], whole[0]) if self._parameters else zero]
         else:
             sums = [torch.stack(self._squares).sum() if self._squares else zero]
         scale = config.grad_scale_func(torch.ones((), device=_device())) if config.grad_scale_func else zero + 1
         if self._mode is not Mode.PAIR:
-            vector, factors = self._reduced()
+            vector, factors = self._sample_reduced()
             sums.append(torch.dot(vector * factors, vector))
         *found, unit = _read(*sums, scale)
         unit = unit * size.micro_batches * size.micro_batch * degrees.dp if per_token else unit
@@ -344,17 +350,17 @@ class ScriptNoise:
             values[2] = 0.0 if seen else 1.0
         values[3] = 1.0 if sum(p.numel() for p in self._parameters) > BUDGET else 0.0
 
-    def _compared(self) -> list[torch.Tensor]:
-        """The mean square of two steps one after the other, and their product; of the first one nothing."""
-        now, factors = self._reduced()
+    def _compare_steps(self) -> list[torch.Tensor]:
+        """Return the mean square of two steps one after the other, and their product; zeros at the first of the two."""
+        now, factors = self._sample_reduced()
         before, self._first = self._first, now
         if not self._half:
             return [torch.zeros((), device=now.device)] * 2
         squares = torch.dot(before * factors, before) + torch.dot(now * factors, now)
         return [squares / 2, torch.dot(before * factors, now)]
 
-    def _reduced(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sample of what this rank has of the reduced gradient, and what each of its elements counts in the sum over all ranks."""
+    def _sample_reduced(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sample of this rank's part of the reduced gradient, and what each of its elements counts in the sum over all ranks."""
         ranks = self._degrees.dp * self._degrees.cp
         parts: list[torch.Tensor] = []
         weights: list[tuple[float, int]] = []
@@ -383,7 +389,7 @@ class ScriptNoise:
 
 
 def total(values: Sequence[float]) -> list[float]:
-    """Sums over all ranks, on the device that the default group works with."""
+    """Return the sums over all ranks, on the device that the default group works with."""
     tensor = torch.tensor(list(values), dtype=torch.float64, device=_device())
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
@@ -399,6 +405,6 @@ def _device() -> torch.device:
 
 
 def _read(*values: torch.Tensor) -> list[float]:
-    """Numbers that lie on the device, all in one transfer."""
+    """Read numbers that lie on the device, all in one transfer."""
     found: list[float] = torch.stack([value.to(_device(), torch.float64).reshape(()) for value in values]).tolist()
     return found

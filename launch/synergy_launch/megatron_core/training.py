@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synergy_core.errors import UsageError
+from synergy_core.records import ModelSpec, Plan
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.api import CheckpointException
 
-from synergy_launch.agent.background_save import Staged
-from synergy_launch.agent.checkpoint import Checkpoint, reason
+from synergy_launch.agent.background_save import StagedPart
+from synergy_launch.agent.checkpoint import Checkpoint, error_cause
 from synergy_launch.agent.collectives import TorchCollectives
 from synergy_launch.batch.data_order import rank_samples
 from synergy_launch.batch.learning_rate import Following, at_batch
@@ -31,8 +33,6 @@ from synergy_launch.megatron_core.gradient_norms import GradientNoise
 from synergy_launch.megatron_core.model import CPU, METADATA, build_model, check_model, initialise, transformer_config
 from synergy_launch.megatron_core.optimizer_state import load_optimizer, optimizer_state
 from synergy_launch.pytorch.forward_timer import ForwardTimer
-from synergyd.errors import UsageError
-from synergyd.records import ModelSpec, Plan
 
 with warnings.catch_warnings(action="ignore"):  # importable on a CPU too, since megatron_core.model was imported
     from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
@@ -44,7 +44,7 @@ with warnings.catch_warnings(action="ignore"):  # importable on a CPU too, since
 
 
 def start_process_group() -> TorchCollectives:
-    """torch.distributed from torchrun's environment, or of this process alone (NCCL on GPUs, else gloo)."""
+    """Start torch.distributed from torchrun's environment, or for this process alone (NCCL on GPUs, else gloo)."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -143,7 +143,7 @@ class MegatronRun:
         self.link_gate = gate_megatron([self.model], reducers, copies=plan.tp)
 
     def train_step(self) -> float:
-        """One optimizer step on the next global batch; its mean loss, the same number on every rank."""
+        """Train one optimizer step on the next global batch; return its mean loss, the same number on every rank."""
         plan = self.plan
         numbers = rank_samples(self.samples, plan.global_batch, plan.dp, self.dp_rank, plan.micro_batch)
         self.model.zero_grad_buffer()
@@ -157,7 +157,7 @@ class MegatronRun:
             micro_batch_size=plan.micro_batch,
             forward_only=False,
         )
-        rate = self.lr * self.schedule(self.following.done)
+        rate = self.lr * self.schedule(self.following.examples_done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # decoupled: Megatron's own default, which the groups of Apex and Transformer Engine do not carry
@@ -169,7 +169,7 @@ class MegatronRun:
         return self.ranks.total([mine / (plan.micro_batches * plan.dp)])[0]
 
     def save(self, folder: Path) -> Mapping[str, Any]:
-        """Write a checkpoint that any other plan can load; the metadata to keep with it."""
+        """Write a checkpoint that any other plan can load; return the metadata to keep with it."""
         # A save that is waited for needs no queue between processes; Megatron's own takes 5 s to start one for it.
         filesystem_async._results_queue = queue.Queue()
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
@@ -177,7 +177,7 @@ class MegatronRun:
             dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
         return self._meta()
 
-    def stage_save(self, folder: Path) -> Staged:
+    def stage_save(self, folder: Path) -> StagedPart:
         """Copy the state for a checkpoint that is written while training goes on."""
         results: queue.Queue[Any] = queue.Queue()
         filesystem_async._results_queue = results
@@ -216,7 +216,7 @@ class MegatronRun:
                 for last in request.finalize_fns:
                     last()
 
-        return Staged(self._meta(), write, finish)
+        return StagedPart(self._meta(), write, finish)
 
     def _meta(self) -> Mapping[str, Any]:
         return {
@@ -233,7 +233,7 @@ class MegatronRun:
         parallel_state.destroy_model_parallel()
 
     def follow(self, plan: Plan) -> None:
-        """From the next step on train with this plan, which differs in its batch alone."""
+        """Train with this plan, which differs in its batch alone, from the next step on."""
         self.plan = plan
         if self.noise:
             self.noise.follow(plan)
@@ -261,7 +261,7 @@ class MegatronRun:
                 loaded = dist_checkpointing.load(state, str(checkpoint.path))
         except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so what it holds is another model.
-            what = f"does not fit this model: {reason(error)}"
+            what = f"does not fit this model: {error_cause(error)}"
             raise UsageError(f"checkpoint {checkpoint.path}", what, "use the model sizes it was made with") from error
         self.model.module.load_state_dict(loaded["model"])
         load_optimizer(self.optimizer, loaded["optimizer"])
@@ -276,7 +276,7 @@ class MegatronRun:
         return state
 
     def _forward(self, numbers: Any, model: Any) -> tuple[Any, Any]:
-        """Megatron's forward_step: (output, function of the output that gives the loss)."""
+        """Run Megatron's forward_step: return (output, function of the output that gives the loss)."""
         rows = [list(self.sample(number)) for number in next(numbers)]
         window = torch.tensor(rows, dtype=torch.long, device=self.device)
         tokens, labels = window[:, :-1].contiguous(), window[:, 1:].contiguous()
@@ -289,7 +289,7 @@ class MegatronRun:
 
 
 def _without_warnings() -> warnings.catch_warnings[None]:
-    """Megatron's warnings of what torch will drop some day would bury a user's own output."""
+    """Return a context that hides Megatron's warnings of what torch will drop some day, which would bury a user's own output."""
     return warnings.catch_warnings(action="ignore")
 
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergy_core.errors import UsageError
+from synergy_core.rates import factors
+
 from synergy_launch.megatron_lm import tracker
-from synergy_launch.megatron_lm.options import drop, number, real, values
-from synergyd.errors import UsageError
-from synergyd.rates import factors
+from synergy_launch.megatron_lm.options import drop_options, option_number, option_real, option_values
 
 HISTORY = "synergy-batches.json"
 LR_RULE = "SYNERGY_LR_RULE"
@@ -38,13 +39,13 @@ SAID = ("sqrt", "linear", "none")  # not AdaScale: the rate would depend on how 
 
 @dataclass(frozen=True)
 class Trained:
-    """Where the newest checkpoint stands: `iteration`, and the batch from each iteration on, as (iteration, batch)."""
+    """The state of the newest checkpoint: its `iteration`, and the batch from each iteration on, as (iteration, batch)."""
 
     iteration: int = 0
     batches: tuple[tuple[int, int], ...] = ()
 
     def samples(self, base: int) -> int:
-        """Consumed so far; iterations that no record covers had `base`."""
+        """Return the samples consumed so far; iterations that no record covers had `base`."""
         total, at, batch = 0, 0, base
         for start, following in (*self.batches, (self.iteration, base)):
             start = min(start, self.iteration)
@@ -52,7 +53,7 @@ class Trained:
         return total
 
     def with_batch(self, batch: int) -> Trained:
-        """The record once iterations from here on have `batch`; what lay behind the checkpoint is lost and forgotten."""
+        """Return the record once iterations from here on have `batch`; what lay behind the checkpoint is lost and forgotten."""
         kept = [entry for entry in self.batches if entry[0] < self.iteration]
         if not kept or kept[-1][1] != batch:
             kept.append((self.iteration, batch))
@@ -60,13 +61,13 @@ class Trained:
 
 
 def read(folder: Path) -> Trained:
-    """What lies in a checkpoint folder; what can't be read counts as nothing."""
-    iteration = tracker.newest(folder)
+    """Read the record of a checkpoint folder; what can't be read counts as nothing."""
+    iteration = tracker.newest_iteration(folder)
     return Trained(iteration, history(folder)) if isinstance(iteration, int) else Trained()
 
 
 def history(folder: Path) -> tuple[tuple[int, int], ...]:
-    """The batch from each iteration on, as (iteration, batch), those that no checkpoint holds included."""
+    """Return the batch from each iteration on, as (iteration, batch), including iterations that no checkpoint holds."""
     try:
         entries = json.loads((folder / HISTORY).read_text(encoding="ascii"))
         batches = tuple((int(start), int(batch)) for start, batch in entries)
@@ -77,15 +78,17 @@ def history(folder: Path) -> tuple[tuple[int, int], ...]:
 
 
 def write(folder: Path, trained: Trained) -> None:
-    """Keeps the record. Raises OSError."""
+    """Write the record. Raises OSError."""
     fresh = folder / f".{HISTORY}"
     fresh.write_text(json.dumps(trained.batches) + "\n", encoding="ascii")
     fresh.replace(folder / HISTORY)
 
 
 def rule_of(optimizer: str) -> str:
-    """The learning rate's rule for a value of --optimizer; one that is not known keeps its rate. The user's word (LR_RULE) comes
-    before. Raises UsageError."""
+    """Return the learning rate's rule for a value of --optimizer; an unknown optimizer keeps its rate.
+
+    The user's choice (LR_RULE) takes precedence. Raises UsageError.
+    """
     said = os.environ.get(LR_RULE, "")
     if said and said not in SAID:
         raise UsageError(LR_RULE, f"{said[:40]!r} is no rule for a Megatron-LM script", f"it may be {', '.join(SAID)}")
@@ -93,53 +96,53 @@ def rule_of(optimizer: str) -> str:
 
 
 def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[str]:
-    """`arguments`, a user's own, for global batch `batch`: what was tuned for their --global-batch-size follows the rule.
+    """Return `arguments`, a user's own, for global batch `batch`: what was tuned for their --global-batch-size follows the rule.
 
-    Unchanged where they name no batch, or no iteration had or will have another one.
+    They are unchanged where they name no batch, or no iteration had or will have another one.
     """
-    base = number(arguments, "--global-batch-size", 0)
+    base = option_number(arguments, "--global-batch-size", 0)
     if not base or {batch, *(b for _, b in trained.batches)} == {base}:
         return list(arguments)
-    return _lengths(_rates(list(arguments), base, batch), base, batch, trained)
+    return _with_lengths(_with_rates(list(arguments), base, batch), base, batch, trained)
 
 
 def run_length(arguments: Sequence[str]) -> dict[str, int]:
-    """Of a user's own arguments, 0 where they do not say: the `samples` of the whole run, their `exit_interval` and global `batch`."""
-    batch = number(arguments, "--global-batch-size", 0)
-    samples = number(arguments, "--train-samples", 0) or number(arguments, "--train-iters", 0) * batch
-    return {"samples": samples, "exit_interval": number(arguments, "--exit-interval", 0), "batch": batch}
+    """Return `samples` (of the whole run), `exit_interval` and global `batch` of a user's own arguments; 0 where they do not say."""
+    batch = option_number(arguments, "--global-batch-size", 0)
+    samples = option_number(arguments, "--train-samples", 0) or option_number(arguments, "--train-iters", 0) * batch
+    return {"samples": samples, "exit_interval": option_number(arguments, "--exit-interval", 0), "batch": batch}
 
 
-def _rates(out: list[str], base: int, batch: int) -> list[str]:
-    kind = (values(out, "--optimizer") or ["adam"])[-1]
+def _with_rates(out: list[str], base: int, batch: int) -> list[str]:
+    kind = (option_values(out, "--optimizer") or ["adam"])[-1]
     scale = factors(rule_of(kind), base, batch)
-    changed = {n: real(out, n, 0.0) * scale.rate for n in _RATES if values(out, n)}
+    changed = {n: option_real(out, n, 0.0) * scale.rate for n in _RATES if option_values(out, n)}
     if kind == "adam":
-        changed["--weight-decay"] = real(out, "--weight-decay", 0.01) * scale.decoupled_decay
+        changed["--weight-decay"] = option_real(out, "--weight-decay", 0.01) * scale.decoupled_decay
         # given only with a decay that grows over the run, which then goes from the one to the other
-        changed |= {n: real(out, n, 0.0) * scale.decoupled_decay for n in _DECAYS if values(out, n)}
+        changed |= {n: option_real(out, n, 0.0) * scale.decoupled_decay for n in _DECAYS if option_values(out, n)}
     for name, value in changed.items():
-        out = [*drop(out, (name,)), name, f"{value:.8g}"]
+        out = [*drop_options(out, (name,)), name, f"{value:.8g}"]
     return out
 
 
-def _lengths(out: list[str], base: int, batch: int, trained: Trained) -> list[str]:
+def _with_lengths(out: list[str], base: int, batch: int, trained: Trained) -> list[str]:
     total = run_length(out)["samples"]
     for old, new in _LENGTHS.items():
-        if iterations := number(out, old, 0):
-            out = [*drop(out, (old,)), new, str(iterations * base)]
+        if iterations := option_number(out, old, 0):
+            out = [*drop_options(out, (old,)), new, str(iterations * base)]
     if not total:
         return out
-    if not values(out, "--lr-decay-samples"):
+    if not option_values(out, "--lr-decay-samples"):
         out = [*out, "--lr-decay-samples", str(total)]
     left = max(0, total - trained.samples(base))
     iterations = trained.iteration + -(-left // batch)
     # Megatron takes this number for the size of its data as well: never less than what the run has seen and will see
     samples = max(iterations * batch, trained.samples(base) + left if left else 0)
-    out = [*drop(out, ("--train-iters", "--train-samples")), "--train-samples", str(samples)]
-    own = number(out, "--exit-interval", 0)
+    out = [*drop_options(out, ("--train-iters", "--train-samples")), "--train-samples", str(samples)]
+    own = option_number(out, "--exit-interval", 0)
     sooner = own and (trained.iteration // own + 1) * own <= iterations  # the user's own stop comes first
     if samples > iterations * batch and iterations > trained.iteration and not sooner:
         # after a larger batch these samples are more than the iterations that are left: those end the run
-        out = [*drop(out, ("--exit-interval",)), "--exit-interval", str(iterations)]
+        out = [*drop_options(out, ("--exit-interval",)), "--exit-interval", str(iterations)]
     return out

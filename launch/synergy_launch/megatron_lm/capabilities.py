@@ -1,4 +1,4 @@
-"""Which degrees beyond tp, pp and dp a job's script can take, read from its command line.
+"""The degrees beyond tp, pp and dp that a job's script can take, read from its command line.
 
 A script with Synergy's agent takes tp, pp and dp. Megatron-LM's own scripts take the others through their options
 (synergy_launch.megatron_lm.arguments sets them), if the rest of the options allows: the checks are those of Megatron-LM's
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, overlaps
-from synergy_launch.megatron_lm.fsdp2_checkpoint import keeps_size
+from synergy_core.accepts import NOTHING_MORE, Accepts
+from synergy_core.recompute import MODULES, NOT_WITH_FP8
+
+from synergy_launch.megatron_lm.arguments import NEWEST, YOUNG_DEGREES_FROM, can_overlap
+from synergy_launch.megatron_lm.fsdp2_checkpoint import is_bound_to_size
 from synergy_launch.megatron_lm.refused_options import (
-    keeps_experts,
-    keeps_optimizer_whole,
-    keeps_recompute,
-    keeps_tp,
-    needs_one_stage,
+    has_whole_optimizer,
+    is_bound_to_experts,
+    is_bound_to_one_stage,
+    is_bound_to_recompute,
+    is_bound_to_tp,
 )
-from synergyd.accepts import NOTHING_MORE, Accepts
-from synergyd.recompute import MODULES, NOT_WITH_FP8
 
 # Without them a command line is not one of Megatron-LM's training scripts, which know all of the degrees.
 _TRAINING = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
@@ -41,12 +42,12 @@ _OTHER_BLOCKS = ("--hybrid-", "--is-hybrid-model", "--mamba-", "--spec", "--enco
 
 # The user's own groups stay as they are; gradients that are sent in half and added up in fp32 go with no groups.
 _OWN_SHARDING = ("--num-distributed-optimizer-instances", "--ddp-reduce-scatter-with-fp32-accumulation")
-# What overlapped all-to-alls allow to be computed again depends on more options than are known here.
+# Overlapped all-to-alls restrict what can be computed again, by more options than are known here.
 _BOUND_RECOMPUTE = "--overlap-moe-expert-parallel-comm"
 
 
 def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
-    """Modules of the layers that can be computed again, by the checks of transformer_config.py."""
+    """Return the modules of the layers that can be computed again, by the checks of transformer_config.py."""
     there = {
         "layernorm": True,
         "mla_up_proj": "--multi-latent-attention" in keys,
@@ -60,7 +61,7 @@ def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
 
 
 def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_overlap: bool = True) -> Accepts:
-    """What a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
+    """Return what a training command line takes: a complete one of Megatron-LM's takes every degree, any other tp, pp and dp alone.
 
     cp and fp8 need Transformer Engine, so `--transformer-impl local` rules cp out; ep needs experts. The precision is
     the user's own and never changed: another one is another training. `version`: Megatron-LM's; None where it
@@ -75,7 +76,7 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
     cp = not fsdp and given.get("--transformer-impl") != "local" and "--experimental-attention-variant" not in keys
-    own_recompute, whole = keeps_recompute(argv), keeps_optimizer_whole(argv)
+    own_recompute, whole = is_bound_to_recompute(argv), has_whole_optimizer(argv)
     bound = own_recompute or _BOUND_RECOMPUTE in keys
     young = version is not None and version >= YOUNG_DEGREES_FROM
     version = version or NEWEST
@@ -83,21 +84,21 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
     return Accepts(
         vpp=not fsdp and not keys & set(_OWN_LAYOUT),
         cp=cp,
-        ep=not fsdp and "--num-experts" in keys and not keeps_experts(argv),
+        ep=not fsdp and "--num-experts" in keys and not is_bound_to_experts(argv),
         precision="fp8" if "--fp8-format" in keys else precision,
         uneven=not fsdp
         and not keys & set(_OWN_LAYOUT)
         and version >= _UNEVEN_FROM
         and not any(key.startswith(_OTHER_BLOCKS) for key in keys),
-        overlap=may_overlap and overlaps(argv, version),
+        overlap=may_overlap and can_overlap(argv, version),
         exact_only=True,
-        single_stage=needs_one_stage(argv),
+        single_stage=is_bound_to_one_stage(argv),
         blocks=not bound,
         a2a=cp and young,
         shard=not fsdp and young and not whole and not keys & set(_OWN_SHARDING),
         modules="" if bound or not young else "+".join(_modules(keys, given)),
         own_recompute=own_recompute,
         whole_optimizer=whole,
-        own_tp=keeps_tp(argv),
-        own_size=keeps_size(argv),
+        own_tp=is_bound_to_tp(argv),
+        own_size=is_bound_to_size(argv),
     )

@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from synergy_core.errors import UsageError
+
 from synergy_launch.megatron_lm import tracker
-from synergy_launch.megatron_lm.options import has, values
-from synergyd.errors import UsageError
+from synergy_launch.megatron_lm.options import has_option, option_values
 
 _GATED = ("--swiglu", "--quick-geglu")
 _FILE = re.compile(r"__([0-9]{1,7})_[0-9]+\.distcp\Z")  # of torch.distributed.checkpoint, by rank
@@ -22,15 +23,17 @@ REMARK = (
 )
 
 
-def keeps_size(arguments: Sequence[str]) -> bool:
-    """Whether a run with these arguments can't go on with another number of processes."""
-    return has(arguments, "--use-torch-fsdp2") and any(has(arguments, name) for name in _GATED)
+def is_bound_to_size(arguments: Sequence[str]) -> bool:
+    """Return whether a run with these arguments can't go on with another number of processes."""
+    return has_option(arguments, "--use-torch-fsdp2") and any(has_option(arguments, name) for name in _GATED)
 
 
 def check(arguments: Sequence[str], folder: Path | None, world: int) -> None:
-    """Raises UsageError where a run of `world` processes with a user's `arguments` would resume from a checkpoint of another number. What
-    can't be read counts as none."""
-    saved = tracker.resumed_from(folder, values(arguments, "--load")) if keeps_size(arguments) else None
+    """Raise UsageError where a run of `world` processes would resume from a checkpoint of another number.
+
+    `arguments` are the user's own. What can't be read counts as no checkpoint.
+    """
+    saved = tracker.resume_source(folder, option_values(arguments, "--load")) if is_bound_to_size(arguments) else None
     wrote = _processes(saved) if saved is not None else 0
     if wrote not in (0, world):
         what = f"{saved} is of {wrote} processes, and would be mixed up on {world}: --use-torch-fsdp2 with a gated MLP"

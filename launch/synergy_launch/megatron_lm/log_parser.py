@@ -39,7 +39,10 @@ class LogLine:
 
 
 def read_line(text: str) -> LogLine | None:
-    """None for any other line. Numbers that are not finite, or below 0 where that makes no sense, count as missing."""
+    """Parse a training line; return None for any other line.
+
+    Numbers that are not finite, or below 0 where that makes no sense, count as missing.
+    """
     head = _ITERATION.search(text)
     if head is None or len(text) > MAX_LINE:
         return None
@@ -66,19 +69,19 @@ def read_line(text: str) -> LogLine | None:
 
 
 def read_peak_bytes(text: str) -> int | None:
-    """Peak memory of a rank's memory report (once, after the first iterations)."""
+    """Read the peak memory from a rank's memory report (once, after the first iterations)."""
     match = _MEMORY.search(text) if len(text) <= MAX_LINE else None
     return int(float(match[1]) * 2**20) if match else None
 
 
 def read_saved(text: str) -> int | None:
-    """Iteration of a checkpoint that rank 0 reports as saved."""
+    """Read the iteration of a checkpoint that rank 0 reports as saved."""
     match = _SAVED.search(text) if len(text) <= MAX_LINE else None
     return int(match[1]) if match else None
 
 
-def apart(first: LogLine, second: LogLine) -> LogLine:
-    """`second` without `first`: Megatron-LM prints the first iteration after a start, and counts it into the next line again.
+def split_first_iteration(first: LogLine, second: LogLine) -> LogLine:
+    """Return `second` without `first`: Megatron-LM prints the first iteration after a start, and counts it into the next line again.
 
     Its loss is an average over the iterations that were not skipped, its counts are sums.
     """
@@ -92,7 +95,7 @@ def apart(first: LogLine, second: LogLine) -> LogLine:
 
 
 class Log:
-    """What was read from one incarnation's output so far. `feed` takes it in pieces of any size, of any content."""
+    """The lines read so far from one incarnation's output. `feed` takes it in pieces of any size, of any content."""
 
     def __init__(self) -> None:
         self.newest: LogLine | None = None
@@ -107,7 +110,7 @@ class Log:
         self._too_long = False
 
     def feed(self, piece: bytes) -> list[LogLine]:
-        """The training lines that `piece` has completed."""
+        """Return the training lines that `piece` has completed."""
         *lines, rest = (self._rest + piece).split(b"\n")
         completed = []
         for line in lines:
@@ -120,23 +123,23 @@ class Log:
         self._rest = b"" if self._too_long else rest
         return completed
 
-    def restarted(self) -> None:
-        """The processes were started anew."""
+    def forget_last_start(self) -> None:
+        """Forget the lines of the last start: the processes were started anew."""
         self._lines, self._first, self._rest, self._too_long = 0, None, b"", False
 
     @property
     def step_s(self) -> float | None:
-        """Median of the recent lines' seconds an iteration."""
+        """Return the median of the recent lines' seconds an iteration."""
         return statistics.median(self._recent) if self._recent else None
 
     @property
     def first_step_s(self) -> float | None:
-        """Seconds of the first iteration after the last start."""
+        """Return the seconds of the first iteration after the last start."""
         return self._first.step_s if self._first is not None else None
 
     @property
     def trained_s(self) -> float | None:
-        """Seconds of training since the last start, by the iterations that were printed."""
+        """Return the seconds of training since the last start, by the iterations that were printed."""
         first, step_s = self._first, self.step_s
         if first is None or first.step_s is None or step_s is None or self.newest is None:
             return None
@@ -158,7 +161,7 @@ class Log:
         if self._lines == 1:
             self._first = line
         elif self._lines == 2 and self._first is not None:
-            line = apart(self._first, line)
+            line = split_first_iteration(self._first, line)
         if self._lines > _UNSTEADY and line.step_s is not None:
             self._recent.append(line.step_s)
         self.skipped, self.nan = self.skipped + line.skipped, self.nan + line.nan

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_launch.megatron_lm import tracker
-from synergy_launch.megatron_lm.options import values
+from synergy_launch.megatron_lm.options import option_values
 
 _PART = "mp_rank_"
 REMARK = (
@@ -19,10 +19,12 @@ REMARK = (
 )
 
 
-def loads_older_format(arguments: Sequence[str], folder: Path | None) -> bool:
-    """Whether a run with a user's `arguments` resumes from such a checkpoint: from `folder` where one lies there, else from --load. What
-    can't be read counts as none."""
-    saved = tracker.resumed_from(folder, values(arguments, "--load"))
+def is_resumed_from_older_format(arguments: Sequence[str], folder: Path | None) -> bool:
+    """Return whether a run resumes from such a checkpoint: from `folder` where one lies there, else from --load in the user's `arguments`.
+
+    What can't be read counts as no checkpoint.
+    """
+    saved = tracker.resume_source(folder, option_values(arguments, "--load"))
     return saved is not None and _has_parts(saved)
 
 

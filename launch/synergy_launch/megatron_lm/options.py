@@ -12,14 +12,14 @@ OPTION = re.compile(r"--|-[A-Za-z]")  # a value such as -1 or -1e-5 is none
 _MAX_DIGITS = 18
 
 
-def values(arguments: Sequence[str], name: str) -> list[str]:
-    """The values of option `name`."""
+def option_values(arguments: Sequence[str], name: str) -> list[str]:
+    """Return the values of option `name`."""
     pairs = zip(arguments, (*arguments[1:], ""), strict=False)
     return [w.partition("=")[2] or after for w, after in pairs if w.partition("=")[0] == name]
 
 
-def words(arguments: Sequence[str], name: str) -> list[str]:
-    """All values of option `name` where it is given last, up to the next option."""
+def option_words(arguments: Sequence[str], name: str) -> list[str]:
+    """Return all values of option `name` where it is given last, up to the next option."""
     found: list[str] = []
     inside = False
     for word in arguments:
@@ -32,40 +32,40 @@ def words(arguments: Sequence[str], name: str) -> list[str]:
     return found
 
 
-def number(arguments: Sequence[str], name: str, default: int) -> int:
-    """The last positive number among the values of `name`."""
+def option_number(arguments: Sequence[str], name: str, default: int) -> int:
+    """Return the last positive number among the values of `name`, else `default`."""
     # Megatron refuses 0 itself; Python refuses to read thousands of digits
-    words = (v for v in values(arguments, name) if v.isascii() and v.isdecimal() and len(v) <= _MAX_DIGITS)
+    words = (v for v in option_values(arguments, name) if v.isascii() and v.isdecimal() and len(v) <= _MAX_DIGITS)
     numbers = [int(v) for v in words if int(v)]
     return numbers[-1] if numbers else default
 
 
-def real(arguments: Sequence[str], name: str, default: float) -> float:
-    """The last finite number among the values of `name`."""
+def option_real(arguments: Sequence[str], name: str, default: float) -> float:
+    """Return the last finite number among the values of `name`, else `default`."""
     last = default
-    for text in values(arguments, name):
+    for text in option_values(arguments, name):
         with contextlib.suppress(ValueError):
             last = float(text) if math.isfinite(float(text)) else last
     return last
 
 
-def has(arguments: Sequence[str], name: str) -> bool:
-    """Whether the option is there."""
+def has_option(arguments: Sequence[str], name: str) -> bool:
+    """Return whether the option is there."""
     return any(a == name or a.startswith(name + "=") for a in arguments)
 
 
-def drop(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Removes `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
+def drop_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return `arguments` without `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
     return [word for word, inside in _inside(arguments, names) if not inside]
 
 
-def only(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """What `drop` removes."""
+def only_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the words that `drop_options` removes."""
     return [word for word, inside in _inside(arguments, names) if inside]
 
 
 def _inside(arguments: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Each word, and whether it belongs to an option of `names`."""
+    """Yield each word, and whether it belongs to an option of `names`."""
     inside = False
     for word in arguments:
         if OPTION.match(word):

@@ -6,29 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from synergy_core.records import Plan, Shape
+
 from synergy_launch.agent.settings import micro_batch
-from synergy_launch.megatron_lm.options import number, values
-from synergyd.records import Plan, Shape
+from synergy_launch.megatron_lm.options import option_number, option_values
 
 RAMP = "--rampup-batch-size"  # START INCREMENT SAMPLES
 
 
 def own_batch(arguments: Sequence[str], asked: Shape | None) -> int:
-    """The global batch of a user's own `arguments` on the GPUs of the sbatch line; 0 where they do not say.
+    """Return the global batch of a user's own `arguments` on the GPUs of the sbatch line; 0 where they do not say.
 
     Without --global-batch-size Megatron-LM has one micro-batch a replica.
     """
-    if said := number(arguments, "--global-batch-size", 0):
+    if said := option_number(arguments, "--global-batch-size", 0):
         return said
     kinds = ("tensor-model", "pipeline-model", "context")
-    degrees = math.prod(number(arguments, f"--{kind}-parallel-size", 1) for kind in kinds)
+    degrees = math.prod(option_number(arguments, f"--{kind}-parallel-size", 1) for kind in kinds)
     replicas, rest = divmod(asked.gpus if asked else 0, degrees)
-    return 0 if rest else replicas * number(arguments, "--micro-batch-size", 0)
+    return 0 if rest else replicas * option_number(arguments, "--micro-batch-size", 0)
 
 
 def at_own_batch(plan: Plan, arguments: Sequence[str], asked: Shape | None) -> tuple[Plan | None, str]:
-    """`plan` with the script's own global batch, and a micro-batch that divides it and each step of its ramp; None, and why, where the
-    plan's replicas can't share that out. Virtual stages go where they do not divide it."""
+    """Return `plan` with the script's own global batch, and a micro-batch that divides it and each step of its ramp.
+
+    Return None, and why, where the plan's replicas can't share that out. Virtual stages go where they do not divide it.
+    """
     batch = own_batch(arguments, asked)
     if not batch:
         return None, "the script's global batch is not known: its own degrees are used"
@@ -45,9 +48,11 @@ def at_own_batch(plan: Plan, arguments: Sequence[str], asked: Shape | None) -> t
 
 
 def at_own_micro_batch(plan: Plan, arguments: Sequence[str]) -> Plan | None:
-    """Return `plan` with the micro-batch of the user's `arguments`; None where its replicas can't do the batch so. Virtual stages go where
-    the micro-batches are no multiple of the stages."""
-    micro = number(arguments, "--micro-batch-size", 0)
+    """Return `plan` with the micro-batch of the user's `arguments`; None where its replicas can't do the batch so.
+
+    Virtual stages go where the micro-batches are no multiple of the stages.
+    """
+    micro = option_number(arguments, "--micro-batch-size", 0)
     if not micro or plan.global_batch % (plan.dp * micro):
         return None
     plan = replace(plan, micro_batch=micro)
@@ -55,8 +60,8 @@ def at_own_micro_batch(plan: Plan, arguments: Sequence[str]) -> Plan | None:
 
 
 def _ramp(arguments: Sequence[str]) -> list[str]:
-    """The words of --rampup-batch-size."""
-    if not values(arguments, RAMP):
+    """Return the words of --rampup-batch-size."""
+    if not option_values(arguments, RAMP):
         return []
     last = max(i for i, word in enumerate(arguments) if word.partition("=")[0] == RAMP)
     return [*filter(None, [arguments[last].partition("=")[2]]), *arguments[last + 1 : last + 4]]

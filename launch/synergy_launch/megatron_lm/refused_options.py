@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from synergy_launch.megatron_lm.options import drop, has, number, values
-from synergyd.recompute import FULL
-from synergyd.records import Plan
+from synergy_core.recompute import FULL
+from synergy_core.records import Plan
+
+from synergy_launch.megatron_lm.options import drop_options, has_option, option_number, option_values
 
 VIRTUAL_LAYERS, VIRTUAL_STAGES = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
 EXPERT, EXPERT_TENSOR = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
@@ -25,7 +26,7 @@ _NOT_CUT_FROM = (0, 15)  # before, experts with biases are cut as others are; th
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What the checks look at, of a complete command line and its plan."""
+    """The facts of a complete command line and its plan that the checks look at."""
 
     tp: int
     pp: int
@@ -60,92 +61,95 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[_Run], bool]], ...] = (
 
 
 def without_refused(out: Sequence[str], plan: Plan) -> list[str]:
-    """A complete command line without the options that Megatron-LM refuses beside the degrees in it."""
+    """Return a complete command line without the options that Megatron-LM refuses beside the degrees in it."""
     run = _Run(
         tp=plan.tp,
         pp=plan.pp,
-        ep=number(out, EXPERT, 1),
-        interleaved=has(out, VIRTUAL_LAYERS) or has(out, VIRTUAL_STAGES),
-        sequence_parallel=has(out, "--sequence-parallel"),
-        recompute=(values(out, "--recompute-granularity") or [""])[-1],
-        predicts_more=has(out, "--mtp-num-layers"),
+        ep=option_number(out, EXPERT, 1),
+        interleaved=has_option(out, VIRTUAL_LAYERS) or has_option(out, VIRTUAL_STAGES),
+        sequence_parallel=has_option(out, "--sequence-parallel"),
+        recompute=(option_values(out, "--recompute-granularity") or [""])[-1],
+        predicts_more=has_option(out, "--mtp-num-layers"),
     )
-    refused = [name for names, takes in _CHECKS if has(out, names[0]) and not takes(run) for name in names]
-    group, count = number(out, _GROUP, plan.pp), plan.micro_batches
+    refused = [name for names, takes in _CHECKS if has_option(out, names[0]) and not takes(run) for name in names]
+    group, count = option_number(out, _GROUP, plan.pp), plan.micro_batches
     if not plan.pp <= group <= count or 0 < count % group < plan.pp:
         refused.append(_GROUP)
-    return drop(out, refused)
+    return drop_options(out, refused)
 
 
-def may_interleave(arguments: Sequence[str], plan: Plan) -> bool:
-    """Whether virtual stages are taken: not by two ranks whose sends and receives wait for one another."""
-    return plan.pp > (2 if has(arguments, _BETWEEN) else 1) and plan.micro_batches % plan.pp == 0
+def can_interleave(arguments: Sequence[str], plan: Plan) -> bool:
+    """Return whether virtual stages are taken: not by two ranks whose sends and receives wait for one another."""
+    return plan.pp > (2 if has_option(arguments, _BETWEEN) else 1) and plan.micro_batches % plan.pp == 0
 
 
-def keeps_recompute(arguments: Sequence[str]) -> bool:
-    """Whether what is computed again is bound to the user's other options: CUDA graphs, layers kept in host memory."""
-    return uses_graphs(arguments) or _offloads(arguments)
+def is_bound_to_recompute(arguments: Sequence[str]) -> bool:
+    """Return whether what is computed again is bound to the user's other options: CUDA graphs, layers kept in host memory."""
+    return has_graphs(arguments) or _has_offloading(arguments)
 
 
-def _offloads(arguments: Sequence[str]) -> bool:
-    return number(arguments, _OFFLOADED, 0) > 0
+def _has_offloading(arguments: Sequence[str]) -> bool:
+    return option_number(arguments, _OFFLOADED, 0) > 0
 
 
-def uses_graphs(arguments: Sequence[str]) -> bool:
-    """Whether CUDA graphs are on, by their option or its older names."""
-    kinds = values(arguments, "--cuda-graph-impl")
+def has_graphs(arguments: Sequence[str]) -> bool:
+    """Return whether CUDA graphs are on, by their option or its older names."""
+    kinds = option_values(arguments, "--cuda-graph-impl")
     older = ("--enable-cuda-graph", "--external-cuda-graph")
-    return (bool(kinds) and kinds[-1] != "none") or any(has(arguments, name) for name in older)
+    return (bool(kinds) and kinds[-1] != "none") or any(has_option(arguments, name) for name in older)
 
 
-def keeps_experts(arguments: Sequence[str]) -> bool:
-    """Whether ep stays as the user has it: CUDA graphs want inputs that are padded where experts are shared out."""
-    return uses_graphs(arguments) and not has(arguments, _PADDED)
+def is_bound_to_experts(arguments: Sequence[str]) -> bool:
+    """Return whether ep stays as the user has it: CUDA graphs want inputs that are padded where experts are shared out."""
+    return has_graphs(arguments) and not has_option(arguments, _PADDED)
 
 
-def needs_one_stage(arguments: Sequence[str]) -> bool:
-    """Whether the options take no pipeline."""
+def is_bound_to_one_stage(arguments: Sequence[str]) -> bool:
+    """Return whether the options rule out a pipeline."""
     others = ("--use-torch-fsdp2", "--hybrid-context-parallel")
-    return _offloads(arguments) or any(has(arguments, name) for name in others)
+    return _has_offloading(arguments) or any(has_option(arguments, name) for name in others)
 
 
-def keeps_optimizer_whole(arguments: Sequence[str]) -> bool:
-    """Whether the optimizer refuses to be shared out: Muon needs whole matrices."""
-    return any("muon" in kind for kind in values(arguments, "--optimizer"))
+def has_whole_optimizer(arguments: Sequence[str]) -> bool:
+    """Return whether the optimizer refuses to be shared out: Muon needs whole matrices."""
+    return any("muon" in kind for kind in option_values(arguments, "--optimizer"))
 
 
-def keeps_tp(arguments: Sequence[str]) -> bool:
-    """Whether another tp would be another training: Muon makes each rank's part of a matrix orthogonal by itself, unless it is told to
-    look at the whole (--muon-tp-mode, muon.py)."""
-    mode = (values(arguments, "--muon-tp-mode") or ["blockwise"])[-1]
-    return keeps_optimizer_whole(arguments) and mode == "blockwise"
+def is_bound_to_tp(arguments: Sequence[str]) -> bool:
+    """Return whether another tp would be another training: Muon makes each rank's part of a matrix orthogonal by itself.
+
+    It does not where it is told to look at the whole (--muon-tp-mode, muon.py).
+    """
+    mode = (option_values(arguments, "--muon-tp-mode") or ["blockwise"])[-1]
+    return has_whole_optimizer(arguments) and mode == "blockwise"
 
 
 def with_expert_degrees(out: list[str], plan: Plan, version: tuple[int, int]) -> list[str]:
-    """Expert parallelism as the plan has it, else the user's own while it divides.
+    """Set expert parallelism as the plan has it, else keep the user's own while it divides.
 
-    A plan's experts are cut by tp, as Megatron-LM's are unless --expert-tensor-parallel-size says otherwise, and shared out over ep of the
-    data-parallel ranks. Where they are not cut by the plan's tp (the user's own size, or biases, which are not cut), ep is as much larger.
+    A plan's experts are cut by tp, as Megatron-LM's are unless --expert-tensor-parallel-size says otherwise, and shared out over ep of
+    the data-parallel ranks. Where they are not cut by the plan's tp (the user's own size, or biases, which are not cut), ep is as much
+    larger.
     """
-    experts = number(out, "--num-experts", 0)
-    biased = experts > 0 and plan.tp > 1 and not has(out, "--disable-bias-linear") and version >= _NOT_CUT_FROM
-    cut = 1 if biased else number(out, EXPERT_TENSOR, plan.tp)
+    experts = option_number(out, "--num-experts", 0)
+    biased = experts > 0 and plan.tp > 1 and not has_option(out, "--disable-bias-linear") and version >= _NOT_CUT_FROM
+    cut = 1 if biased else option_number(out, EXPERT_TENSOR, plan.tp)
     ranks = plan.tp * plan.dp * plan.cp
     if ranks % cut:
-        out, cut = drop(out, (EXPERT_TENSOR,)), plan.tp
+        out, cut = drop_options(out, (EXPERT_TENSOR,)), plan.tp
     if biased:
-        out = [*drop(out, (EXPERT_TENSOR,)), EXPERT_TENSOR, "1"]
-    own = number(out, EXPERT, 1)
+        out = [*drop_options(out, (EXPERT_TENSOR,)), EXPERT_TENSOR, "1"]
+    own = option_number(out, EXPERT, 1)
     ep = plan.ep * plan.tp // cut if plan.ep * plan.tp % cut == 0 else plan.ep
-    if plan.ep == 1 and (has(out, EXPERT) or keeps_experts(out)) and ranks % (cut * own) == 0:
+    if plan.ep == 1 and (has_option(out, EXPERT) or is_bound_to_experts(out)) and ranks % (cut * own) == 0:
         ep = own  # the plan may not know of it
     while ep > 1 and (experts % ep or ranks % (cut * ep)):
         ep -= 1
-    out = drop(out, (EXPERT,))
+    out = drop_options(out, (EXPERT,))
     return [*out, EXPERT, str(ep)] if ep > 1 else out
 
 
 def expert_degree(arguments: Sequence[str], tp: int) -> int:
-    """The ep of a plan: the inverse of `with_expert_degrees`."""
-    ep, cut = number(arguments, EXPERT, 1), number(arguments, EXPERT_TENSOR, tp)
+    """Return the ep of a plan, as the inverse of `with_expert_degrees`."""
+    ep, cut = option_number(arguments, EXPERT, 1), option_number(arguments, EXPERT_TENSOR, tp)
     return max(1, ep * cut // tp) if ep * cut % tp == 0 else ep

@@ -20,9 +20,10 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from synergy_core.records import Plan
+
 from synergy_launch.megatron_lm import tracker
 from synergy_launch.megatron_lm.log_parser import Log, LogLine
-from synergyd.records import Plan
 
 _LOOK_S = 5.0
 _ASK_AGAIN_S = 1.0
@@ -30,8 +31,8 @@ _REQUEST = "synergy-request"  # beside the checkpoints: what the nodes that repo
 _SAVING_S = 600.0  # from outside a long save looks like a step that does not end
 
 
-def workers(parent: int) -> list[int]:
-    """Processes whose parent is `parent`, those that have ended left out."""
+def find_workers(parent: int) -> list[int]:
+    """Return the processes whose parent is `parent`, without those that have ended."""
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -42,8 +43,8 @@ def workers(parent: int) -> list[int]:
     return sorted(pids)
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for the signal."""
+def has_handler(pid: int, number: int) -> bool:
+    """Return whether the process has a handler of its own for the signal."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -52,7 +53,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 class LeaveAnswer(Enum):
-    """What became of a request to save and leave."""
+    """The outcome of a request to save and leave."""
 
     ASKED = "asked"
     LATER = "later"  # a process is only starting, and would die of the signal
@@ -61,13 +62,13 @@ class LeaveAnswer(Enum):
 
 
 def ask_to_leave(parent: int, torchrun: bool) -> LeaveAnswer:
-    """Sends the training processes (`parent`'s children where that is torchrun) SIGTERM if they have a handler for it."""
-    pids = workers(parent) if torchrun else [parent]
+    """Send SIGTERM to the training processes (`parent`'s children where that is torchrun) if they have a handler for it."""
+    pids = find_workers(parent) if torchrun else [parent]
     if not pids:
         return LeaveAnswer.NOBODY
-    if any(catches(p, signal.SIGUSR2) for p in pids):
+    if any(has_handler(p, signal.SIGUSR2) for p in pids):
         return LeaveAnswer.NEVER
-    if not all(catches(p, signal.SIGTERM) for p in pids):
+    if not all(has_handler(p, signal.SIGTERM) for p in pids):
         return LeaveAnswer.LATER
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -105,9 +106,9 @@ class Supervisor:
         self._thread: threading.Thread | None = None
 
     def follow(self, child: subprocess.Popen[bytes]) -> None:
-        """Passes the child's output on to this process's own, and reads it."""
+        """Copy the child's output to this process's own, and read it."""
         assert child.stdout is not None
-        self.log.restarted()
+        self.log.forget_last_start()
         self.state = "training"
         self._thread = threading.Thread(target=self._copy, args=(child.stdout,), name="megatron-log", daemon=True)
         self._thread.start()
@@ -121,7 +122,7 @@ class Supervisor:
             fresh.write_text(f"{run} {requests}\n", encoding="ascii")
             fresh.replace(self._folder / _REQUEST)
 
-    def noted_request(self, run: str) -> int:
+    def read_noted_request(self, run: str) -> int:
         """Return the latest request that a node of this `run` has noted; 0 where there is none."""
         if self._folder is None or self._nodes == 1:
             return 0
@@ -131,7 +132,7 @@ class Supervisor:
         return 0
 
     def ask(self, requests: int, child: subprocess.Popen[bytes], torchrun: bool) -> None:
-        """Sees to it that request number `requests` reaches the processes, now or at a later call."""
+        """Make sure that request number `requests` reaches the processes, now or at a later call."""
         now = time.monotonic()
         if requests <= max(self._asked, self._declined) or now < self._ask_at:
             return
@@ -147,34 +148,34 @@ class Supervisor:
         elif answer is LeaveAnswer.NEVER:
             self._declined = requests
 
-    def left(self, code: int, requests: int) -> bool:
-        """The child has ended with `code`: True where it was asked to and its checkpoint exists.
+    def has_left_as_asked(self, code: int, requests: int) -> bool:
+        """Return whether the child, which has ended with `code`, was asked to end and its checkpoint exists.
 
-        Then all `requests` up to now are met. Another node's launcher may have asked first: a clean end is then taken for
-        an answer to it, or the other node would wait for this one. A run that has reached its last iteration is over, asked
-        or not. A checkpoint older than the newest log line does not count.
+        Then all `requests` up to now are met. Another node's launcher may have asked first: a clean end is then taken for an answer to
+        it, or the other node would wait for this one. A run that has reached its last iteration is over, asked or not. A checkpoint older
+        than the newest log line does not count.
         """
         if self._thread is not None:
             self._thread.join(2.0)  # a grandchild may hold the pipe
         self._looked_at = -_LOOK_S
         elsewhere = self._nodes > 1 and not self._declined and self._tried < requests
         asked = max(self._asked, requests if elsewhere else 0)
-        newest, saved = self.log.newest, self._tracked()
+        newest, saved = self.log.newest, self._read_tracker()
         ended = newest is not None and max(newest.iteration, saved or 0) >= newest.last
         there = saved is not None and (newest is None or saved >= newest.iteration)
         if code or ended or not there or asked <= self.acknowledged:
             self.state = "done" if not code and ended else "failed"
             return False
-        self.met(requests)
+        self.count_as_met(requests)
         self.state = "waiting"
         return True
 
-    def met(self, requests: int) -> None:
-        """The newest checkpoint meets all `requests` up to now: no step was trained since."""
+    def count_as_met(self, requests: int) -> None:
+        """Count all `requests` up to now as met by the newest checkpoint: no step was trained since."""
         self.acknowledged = self._asked = requests
 
     def status(self) -> dict[str, Any] | None:
-        """As an agent's status file; None before the first line."""
+        """Return the status in the form of an agent's status file; None before the first line."""
         newest, plan = self.log.newest, self._plan
         if newest is None:
             return None
@@ -211,15 +212,15 @@ class Supervisor:
         }
 
     def checkpoint_step(self) -> int | None:
-        """The newest checkpoint, by Megatron's own tracker file, looked at every few seconds, else by its log."""
-        saved = self._tracked()
+        """Return the step of the newest checkpoint, by Megatron's own tracker file, looked at every few seconds, else by its log."""
+        saved = self._read_tracker()
         return saved if saved is not None else self.log.saved
 
-    def _tracked(self) -> int | None:
+    def _read_tracker(self) -> int | None:
         now = time.monotonic()
         if self._folder is not None and now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            newest = tracker.newest(self._folder)
+            newest = tracker.newest_iteration(self._folder)
             self._saved = newest if isinstance(newest, int) else self._saved
         return self._saved
 

@@ -9,8 +9,11 @@ _TRACKER = "latest_checkpointed_iteration.txt"
 _MAX_DIGITS = 18
 
 
-def newest(folder: Path) -> int | str:
-    """The iteration, or "release" for weights that no run has saved; "" where the note is missing or makes no sense."""
+def newest_iteration(folder: Path) -> int | str:
+    """Return the newest checkpoint's iteration, or "release" for weights that no run has saved.
+
+    Return "" where the tracker file is missing or makes no sense.
+    """
     try:
         said = (folder / _TRACKER).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -20,10 +23,10 @@ def newest(folder: Path) -> int | str:
     return int(said) if said.isdecimal() and len(said) <= _MAX_DIGITS else ""
 
 
-def resumed_from(folder: Path | None, load: Sequence[str]) -> Path | None:
-    """The checkpoint that a run resumes from: the newest of `folder` where one lies there, else that of the last --load (`load`)."""
+def resume_source(folder: Path | None, load: Sequence[str]) -> Path | None:
+    """Return the checkpoint that a run resumes from: the newest of `folder` where one lies there, else that of the last --load (`load`)."""
     for where in (*([folder] if folder else []), *(Path(name) for name in load[-1:])):
-        said = newest(where)
+        said = newest_iteration(where)
         if said != "":
             return where / (f"iter_{said:07d}" if isinstance(said, int) else said)
     return None

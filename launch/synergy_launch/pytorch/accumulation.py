@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from synergy_core.records import Plan
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_launch.agent.collectives import Collectives
 from synergy_launch.batch.learning_rate import Following, at_batch
 from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.pytorch.gradient_norms import GradientNorms
-from synergyd.records import Plan
 
 
 class Accumulation:
@@ -37,8 +37,11 @@ class Accumulation:
         whole: bool,
         wrapped: Any = None,
     ) -> None:
-        """`whole`: every step has as many examples as the others, the last one of an epoch too. `wrapped`: the model with DDP around it,
-        where the library shows that."""
+        """Attach to the model and its optimizer.
+
+        `whole`: every step has as many examples as the others, the last one of an epoch too. `wrapped`: the model with DDP around it,
+        where the library shows that.
+        """
         self.model, self.noise = model, NoiseScale()
         self.following = Following(unit.global_batch, rule)
         self.loss: float | None = None  # mean of the last whole batch, over all ranks
@@ -50,40 +53,40 @@ class Accumulation:
         self._steps = 0  # of the library's, in the batch that is under way
         self._rates = contextlib.ExitStack()
         self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
-        self._search = torch.nn.modules.module.register_module_forward_pre_hook(self._entered)
+        self._search = torch.nn.modules.module.register_module_forward_pre_hook(self._note_ddp)
 
     @property
     def steps_left(self) -> int:
-        """The library's steps to the end of the batch, the one that begins included."""
+        """Return the number of the library's steps to the end of the batch, including the one that begins."""
         return self._plan.global_batch // self._unit - self._steps
 
     @property
-    def inside(self) -> bool:
-        """A batch is under way: its gradients so far are here alone."""
+    def is_inside_batch(self) -> bool:
+        """Return whether a batch is under way: its gradients so far are here alone."""
         return self._steps > 0
 
     def follow(self, plan: Plan) -> None:
-        """The next batch is this plan's."""
+        """Use this plan for the next batch."""
         self._plan = plan
         self._norms.follow(plan)
 
     def begin(self, last: bool) -> None:
-        """One of the library's steps begins, the `last` one of a batch or not; `restore` comes before its first backward."""
+        """Begin one of the library's steps, the `last` one of a batch or not; `restore` comes before its first backward."""
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last
 
     def restore(self) -> None:
-        """The gradients of the batch's steps before come back."""
+        """Restore the gradients of the batch's earlier steps."""
         for parameter, gradient in self._kept:
             parameter.grad = gradient
         self._kept = []
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        """A micro-batch's share of its step's loss."""
+        """Add a micro-batch's share of its step's loss."""
         self._losses.append(loss.detach())
 
     def before_optimizer(self, last: bool, epoch_ends: bool) -> None:
-        """The gradient is complete; `after_optimizer` comes next."""
+        """Take in the gradient, which is complete; `after_optimizer` comes next."""
         self.restore()  # a step without a backward
         self._steps += 1
         if not last:
@@ -100,11 +103,11 @@ class Accumulation:
         self._rates.enter_context(at_batch(self._optimizer.param_groups, self.following, batch, self.noise.value))
 
     def after_optimizer(self) -> None:
-        """The tuned rates return: the library's schedule goes on from them."""
+        """Restore the tuned rates: the library's schedule goes on from them."""
         self._rates.close()
 
     def close(self) -> None:
-        """Training has ended, maybe inside a step: the model is as before."""
+        """Leave the model as it was before. Training has ended, maybe inside a step."""
         self._rates.close()
         self._norms.close()
         self._search.remove()
@@ -112,7 +115,7 @@ class Accumulation:
             self._ddp.require_backward_grad_sync = True
 
     def _measure(self, steps: int, complete: bool) -> None:
-        """Loss and noise of a batch of so many steps; `complete`: of as many examples as the plan says."""
+        """Measure loss and noise of a batch of so many steps; `complete`: of as many examples as the plan says."""
         losses, self._losses = self._losses, []
         device = next(self.model.parameters()).device
         loss = torch.stack(losses).sum() / steps if losses else torch.zeros((), device=device)
@@ -126,14 +129,14 @@ class Accumulation:
             total, self.finite = self._ranks.total([float(loss)])[0] if losses else 0.0, True
         self.loss = total / self._ranks.world if losses else None
 
-    def _entered(self, module: torch.nn.Module, _: Any) -> None:
-        """A library may show the model alone: the first forward pass shows what is around it."""
+    def _note_ddp(self, module: torch.nn.Module, _: Any) -> None:
+        """Note the DDP around the model. A library may show the model alone: the first forward pass shows what is around it."""
         if self._ddp is None and isinstance(module, DistributedDataParallel):
             self._ddp = module
         self._search.remove()
 
 
-def rounded(plan: Plan, unit: Plan) -> Plan:
+def round_batch(plan: Plan, unit: Plan) -> Plan:
     """Return `unit` with the largest batch up to `plan`'s that is a multiple of its own."""
     steps = max(1, plan.global_batch // unit.global_batch)
     return replace(unit, global_batch=steps * unit.global_batch)

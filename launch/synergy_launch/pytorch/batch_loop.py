@@ -1,5 +1,8 @@
-"""The loop around a training step that SynergyTask and DeepSpeedTask share: batches of a dataset, in an order that neither the
-data-parallel degree nor the batch changes, until the run's end or a stop."""
+"""The loop around a training step that SynergyTask and DeepSpeedTask share.
+
+It takes batches of a dataset, in an order that neither the data-parallel degree nor the batch changes, until the run's
+end or a stop.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
 from synergy_launch.batch.learning_rate import Following, rule_of
-from synergyd.errors import UsageError
-from synergyd.records import Plan
 
 
 class BatchLoop:
-    """A subclass sets `agent`, `plan` (a new one at a change of the batch), `following`, `seed` and `_data_rank`, and in each `step`
-    that ends one of the optimizer's `step_count`, and `_go_on` where the run is to stop."""
+    """The loop that SynergyTask and DeepSpeedTask share.
+
+    A subclass sets `agent`, `plan` (a new one at a change of the batch), `following`, `seed` and `_data_rank`. In each `step` that ends
+    one of the optimizer's it sets `step_count`, and `_go_on` where the run is to stop.
+    """
 
     agent: Agent
     plan: Plan
@@ -38,7 +44,7 @@ class BatchLoop:
 
     @property
     def samples(self) -> int:
-        """Examples seen so far."""
+        """Return the number of examples seen so far."""
         return self.following.samples
 
     def batches(
@@ -49,24 +55,24 @@ class BatchLoop:
         collate: Callable[[list[Any]], Any] = default_collate,
         workers: int = 0,
     ) -> Iterator[Any]:
-        """This rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
+        """Yield this rank's micro-batches from where the run stands up to `steps` steps of the tuned batch in all.
 
-        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps.
-        `dataset` has `len` and `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch. Where the mesh has a
-        pipeline all micro-batches of a step come as one, for `pipeline` to cut.
+        At another batch that is as many examples (or as much progress, see `count`) in more or fewer steps. `dataset` has `len` and
+        `[index]`; `workers` processes load ahead. Call `step` once for each micro-batch. Where the mesh has a pipeline all micro-batches
+        of a step come as one, for `pipeline` to cut.
         """
         order = SampleOrder(len(dataset), self.seed)
-        while not self.following.finished(steps):
-            plan, loaded = self.plan, self._loaded()
+        while not self.following.has_finished(steps):
+            plan, loaded = self.plan, self._loader_plan()
             indices = RankIndices(order, loaded, self._data_rank, self.samples)
             ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
-            # what was loaded ahead for one batch is of no use to the next
-            while self.plan is plan and not self.following.finished(steps):
+            # micro-batches loaded ahead for one batch are of no use to the next
+            while self.plan is plan and not self.following.has_finished(steps):
                 before = self.step_count
                 self._before_step()
                 for micro_step in range(loaded.micro_batches):
                     with self._around(micro_step):
-                        yield self._given(next(ahead))
+                        yield self._prepare_batch(next(ahead))
                 if self.step_count != before + 1:
                     name = type(self).__name__
                     raise UsageError(name, "step(loss) was not called for each batch", "call it once for each")
@@ -75,26 +81,29 @@ class BatchLoop:
         self._settle()
         self.agent.finish()
 
-    def _loaded(self) -> Plan:
-        """The plan with the micro-batch that comes at once."""
+    def _loader_plan(self) -> Plan:
+        """Return the plan with the micro-batch that comes at once."""
         return self.plan
 
     def _before_step(self) -> None:
-        """Of the optimizer."""
+        """Prepare for the micro-batches of the next step."""
 
     def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
-        """Around the loop's body for one micro-batch."""
+        """Return the context around the loop's body for one micro-batch."""
         return contextlib.nullcontext()
 
-    def _given(self, batch: Any) -> Any:
-        """What the loop's body is given."""
+    def _prepare_batch(self, batch: Any) -> Any:
+        """Return what the loop's body is given."""
         return batch
 
     def _settle(self) -> None:
-        """All ranks hold the same state afterwards."""
+        """Make all ranks hold the same state."""
 
 
 def following_of(optimizer: Any, global_batch: int, lr_rule: str, count: str) -> Following:
-    """A run's start. "": the rule that is usual for the optimizer; counted in progress under adascale, else in examples."""
+    """Return a run's state at its start.
+
+    `lr_rule` "": the rule that is usual for the optimizer. `count` "": counted in progress under adascale, else in examples.
+    """
     rule = rule_of(optimizer, lr_rule)
     return Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))

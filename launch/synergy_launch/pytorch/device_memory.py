@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 def peak_memory() -> int | None:
-    """Bytes that torch had allocated at most; None without a GPU, where a plan's memory has nothing to compare with."""
+    """Return the most bytes that torch had allocated; None without a GPU, where a plan's memory has nothing to compare with."""
     import torch
 
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
 
 
 def device_memory() -> int | None:
-    """Bytes of the GPU; None without one."""
+    """Return the bytes of the GPU; None without one."""
     import torch
 
     return (

@@ -1,4 +1,4 @@
-"""This rank's own time in a step: its forward passes, which come before DDP's collectives."""
+"""A rank's own time in a step: its forward passes, which come before DDP's collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class ForwardTimer:
-    """`begin` and `end` around each forward pass; `take` at the end of the step. On a GPU by events: it never waits."""
+    """A timer of forward passes: `begin` and `end` around each, `take` at the end of the step. On a GPU it uses events and never waits."""
 
     def __init__(self) -> None:
         self._cuda = torch.cuda.is_available()
@@ -21,7 +21,7 @@ class ForwardTimer:
         self._began = _event() if self._cuda else time.perf_counter()
 
     def end(self) -> None:
-        """The forward pass that was begun last is over; without one nothing is counted."""
+        """End the forward pass that was begun last; without one nothing is counted."""
         if self._began is None:
             return
         if self._cuda:
@@ -31,7 +31,7 @@ class ForwardTimer:
         self._began = None
 
     def take(self) -> float:
-        """Seconds since the last call. The step's loss has been read by then, so the events have happened."""
+        """Return the seconds since the last call. The step's loss has been read by then, so the events have happened."""
         seconds = self._seconds
         seconds += sum(float(start.elapsed_time(stop)) / 1000 for start, stop in self._events)
         self._seconds = 0.0

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synergy_core.records import Plan
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_launch.batch.gradient_sample import GradientSample, every
+from synergy_launch.batch.gradient_sample import GradientSample, sample_interval
 from synergy_launch.batch.noise_scale import SILENT, Norms
-from synergyd.records import Plan
 
 # Micro-batches of a step of FSDP2 that are looked at. Over eight stretches of 32 steps of four, the estimate of a noise scale of 9.6 was
 # between 4.9 and 23.8 by the first micro-batch alone, 8.5 to 14.4 by all four.
@@ -41,7 +41,7 @@ class GradientNorms:
     weights little. All norms are those of a sample of bounded size (synergy_launch.batch.gradient_sample); of a model that is
     larger, not of every step.
     A pipeline reduces once a step: two consecutive steps there too. A rank has the norms of its own stage, and the sum is the whole's:
-    whether a step shows anything is for all stages to say, by `vote` and `agreed`.
+    whether a step shows anything is for all stages to say, by `vote` and `agreed_batches`.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
@@ -60,20 +60,20 @@ class GradientNorms:
         self._now: _Kept | None = None
         #: of the step that was taken last, to be summed over the ranks: 1 it shows something, 0 it has nothing to show, -inf it can't yet
         self.vote = 0.0
-        self._step, self._every = 0, every(sum(p.numel() for p in self._parameters))
+        self._step, self._every = 0, sample_interval(sum(p.numel() for p in self._parameters))
         self.follow(plan)
         self._handles: list[Any] = []
         if not self._sharded:
             for number, parameter in enumerate(self._parameters):
-                self._handles.append(parameter.register_hook(partial(self._seen, number)))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_hook(partial(self._take_gradient, number)))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Nothing is looked at any more."""
+        """Stop looking at gradients."""
         for handle in self._handles:
             handle.remove()
 
     def follow(self, plan: Plan) -> None:
-        """From the next step on the run has this plan."""
+        """Measure with this plan from the next step on."""
         self._plan = plan
         self._b_small = plan.micro_batch * (plan.dp if self._sharded else 1)
         self._within = plan.global_batch > self._b_small and plan.pp == 1
@@ -81,16 +81,16 @@ class GradientNorms:
         self._forget()
         self._before = self._now = None
 
-    def synchronised(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
-        """DDP averages on the last micro-batch of a step only."""
+    def sync_context(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a micro-batch: DDP averages on the last micro-batch of a step only."""
         last = micro_step == self._plan.micro_batches - 1 or self._plan.pp > 1
         if isinstance(self._model, DistributedDataParallel) and not last:
             return self._model.no_sync()
         return contextlib.nullcontext()
 
     def after_backward(self, done: int) -> None:
-        """Micro-batch number `done` (from 1) of the step has had its backward."""
-        if not self._sharded or not self._looks or done > self._counted:
+        """Take the norms after the backward of micro-batch number `done` (from 1) of the step."""
+        if not self._sharded or not self._is_sampling or done > self._micro_batches_sampled:
             return
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
@@ -101,17 +101,17 @@ class GradientNorms:
                 self._sums[number] = now
 
     @property
-    def _looks(self) -> bool:
-        """Whether the norms of this step's micro-batches are wanted."""
+    def _is_sampling(self) -> bool:
+        """Return whether the norms of this step's micro-batches are wanted."""
         return self._within and self._step % self._every == 0
 
     @property
-    def _counted(self) -> int:
-        """Sharded: the micro-batches of a step that are looked at."""
+    def _micro_batches_sampled(self) -> int:
+        """Return how many micro-batches of a step are looked at when the model is sharded."""
         return min(_COUNTED, self._plan.micro_batches)
 
     def take(self, loss: torch.Tensor, unscale: float = 1.0) -> tuple[float, Norms]:
-        """`loss`, and this rank's shares of the step's norms; their sums over the ranks are the norms.
+        """Return `loss`, and this rank's shares of the step's norms; their sums over the ranks are the norms.
 
         Gradients times `unscale` are those of the loss. The device is waited for once, for all of these numbers.
         """
@@ -133,13 +133,19 @@ class GradientNorms:
         # Each loss was divided by the number of micro-batches.
         if self._sharded:
             return mean, Norms(
-                small_ * square * count * count / self._counted, big_ * square, self._b_small, plan.global_batch
+                small_ * square * count * count / self._micro_batches_sampled,
+                big_ * square,
+                self._b_small,
+                plan.global_batch,
             )
         share = square / plan.dp
         return mean, Norms(small_ * count * share, big_ * share, self._b_small, plan.global_batch)
 
-    def agreed(self, votes: float) -> tuple[int, int]:
-        """The small and the big batch of the norms' sums, by the sum of the votes; 0 where the step shows nothing. Equal on all ranks."""
+    def agreed_batches(self, votes: float) -> tuple[int, int]:
+        """Return the small and the big batch of the norms' sums, by the sum of the votes; 0 where the step shows nothing.
+
+        They are equal on all ranks.
+        """
         batch = self._plan.global_batch
         if votes and self._plan.pp > 1:  # pairs begin at the same steps on all stages
             self._before = self._now if votes < 0 else None
@@ -151,8 +157,8 @@ class GradientNorms:
     def _forget(self) -> None:
         self._small, self._numbers, self._sums = [], [], {}
 
-    def _seen(self, number: int, gradient: torch.Tensor) -> None:
-        if self._looks:
+    def _take_gradient(self, number: int, gradient: torch.Tensor) -> None:
+        if self._is_sampling:
             self._small.append(self._places.norm(_local(gradient), number))
             self._numbers.append(number)
 
@@ -187,7 +193,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weight(parameter: torch.Tensor, world: int) -> float:
-    """What each rank's part counts in the sum over `world` ranks: those that hold the same one share it, on the parameter's mesh or not."""
+    """Return what each rank's part counts in the sum over `world` ranks.
+
+    Ranks that hold the same part share it, on the parameter's mesh or not.
+    """
     if not isinstance(parameter, DTensor):
         return 1.0 / world
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
@@ -195,7 +204,23 @@ def _weight(parameter: torch.Tensor, world: int) -> float:
 
 
 def _read(*values: torch.Tensor) -> list[float]:
-    """Numbers that lie on the device, all in one transfer."""
+    """Read numbers that lie on the device, all in one transfer."""
     device = values[-1].device
     found: list[float] = torch.stack([value.to(device, torch.float64) for value in values]).tolist()
     return found
+
+
+def clip_gradients(model: torch.nn.Module, bound: float, stages: dist.ProcessGroup | None) -> None:
+    """Scale the gradients so that their norm is at most `bound`.
+
+    `stages`: the ranks that have the other stages of the model, None where there is one.
+    """
+    if stages is None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), bound)
+        return
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+    # a stage without gradients has its norm on the CPU, where NCCL can't sum it
+    square = square.to(next(model.parameters()).device)
+    dist.all_reduce(square, group=stages)
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), bound, square.sqrt())

@@ -9,7 +9,7 @@ import torch
 
 
 def on_device(device: Any, batch: Any) -> Any:
-    """`batch` with all tensors of nested mappings and sequences on `device`; a mapping that can't move itself becomes a dict."""
+    """Return `batch` with all tensors of nested mappings and sequences on `device`; a mapping that can't move itself becomes a dict."""
     if isinstance(batch, torch.Tensor) or (isinstance(batch, Mapping) and hasattr(batch, "to")):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

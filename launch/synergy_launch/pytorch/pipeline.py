@@ -16,18 +16,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from synergy_core.errors import UsageError
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.pytorch.mesh import PP, place, size
-from synergyd.errors import UsageError
+from synergy_launch.pytorch.mesh import PP, dimension_rank, dimension_size
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 class Pipeline:
-    """This rank's stage of a model, and how a step goes through all of them.
+    """A rank's stage of a model, and how a step goes through all of them.
 
     `model` is the stage's part of the model, after fully_shard: the first stage's takes the inputs of a micro-batch, each other one what
     the stage before it gives. Its parameters have the names that they have in the whole model, so that checkpoints fit any number of
@@ -35,14 +35,14 @@ class Pipeline:
     """
 
     def __init__(self, model: torch.nn.Module, mesh: DeviceMesh | None, loss: Loss) -> None:
-        self.model, self.stage, self.stages = model, place(mesh, PP), size(mesh, PP)
+        self.model, self.stage, self.stages = model, dimension_rank(mesh, PP), dimension_size(mesh, PP)
         self.group = mesh.get_group(PP) if mesh is not None and self.stages > 1 else None
         self._loss = loss
         self._schedule: Schedule1F1B | ScheduleGPipe | None = None
         self._more: dict[str, Any] = {}
 
     def follow(self, micro_batches: int) -> None:
-        """From the next step on a step has so many. SynergyTask calls it."""
+        """Use so many micro-batches a step from the next step on. SynergyTask calls it."""
         if self.group is None:
             return
         device = next(self.model.parameters()).device
@@ -54,11 +54,11 @@ class Pipeline:
         self._more = {"return_outputs": False} if "return_outputs" in named else {}
 
     def __call__(self, inputs: Any, labels: Any) -> torch.Tensor:
-        """What SynergyTask.step takes, of what SynergyTask.batches gave.
+        """Return what SynergyTask.step takes, from what SynergyTask.batches gave.
 
-        Without pp the loss of a micro-batch, whose backward is still to come. With pp `inputs` and `labels` are those of all micro-batches
-        of a step, cut along their first dimension; forward and backward of all are done then, and the answer is their mean loss on the
-        last stage, 0 on the others, which do not know it.
+        Without pp this is the loss of a micro-batch, whose backward is still to come. With pp `inputs` and `labels` are those of all
+        micro-batches of a step, cut along their first dimension; forward and backward of all are done then, and the answer is their mean
+        loss on the last stage, 0 on the others, which do not know it.
         """
         if self.group is None:
             return self._loss(self.model(inputs), labels)
@@ -72,18 +72,20 @@ class Pipeline:
 
 
 def stage_blocks(blocks: int, mesh: DeviceMesh | None) -> range:
-    """Those of a model's `blocks` that this rank's stage has: consecutive ones, equally many on each stage as far as that goes. The
-    stage is the first one where it starts at 0, the last where it stops at `blocks`. Ends with one line and code 2 where there are
-    more stages than blocks."""
-    stages = size(mesh, PP)
+    """Return those of a model's `blocks` that this rank's stage has: consecutive ones, equally many on each stage as far as possible.
+
+    The stage is the first one where it starts at 0, the last where it stops at `blocks`. Ends with one line and code 2 where there are
+    more stages than blocks.
+    """
+    stages = dimension_size(mesh, PP)
     with exit_on_error():
         if stages > blocks:
             raise UsageError("SYNERGY_PLAN_JSON", f"pp={stages} with a model of {blocks} blocks", f"at most {blocks}")
-    return blocks_of(blocks, stages, place(mesh, PP))
+    return blocks_of(blocks, stages, dimension_rank(mesh, PP))
 
 
 def blocks_of(blocks: int, stages: int, stage: int) -> range:
-    """`blocks` on `stages` (at least one each), those of `stage`."""
+    """Return the part of `blocks` that `stage` has, of `stages` stages (at least one block each)."""
     each, more = divmod(blocks, stages)
     # the ends have the embedding and the logits besides
     longer = sorted(range(stages), key=lambda number: number in (0, stages - 1))[:more]

@@ -11,7 +11,7 @@ from synergy_launch.agent.collectives import Collectives
 
 
 def save_random(folder: Path, ranks: Collectives) -> None:
-    """This rank's generators as a file beside the checkpoint's own."""
+    """Write this rank's generators as a file beside the checkpoint's own."""
     state: dict[str, Any] = {"world": ranks.world, "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -19,7 +19,7 @@ def save_random(folder: Path, ranks: Collectives) -> None:
 
 
 def load_random(folder: Path, ranks: Collectives) -> bool:
-    """Puts them back. False, and nothing changed, where the checkpoint has none for this rank of as many."""
+    """Load the generators back. Return False, with nothing changed, where the checkpoint has none for this rank of as many."""
     path = _path(folder, ranks.rank)
     if not path.exists():
         return False

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan
-from synergy_launch.batch.tuner import fitting
+from synergy_launch.batch.tuner import fit_batch
 from synergy_launch.pytorch.mesh import Degrees
-from synergyd.errors import UsageError
-from synergyd.records import Plan
 
 _WHERE = "SYNERGY_PLAN_JSON"
 
 
 def run_plan(settings: AgentSettings, mesh: Degrees, global_batch: int, micro_batch: int | None) -> Plan:
-    """The launcher's plan, else one of the script's `mesh` and batch (`micro_batch` None: the global batch over the replicas). Raises
-    UsageError."""
+    """Return the launcher's plan, else one of the script's `mesh` and batch.
+
+    `micro_batch` None: the global batch over the replicas. Raises UsageError.
+    """
     chosen = settings.plan
     if chosen is None:
         micro = micro_batch or max(1, global_batch // mesh.dp)
@@ -31,19 +34,21 @@ def run_plan(settings: AgentSettings, mesh: Degrees, global_batch: int, micro_ba
     planned = Degrees(chosen.dp, chosen.tp, groups if chosen.shard else mesh.shard, chosen.pp, chosen.cp)
     if planned != mesh:
         more = [name for name in ("pp", "cp") if getattr(mesh, name) > 1 or getattr(chosen, name) > 1]
-        has, wanted = (_words(of, more) for of in (mesh, planned._replace(shard=chosen.shard)))
+        has, wanted = (_format_degrees(of, more) for of in (mesh, planned._replace(shard=chosen.shard)))
         raise UsageError("SynergyTask: mesh", f"its mesh has {has}, the plan {wanted}", "plan_mesh() makes the plan's")
     return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
 
 
 def resumed_plan(plan: Plan, settings: AgentSettings, batch: Any) -> Plan:
-    """`plan` with a checkpoint's (global, micro) `batch`, as far as it divides there: that of a run that chooses its own, which stands
-    nowhere else. `plan` itself for other runs."""
+    """Return `plan` with a checkpoint's (global, micro) `batch`, as far as it divides there.
+
+    The batch is that of a run that chooses its own, which stands nowhere else. For other runs, return `plan` itself.
+    """
     chooses = settings.plan is None and settings.batch_range is not None
     if not chooses or not isinstance(batch, list) or len(batch) != 2:
         return plan
-    return fitting(plan, int(batch[0]), int(batch[1])) or plan
+    return fit_batch(plan, int(batch[0]), int(batch[1])) or plan
 
 
-def _words(of: Degrees, more: list[str]) -> str:
+def _format_degrees(of: Degrees, more: list[str]) -> str:
     return " ".join(f"{name}={getattr(of, name)}" for name in (*more, "dp", "tp", "shard"))

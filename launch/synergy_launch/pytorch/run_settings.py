@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from synergy_core.errors import UsageError
 from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_launch.agent.settings import AgentSettings
-from synergy_launch.communication.choice import exchanges_less, refused
+from synergy_launch.communication.choice import can_exchange_less, refused_ways
 from synergy_launch.pytorch.mesh import Degrees
-from synergyd.errors import UsageError
 
 
 def run_settings(
@@ -25,8 +25,10 @@ def run_settings(
     cp: bool = False,
     tied: bool = False,
 ) -> AgentSettings:
-    """Of this process's environment; the arguments are SynergyTask's, on `world` processes. `pipeline`: it was given one; `tied`: a model
-    with tied embeddings. Raises UsageError."""
+    """Return the settings in this process's environment; the arguments are SynergyTask's, on `world` processes.
+
+    `pipeline`: it was given one; `tied`: a model with tied embeddings. Raise UsageError.
+    """
     settings = AgentSettings.from_environment()
     if batch_range is not None and settings.batch_range is None and not settings.daemon_chooses_batch:
         settings = replace(settings, batch_range=batch_range)
@@ -35,15 +37,15 @@ def run_settings(
         accepts["single_stage"] = True
     if mesh is not None and cp:
         accepts["cp"] = True
-    if mesh is not None or not exchanges_less(model, world):
+    if mesh is not None or not can_exchange_less(model, world):
         accepts["exact_only"] = True
-    elif refuses := refused(model, optimizer, scaler):
+    elif refuses := refused_ways(model, optimizer):
         accepts["refuses"] = refuses
     return replace(settings, accepts=accepts) if accepts else settings
 
 
 def check_split(mesh: Degrees, scaler: Any, pipeline: bool, cp: bool, tied: bool) -> None:
-    """UsageError where the mesh has a degree that the script did not say it has code for; arguments as above."""
+    """Raise UsageError where the mesh has a degree that the script did not say it has code for; arguments as above."""
     if mesh.pp > 1 and not pipeline:
         what = f"the mesh has pp={mesh.pp}, and no pipeline was given"
         raise UsageError("SynergyTask: pipeline", what, "a synergy_launch.Pipeline, or plan_mesh() without pp")

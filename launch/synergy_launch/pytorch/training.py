@@ -24,38 +24,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT, parse_exchange
+from synergy_core.records import ModelSpec, Plan
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_launch.agent.agent import Agent
-from synergy_launch.agent.background_save import Staged
-from synergy_launch.agent.checkpoint import Checkpoint, reason
+from synergy_launch.agent.background_save import StagedPart
+from synergy_launch.agent.checkpoint import Checkpoint, error_cause
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.early_requests import ignore_early_requests
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.batch.learning_rate import at_batch
 from synergy_launch.batch.noise_scale import NoiseScale
-from synergy_launch.communication.choice import choose, communication
+from synergy_launch.communication.choice import choose_exchange, set_up_communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.batch_loop import BatchLoop, following_of
-from synergy_launch.pytorch.clipping import clip_gradients
-from synergy_launch.pytorch.copy_room import not_copied
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
-from synergy_launch.pytorch.gradient_norms import GradientNorms
-from synergy_launch.pytorch.mesh import data_rank, degrees
+from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients
+from synergy_launch.pytorch.mesh import data_rank, mesh_degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
 from synergy_launch.pytorch.run_settings import check_split, run_settings
-from synergy_launch.pytorch.training_state import TrainingState, without_warnings
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT, exchange
-from synergyd.records import ModelSpec, Plan
+from synergy_launch.pytorch.training_state import TrainingState, copy_obstacle, without_warnings
 
 if TYPE_CHECKING:
     from synergy_launch.pytorch.pipeline import Pipeline
@@ -77,7 +74,7 @@ class SynergyTask(BatchLoop):
     cut over its dimension tp and shared out over data_mesh(mesh); with `model_spec` the scheduler knows what a tp costs,
     and chooses it. `pipeline` (synergy_launch.Pipeline) means that the script can cut its model into stages over pp, `cp` that it can
     cut its sequences over cp: the scheduler may then choose these degrees too. `comm` lets DDP's replicas exchange less, such as
-    local:8 (synergyd.exchange), where Synergy told nothing; "": exact.
+    local:8 (synergy_core.exchange), where Synergy told nothing; "": exact.
 
     A mistake in the arguments or the environment ends the process with one line and exit code 2; SIGTERM, after a
     checkpoint, with code 0, from inside `batches`.
@@ -112,13 +109,13 @@ class SynergyTask(BatchLoop):
         together = dist.is_available() and dist.is_initialized()
         with exit_on_error():
             world = dist.get_world_size() if together else 1
-            of = degrees(mesh, world)
+            of = mesh_degrees(mesh, world)
             tied = model_spec is not None and model_spec.tied_embeddings
             settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp, tied)
             check_split(of, scaler, pipeline is not None, cp, tied)
             self.following = following_of(optimizer, global_batch, lr_rule, count)
             self.plan = run_plan(settings, of, global_batch, micro_batch)
-            self.exchange, why = choose(settings.exchange, comm, model, optimizer, scaler, of.dp)
+            self.exchange, why = choose_exchange(settings.exchange, comm, model, optimizer, of.dp)
             self._data_rank = data_rank(dist.get_rank() if together else 0, of)
             self._pipeline = pipeline if of.pp > 1 else None  # the schedule of one stage is a loop's own
             self.ranks: Collectives = TorchCollectives() if together else OneProcess()
@@ -138,7 +135,7 @@ class SynergyTask(BatchLoop):
             self._state = TrainingState(model, optimizer, by_name=pipeline is not None)
             if newest is not None:
                 self._resume(newest, settings)
-            self.plan = self.agent.bounded(self.following.base)
+            self.plan = self.agent.find_bounded_plan(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
         self._losses: list[torch.Tensor] = []
         self._norms = GradientNorms(model, self.plan)
@@ -171,12 +168,11 @@ class SynergyTask(BatchLoop):
         self.model.register_forward_hook(lambda *_: self._own.end())
 
     def _begin_communication(self, newest: Checkpoint | None) -> None:
-        self.less = communication(self.exchange, self.model, self.optimizer, self.link_gate)
-        self._less_names: list[str] = []
+        self.less = set_up_communication(self.exchange, self.model, self.optimizer, self.link_gate)
         self._less_kept: dict[str, Any] | None = newest.meta.get("comm") if newest is not None else None
         if self.less is not None:
             if newest is not None and self._less_kept is not None:
-                self._load_communication(newest, self._less_kept)
+                self._resume_communication(newest, self._less_kept)
             self._follow()
 
     def __exit__(self, *error: Any) -> None:
@@ -184,7 +180,7 @@ class SynergyTask(BatchLoop):
             self.link_gate.close()
         super().__exit__(*error)
 
-    def _loaded(self) -> Plan:
+    def _loader_plan(self) -> Plan:
         plan = self.plan
         return plan if self._pipeline is None else replace(plan, micro_batch=plan.global_batch // plan.dp)
 
@@ -193,17 +189,20 @@ class SynergyTask(BatchLoop):
             self._follow()
 
     def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
-        if self.less is not None and self.less.alone:
+        if self.less is not None and self.less.steps_alone:
             return self.less.replicas.model.no_sync()
-        return self._norms.synchronised(micro_step)
+        return self._norms.sync_context(micro_step)
 
-    def _given(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         self._own.begin()
         return batch
 
     def step(self, loss: torch.Tensor) -> None:
-        """Backward of one micro-batch's mean loss; on the last one of a step also the optimizer's step. With a pipeline `loss` is its
-        answer for the step, whose backward is done."""
+        """Run the backward pass of one micro-batch's mean loss.
+
+        On the last one of a step also make the optimizer's step. With a pipeline `loss` is its answer for the step,
+        whose backward pass is done.
+        """
         self._losses.append(loss.detach())
         if self._pipeline is None and not self._backward(loss):
             return
@@ -211,23 +210,19 @@ class SynergyTask(BatchLoop):
         self._losses.clear()
         scale, less = self._scale(), self.less
         mean, sums = self._norms.take(losses, 1.0 / scale)
-        more = less.gradients(scale) if less is not None else []
+        more = less.gradients() if less is not None else []
         mean = mean * self.plan.pp / self.ranks.world  # each stage but the last has 0
         shares = [mean, sums.small, sums.big, self._norms.vote]
         loss_all, small, big, votes, *measured = self.ranks.total([*shares, *more])
-        b_small, b_big = self._norms.agreed(votes)
-        each = self.ranks.world if less is not None and less.alone else 1  # the norms are each replica's own
+        b_small, b_big = self._norms.agreed_batches(votes)
+        each = self.ranks.world if less is not None and less.steps_alone else 1  # the norms are each replica's own
         if less is not None:
-            less.measured(measured)
-        if less is None or less.tells_noise:
-            self.noise.update(small / each, big / each, b_small, b_big)
-        rate, noise = self._rate(), self._noise()
-        if less is None or less.ready:
-            self._update()
-        else:
-            self.optimizer.zero_grad()
+            less.take_sums(measured)
+        self.noise.update(small / each, big / each, b_small, b_big)
+        rate, noise = self._rate(), self.noise.value
+        self._update()
         if less is not None:
-            less.stepped(rate)
+            less.after_step(rate)
         for _ in range(self.following.advance(self.plan.global_batch, noise)):
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -240,12 +235,12 @@ class SynergyTask(BatchLoop):
             comm_efficiency=less.efficiency if less is not None and less.active else None,
             round_over=less is None or less.round_over,
             own_s=self._own.take(),
-            done=self.following.done,
+            done=self.following.examples_done,
             total=self.following.total,
             finite=self.scaler is not None or math.isfinite(big),  # a scaler leaves such a step out
         )
         if less is not None and less.active:
-            self.agent.exchanges(less.runs)
+            self.agent.record_exchange(less.exchange_in_use)
         changed = self.agent.take_batch()
         if changed is not None:
             self._settle()  # what is under way is of the batch before
@@ -256,7 +251,7 @@ class SynergyTask(BatchLoop):
             self._note_batch()
 
     def _backward(self, loss: torch.Tensor) -> bool:
-        """Of one micro-batch; whether it is the step's last one."""
+        """Run the backward pass of one micro-batch; return whether it is the step's last one."""
         self._own.end()
         count = self.plan.micro_batches
         scaled = loss / count if self.scaler is None else self.scaler.scale(loss / count)
@@ -265,12 +260,12 @@ class SynergyTask(BatchLoop):
         return len(self._losses) == count
 
     def _update(self) -> None:
-        """Steps with the gradients that are there."""
+        """Make a step with the present gradients."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
             clip_gradients(self.model, self.clip, self._pipeline.group if self._pipeline is not None else None)
-        with at_batch(self.optimizer.param_groups, self.following, self.plan.global_batch, self._noise()):
+        with at_batch(self.optimizer.param_groups, self.following, self.plan.global_batch, self.noise.value):
             if self.scaler is None:
                 self.optimizer.step()
             else:
@@ -283,73 +278,69 @@ class SynergyTask(BatchLoop):
         return scale if scale > 0 else 1.0
 
     def _rate(self) -> float:
-        """The schedule's learning rate, of the tuned batch."""
+        """Return the schedule's learning rate, for the tuned batch."""
         return max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups)
 
-    def _noise(self) -> float | None:
-        """The gradient noise scale, None where what the replicas exchange hides it."""
-        return self.noise.value if self.less is None or self.less.tells_noise else None
-
     def _follow(self) -> None:
-        """Norms and reports follow the plan, and what the replicas exchange now."""
+        """Make norms and reports follow the plan, and what the replicas exchange now."""
         less, plan = self.less, self.plan
-        if less is not None and less.alone:  # each as a run of its own
+        if less is not None and less.steps_alone:  # each as a run of its own
             plan = replace(plan, dp=1, global_batch=plan.global_batch // plan.dp)
         self._norms.follow(plan)
-        self.agent.exchanges(less.runs if less is not None and less.active else EXACT)
+        self.agent.record_exchange(less.exchange_in_use if less is not None and less.active else EXACT)
 
     def _settle(self) -> None:
-        """All replicas hold the same state afterwards, so that who goes on and who starts from it do the same."""
+        """Bring all replicas to the same state, so that a run that goes on and one that starts from it do the same."""
         if self.less is not None:
-            self.less.settle(self._update, self._scale())
-            if self.scaler is not None and self.less.alone:  # an overflow may have been one replica's own
+            self.less.settle()
+            if self.scaler is not None and self.less.steps_alone:  # an overflow may have been one replica's own
                 self.scaler.load_state_dict(self.ranks.broadcast(self.scaler.state_dict()))
             self._follow()  # pairs of steps begin anew after a start
 
     def _note_batch(self) -> None:
-        words = self.following.words(self.plan.global_batch, self.noise.value)
+        words = self.following.format_factors(self.plan.global_batch, self.noise.value)
         if words:
             self.agent.note(words)
 
-    def _settled_state(self) -> dict[str, Any]:
+    def _full_state(self) -> dict[str, Any]:
         self._settle()
-        more = self.less.tensors() if self.less is not None else {}
-        self._less_names = sorted(more)  # which the metadata tells
-        return {**self._state.read(), "communication": more} if more else self._state.read()
+        return self._state.read()
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
         with without_warnings():
-            dcp_save(self._settled_state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
+            dcp_save(self._full_state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
         save_random(folder, self.ranks)
         return self._meta()
 
-    def _stage(self, folder: Path) -> Staged:
+    def _stage(self, folder: Path) -> StagedPart:
         alone = isinstance(self.ranks, OneProcess)
         if self._beside is None and not alone:
             self._beside = dist.new_group(backend="gloo")
         if alone:  # warned of in the thread that writes, which no context of this one reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        state = self._settled_state()
-        error = not_copied(state) or self._random_saved(folder)
+        state = self._full_state()
+        error = copy_obstacle(state) or self._random_saved(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
         with without_warnings():
             written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
         assert isinstance(written, Future)
-        return Staged(self._meta(), written.result)
+        return StagedPart(self._meta(), written.result)
 
     def _random_saved(self, folder: Path) -> str:
-        """Why not, "" if it is."""
+        """Save the random generators; return why they can't be saved, "" if they are."""
         try:
             save_random(folder, self.ranks)
         except Exception as error:
-            return reason(error)
+            return error_cause(error)
         return ""
 
     def _meta(self) -> Mapping[str, Any]:
-        comm = self._less_kept and {**self._less_kept, "tensors": []}  # for the replicas that may come again
+        comm = self._less_kept  # for the replicas that may come again
         if self.less is not None:
-            comm = {"exchange": str(self.exchange), "tensors": self._less_names, **self.less.state()}
+            comm = {"exchange": str(self.exchange), **self.less.state()}
+        if comm:
+            comm = {**comm, "tensors": []}  # which 0.2.0 looks for
         return {
             **({"comm": comm} if comm else {}),
             "kind": "pytorch",
@@ -370,7 +361,7 @@ class SynergyTask(BatchLoop):
             self._state.load(checkpoint.path, by_name, alone=isinstance(self.ranks, OneProcess))
         except (Exception, CheckpointException) as error:
             # It is intact (its digests match), so it holds another model or optimizer.
-            what = f"does not fit this model and optimizer: {reason(error)}"
+            what = f"does not fit this model and optimizer: {error_cause(error)}"
             raise UsageError(where, what, "use what it was made with, or another folder") from error
         if self.scheduler is not None and checkpoint.meta.get("scheduler"):
             self.scheduler.load_state_dict(checkpoint.meta["scheduler"])
@@ -383,18 +374,12 @@ class SynergyTask(BatchLoop):
         self.noise.restore(checkpoint.meta["noise"])
         load_random(checkpoint.path, self.ranks)
 
-    def _load_communication(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
-        """Goes on where the replicas were, if they exchanged in the same way."""
+    def _resume_communication(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
+        """Go on where the replicas were, if they exchanged in the same way."""
         assert self.less is not None
-        before = exchange(str(kept["exchange"]), f"checkpoint {checkpoint.path}")
-        if (before.kind, before.rank) != (self.exchange.kind, self.exchange.rank):
-            return
-        self.less.restore(kept)
-        tensors = self.less.blank(list(kept["tensors"]))
-        if tensors:
-            with without_warnings():
-                dcp_load({"communication": tensors}, checkpoint_id=str(checkpoint.path))
-        self.less.take(tensors)
+        before = parse_exchange(str(kept["exchange"]), f"checkpoint {checkpoint.path}")
+        if before.kind == self.exchange.kind:
+            self.less.restore(kept)
 
 
 ignore_early_requests()

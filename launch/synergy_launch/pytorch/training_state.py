@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,31 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from synergy_launch.agent.host_memory import read_free_bytes
+
+_COPY_SHARE = 0.5  # share of the host's free memory for copies of the state while it is written
+
 
 class TrainingState:
-    """`by_name`: the optimizer's settings are kept for each parameter, so that another stage of a pipeline finds its own; else for each
-    of the optimizer's groups, which must be the same at loading."""
+    """Model and optimizer of a run, as DCP takes them.
+
+    `by_name`: the optimizer's settings are kept for each parameter, so that another stage of a pipeline finds its own; else for each
+    of the optimizer's groups, which must be the same at loading.
+    """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, by_name: bool) -> None:
         self._model, self._optimizer = model, optimizer
         self.by_name = by_name
 
     def read(self) -> dict[str, Any]:
-        """This rank's part, as it is now: the tensors themselves, no copies."""
+        """Return this rank's part, as it is now: the tensors themselves, no copies."""
         return self._read(self.by_name)
 
     def load(self, folder: Path, by_name: bool, alone: bool) -> None:
-        """All ranks together, or one that is `alone`; `by_name` as the checkpoint was written. Raises what DCP does where it holds
-        another model or optimizer."""
+        """Load the state, on all ranks together or on one that is `alone`; `by_name` as the checkpoint was written.
+
+        Raises what DCP does where it holds another model or optimizer.
+        """
         state = self._read(by_name)
         with without_warnings():
             dcp_load(state, checkpoint_id=str(folder), no_dist=alone)
@@ -43,9 +54,30 @@ class TrainingState:
 
 
 def without_warnings() -> warnings.catch_warnings[None]:
-    """torch warns of its own future at each save."""
+    """Return a context that hides torch's warnings of its own future, which come at each save."""
     return warnings.catch_warnings(action="ignore")
 
 
 def _options(by_name: bool) -> StateDictOptions:
     return StateDictOptions(flatten_optimizer_state_dict=by_name)
+
+
+def copy_obstacle(state: Mapping[str, Any]) -> str:
+    """Return why a copy of `state` by every process of this node would take too much host memory, or "".
+
+    Too much is more than half of what is left. Each process copies all that it holds: under DDP that is everything.
+    """
+    needed, free = _size_bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1), read_free_bytes()
+    if free is None or needed <= _COPY_SHARE * free:
+        return ""
+    return f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
+
+
+def _size_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in nested mappings and sequences, as far as this process holds them."""
+    if isinstance(state, torch.Tensor):
+        local = state.to_local() if hasattr(state, "to_local") else state
+        return int(local.numel() * local.element_size())
+    if isinstance(state, Mapping):
+        return sum(_size_bytes(one) for one in state.values())
+    return sum(_size_bytes(one) for one in state) if isinstance(state, (list, tuple)) else 0

@@ -6,24 +6,25 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from synergy_core.errors import UsageError
+from synergy_core.exchange import parse_kinds
+from synergy_core.recompute import format_recompute
+from synergy_core.records import Plan
 
 from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
-from synergyd.errors import UsageError
-from synergyd.exchange import kinds
-from synergyd.recompute import recompute_words
-from synergyd.records import Plan
-from synergyd.task.fit.profile_file import read_profile
-from synergyd.task.model.arrays import PRECISION
-from synergyd.task.model.figures_file import read_figures
-from synergyd.task.model.hardware import GIB, GpuFigures, figures
-from synergyd.task.model.link_classes import link_figures
-from synergyd.task.model.spec import load_model
-from synergyd.task.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
+from synergyd.cli.shared.key_values import WithOldOptions, key_values
+from synergyd.jobmodel.fit.profile_file import read_profile
+from synergyd.jobmodel.model.arrays import PRECISION
+from synergyd.jobmodel.model.figures_file import read_figures
+from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, link_figures
+from synergyd.jobmodel.model.spec import load_model
+from synergyd.jobmodel.plan_table import MAX_GPUS, GpuCount, PlanTable, plan_table
 
 # Columns that are shown only where a row differs from what is usual.
 _RARE = {
@@ -36,12 +37,12 @@ _RARE = {
     "recompute": "none",
     "exchange": "exact",
 }
-_SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "optimizer": "opt", "recompute": "recomp"}
+_SHORT = {"zero_stage": "zero", "micro_batch": "mb", "global_batch": "batch", "recompute": "recomp"}
 _ALL = 1000  # of each GPU count, for a plot of where each plan wins
 
 
 def numbers(text: str, option: str) -> tuple[int, int]:
-    """(low, high) of `N` or `LO:HI`. Raises UsageError naming `option`."""
+    """Return (low, high) of `N` or `LO:HI`. Raises UsageError naming `option`."""
     low, colon, high = text.partition(":")
     words = (low, high) if colon else (low, low)
     if not all(w.isascii() and w.isdecimal() and len(w) <= 9 for w in words):
@@ -53,8 +54,11 @@ def numbers(text: str, option: str) -> tuple[int, int]:
 
 
 def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
-    """`N` is itself. `A:B`: what lies in that range of 1, 2, 4, ... GPUs of one node, the whole node, and 2, 4, 8, ...
-    nodes; besides A and B, rounded to whole nodes inwards. Raises UsageError where that leaves none."""
+    """Return the GPU counts of `N` or `A:B`.
+
+    `N` is itself. `A:B` is the part of 1, 2, 4, ... GPUs of one node, the whole node, and 2, 4, 8, ... nodes that lies in the
+    range, besides A and B, rounded to whole nodes inwards. Raises UsageError if that leaves none.
+    """
     first, last = numbers(text, "--gpus")
     if last > MAX_GPUS:
         raise UsageError("--gpus", f"{last} is too many", f"at most {MAX_GPUS}")
@@ -69,7 +73,25 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
     return counts
 
 
-@click.command("plan")
+#: keys of --set
+FIXED: dict[str, click.ParamType[Any]] = {
+    "tp": click.IntRange(1),
+    "pp": click.IntRange(1),
+    "vpp": click.IntRange(1),
+    "cp": click.IntRange(1),
+    "ep": click.IntRange(1),
+    "zero": click.IntRange(0, 3),
+    "precision": click.Choice(PRECISION),
+    "micro_batch": click.IntRange(1),
+    "seq": click.IntRange(1, 10_000_000),
+    "comm": click.STRING,
+    "intra": click.STRING,
+    "inter": click.STRING,
+}
+_OLD = {f"--{key.replace('_', '-')}": key for key in FIXED}
+
+
+@click.command("plan", cls=WithOldOptions, old=_OLD)
 @click.option(
     "--model",
     "model_name",
@@ -94,21 +116,12 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
     metavar="PHI",
     help="Gradient noise scale in sequences: lets the batch move in its range.",
 )
-@click.option("--seq", type=click.IntRange(1, 10_000_000), metavar="S", help="Sequence length, if not the model's own.")
-@click.option("--tp", type=click.IntRange(1), metavar="T", help="Fix the tensor-parallel degree.")
-@click.option("--pp", type=click.IntRange(1), metavar="P", help="Fix the pipeline-parallel degree.")
-@click.option("--vpp", type=click.IntRange(1), metavar="V", help="Fix the virtual pipeline stages of each GPU.")
-@click.option("--cp", type=click.IntRange(1), metavar="C", help="Fix the context-parallel degree.")
-@click.option("--ep", type=click.IntRange(1), metavar="E", help="Fix the expert-parallel degree (MoE).")
-@click.option("--zero", type=click.IntRange(0, 3), metavar="0-3", help="Fix the ZeRO stage (3 is FSDP).")
-@click.option("--precision", type=click.Choice(PRECISION), help="Default: bf16, on GPUs before Ampere fp16.")
-@click.option("--micro-batch", type=click.IntRange(1), metavar="B", help="Fix the micro-batch.")
 @click.option(
-    "--comm",
-    default="exact",
-    show_default=True,
-    metavar="KIND,...",
-    help="Less communication that plans of whole replicas (DDP) may take over slow links: local, delayed, compressed.",
+    "--set",
+    "given",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Fix a degree or another figure; may be given several times. Keys: " + ", ".join(FIXED) + ".",
 )
 @click.option(
     "--figures",
@@ -123,10 +136,6 @@ def gpu_counts(text: str, gpus_per_node: int) -> list[int]:
     type=click.Path(path_type=Path),
     metavar="PROFILE",
     help="What `profiles fit` wrote from measured rows.",
-)
-@click.option("--intra", metavar="LINK", help="Link in the node: nvlink4, pcie4, ..., or 1e9 bytes/s a GPU.")
-@click.option(
-    "--inter", metavar="LINK[/N]", help="Link between nodes, shared by N GPUs: ib-ndr, roce-200/2, 4x25gbe/8, ..."
 )
 @click.option(
     "--top",
@@ -155,20 +164,9 @@ def plan(
     gpus_per_node: int,
     global_batch: str,
     noise_scale: float | None,
-    seq: int | None,
-    tp: int | None,
-    pp: int | None,
-    vpp: int | None,
-    cp: int | None,
-    ep: int | None,
-    zero: int | None,
-    precision: str | None,
-    micro_batch: int | None,
-    comm: str,
+    given: tuple[str, ...],
     figures_file: Path | None,
     profile_file: Path | None,
-    intra: str | None,
-    inter: str | None,
     top: int,
     as_json: bool,
     render: bool,
@@ -180,40 +178,40 @@ def plan(
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
     statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
-    Without a noise scale the batch stays at the low end of --global-batch. With --comm plans that exchange less are among
-    them, their goodput times what the papers let expect of an example. +- % is one sigma of the step's time. The
-    time columns say where a step goes, in percent; the second table where the memory goes, and how likely the plan is
-    to need too much.
+    Without a noise scale the batch stays at the low end of --global-batch. +- % is one sigma of the step's time, OOM %
+    how likely the plan is to need more memory than there is. The second table says where a step goes, the third where
+    the memory goes. The last lines name the one measurement that would narrow +- most, and the kernels that are assumed.
+
+    --set fixes tp, pp, vpp (virtual stages), cp, ep, zero (0 to 3, 3 is FSDP), precision, micro_batch or seq (the sequence
+    length). intra=LINK (nvlink4, pcie4, ..., or 1e9 bytes/s a GPU) and inter=LINK[/N] (ib-ndr, roce-200/2, 4x25gbe/8, shared
+    by N GPUs) name the links. With comm=local,compressed plans that exchange less over slow links are among them, their
+    goodput times what the papers let expect of an example. --tp T and the like of 0.2.0 still work in this release.
 
     \b
     Examples:
       synergyctl plan --model llama3-70b --gpus 8:512 --gpu-type h100 --global-batch 1024
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
-      synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --inter roce-200/2 --plot plans.png
+      synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --set inter=roce-200/2 --plot plans.png
       synergyctl plan --model llama3-405b --gpus 16384 --gpu-type h100 --global-batch 2048 --render > job.sh
-      synergyctl plan --model ./config.json --seq 4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
+      synergyctl plan --model ./config.json --set seq=4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
 
     Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
     """
     try:
+        fixed_values = key_values(given, FIXED)
+        links = fixed_values.pop("intra", None), fixed_values.pop("inter", None)
+        comm = parse_kinds(fixed_values.pop("comm", "exact"), "--set comm")
         table = plan_table(
-            load_model(model_name, seq),
+            load_model(model_name, fixed_values.pop("seq", None)),
             gpu_type,
             gpu_counts(gpus, gpus_per_node),
             gpus_per_node,
             numbers(global_batch, "--global-batch"),
             noise_scale=noise_scale,
-            tp=tp,
-            pp=pp,
-            vpp=vpp,
-            cp=cp,
-            ep=ep,
-            zero=zero,
-            precision=precision,
-            micro_batch=micro_batch,
             top=_ALL if plot else top,
-            comm=kinds(comm, "--comm"),
-            gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, intra, inter)),
+            comm=comm,
+            gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, *links)),
+            **fixed_values,
         )
         _put_out(table, top, as_json, render, plot)
     except UsageError as error:
@@ -248,7 +246,7 @@ def _figures(gpu_type: str, profile: Path | None, overrides: dict[str, dict[str,
 
 
 def _overrides(gpu_type: str, path: Path | None, intra: str | None, inter: str | None) -> dict[str, dict[str, float]]:
-    """The file's figures, and the links over them."""
+    """Return the file's figures, with the links over them."""
     result = read_figures(path) if path else {}
     links = (link_figures(intra, "intra") if intra else {}) | (link_figures(inter, "inter") if inter else {})
     if links:
@@ -263,7 +261,8 @@ def show(table: PlanTable, console: Console) -> None:
         console.print(f"note: {table.note}", markup=False)
     for count in table.counts:
         if count.rows:
-            console.print(_times(table, count))
+            console.print(_speeds(table, count))
+            console.print(_times(count))
             console.print(_memory(table, count))
         else:
             console.print(f"{count.gpus} GPUs: {count.why_none}", markup=False)
@@ -272,10 +271,14 @@ def show(table: PlanTable, console: Console) -> None:
             console.print(f"{count.fitting} plans fit; ruled out: {reasons}", markup=False)
         if count.rows and count.closest:
             console.print(f"the leanest that did not fit: {count.closest}", markup=False)
+    if table.measure is not None:
+        what, before, after = table.measure
+        console.print(f"+- {100 * before:.0f} % becomes {100 * after:.0f} % by measuring {what}", markup=False)
+        console.print("assumed: fused attention and norms, as by Transformer Engine", markup=False)
 
 
 def degrees(plan: Plan) -> dict[str, str]:
-    """What tells a plan from others, by column."""
+    """Return what tells a plan from others, by column."""
     names = (
         "tp",
         "pp",
@@ -291,42 +294,54 @@ def degrees(plan: Plan) -> dict[str, str]:
     )
     return {
         **{name: str(getattr(plan, name)) for name in names},
-        "recompute": recompute_words(plan.recompute, plan.recompute_layers),
+        "recompute": format_recompute(plan.recompute, plan.recompute_layers),
         "exchange": plan.exchange.removeprefix("compressed:"),
     }
 
 
-def _times(table: PlanTable, count: GpuCount) -> Table:
-    precision = count.rows[0].cell.plan.precision
-    title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
-    result = Table(title=title, title_justify="left")
+def _speeds(table: PlanTable, count: GpuCount) -> Table:
+    """Return the first view: what tells the plans apart, how fast each is, how sure that is, and whether it fits."""
     plans = [row.cell.plan for row in count.rows]
-    shown = [n for n in degrees(plans[0]) if n not in _RARE or any(degrees(p)[n] != str(_RARE[n]) for p in plans)]
-    for name in ("#", *(_SHORT.get(n, n) for n in shown), "step s", "+- %", "tokens/s", "MFU %", "goodput"):
-        result.add_column(name, justify="right")
-    for name in count.rows[0].time:
-        result.add_column(f"{_SHORT.get(name, name)} %", justify="right")
+    precision, batches = plans[0].precision, sorted({p.global_batch for p in plans})
+    title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
+    title += f", batch {batches[0]}" if len(batches) == 1 else ""
+    result = Table(title=title, title_justify="left")
+    result.add_column("#", justify="right")
+    result.add_column("plan", overflow="fold")
+    for name in ("step s", "+- %", "tokens/s", "MFU %", "OOM %"):
+        result.add_column(name, justify="right", no_wrap=True)
+    usual = _RARE | ({"global_batch": batches[0]} if len(batches) == 1 else {})
     for row in count.rows:
-        whole = sum(row.time.values())
-        speed = [
+        words = degrees(row.cell.plan)
+        degree_texts = [f"{_SHORT.get(n, n)} {text}" for n, text in words.items() if text != str(usual.get(n, ""))]
+        result.add_row(
+            str(row.rank),
+            "  ".join(degree_texts),
             f"{row.cell.step_s:.3g}",
             f"{100 * row.cell.uncertainty:.0f}",
             f"{row.tokens_per_s:,.0f}",
             f"{100 * row.mfu:.1f}",
-            f"{row.cell.goodput:.3g}",
-        ]
-        shares = [f"{100 * part / whole:.0f}" for part in row.time.values()]
-        words = degrees(row.cell.plan)
-        result.add_row(str(row.rank), *(words[n] for n in shown), *speed, *shares)
+            f"{100 * row.risk:.0f}",
+        )
+    return result
+
+
+def _times(count: GpuCount) -> Table:
+    result = Table(title="where a step goes, %", title_justify="left")
+    for name in ("#", *count.rows[0].time):
+        result.add_column(name, justify="right", no_wrap=True)
+    for row in count.rows:
+        whole = sum(row.time.values())
+        result.add_row(str(row.rank), *(f"{100 * part / whole:.0f}" for part in row.time.values()))
     return result
 
 
 def _memory(table: PlanTable, count: GpuCount) -> Table:
     result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
-    for name in ("#", "in all", "OOM %", *count.rows[0].memory):
-        result.add_column(name, justify="right")
+    for name in ("#", "in all", *count.rows[0].memory):
+        result.add_column(name, justify="right", no_wrap=True)
     for row in count.rows:
         parts = [row.cell.memory_bytes, *row.memory.values()]
         whole, *rest = (f"{part / GIB:.1f}" for part in parts)
-        result.add_row(str(row.rank), whole, f"{100 * row.risk:.0f}", *rest)
+        result.add_row(str(row.rank), whole, *rest)
     return result

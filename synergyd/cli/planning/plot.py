@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.task.plan_table import PlanTable
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+
+from synergyd.jobmodel.plan_table import PlanTable
 
 _CURVES = 8  # ways to split that are drawn: those that win somewhere, then the best of the rest
 
 
 def split(plan: Plan) -> str:
-    """The way a plan splits the model, without what grows with the GPUs: `tp 8 pp 4 vpp 2`."""
-    named = {"tp": plan.tp, "pp": plan.pp, "vpp": plan.vpp, "cp": plan.cp, "ep": plan.ep}
-    words = [f"{name} {n}" for name, n in named.items() if n > 1 or name in ("tp", "pp")]
+    """Return the way a plan splits the model, without what grows with the GPUs: `tp 8 pp 4 vpp 2`."""
+    degrees = {"tp": plan.tp, "pp": plan.pp, "vpp": plan.vpp, "cp": plan.cp, "ep": plan.ep}
+    words = [f"{name} {n}" for name, n in degrees.items() if n > 1 or name in ("tp", "pp")]
     words += [f"ZeRO-{plan.zero_stage}"] * (plan.zero_stage > 1)
     return " ".join(words + [plan.exchange] * (plan.exchange != "exact"))
 
 
 def curves(table: PlanTable) -> dict[str, list[tuple[int, float]]]:
-    """Split -> (GPUs, tokens/s) of its best plan at each GPU count where one fits; winners first, at most _CURVES."""
-    found: dict[str, dict[int, float]] = {}
+    """Map each split to (GPUs, tokens/s) of its best plan at each GPU count where one fits; winners first, at most _CURVES."""
+    points: dict[str, dict[int, float]] = {}
     for count in table.counts:
         for row in count.rows:
             # the best comes first: not always the fastest, which may need too much memory
-            found.setdefault(split(row.cell.plan), {}).setdefault(count.gpus, row.tokens_per_s)
+            points.setdefault(split(row.cell.plan), {}).setdefault(count.gpus, row.tokens_per_s)
     winners = [name for _, name in best(table)]
-    rest = sorted((n for n in found if n not in winners), key=lambda n: (-len(found[n]), -max(found[n].values())))
-    chosen = [*dict.fromkeys(winners), *rest][: max(_CURVES, len(set(winners)))]
-    return {name: sorted(found[name].items()) for name in chosen}
+    rest = sorted((n for n in points if n not in winners), key=lambda n: (-len(points[n]), -max(points[n].values())))
+    plans = [*dict.fromkeys(winners), *rest][: max(_CURVES, len(set(winners)))]
+    return {name: sorted(points[name].items()) for name in plans}
 
 
 def best(table: PlanTable) -> list[tuple[int, str]]:
-    """(GPUs, split of the best plan), one for each GPU count where a plan fits."""
+    """Return (GPUs, split of the best plan), one for each GPU count where a plan fits."""
     return [(count.gpus, split(count.rows[0].cell.plan)) for count in table.counts if count.rows]
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from synergy_core.errors import UsageError
+from synergy_core.records import ModelSpec
 from synergy_launch.launcher.batch_script import ScriptRequest
 from synergy_launch.launcher.batch_script import render as rendered
 
-from synergyd.errors import UsageError
-from synergyd.records import ModelSpec
-from synergyd.task.model.counts import head_width, moe_layers
-from synergyd.task.model.hardware import GIB
-from synergyd.task.plan_table import PlanTable
+from synergyd.jobmodel.model.counts import head_width, moe_layers
+from synergyd.jobmodel.model.hardware import GIB
+from synergyd.jobmodel.plan_table import PlanTable
 
 
 def script(table: PlanTable) -> str:
-    """The script of the best plan on the most GPUs. It trains on made-up data, which measures the plan. Raises UsageError for a model
-    that pretrain_gpt.py does not train, or if no plan fits."""
+    """Return the script of the best plan on the most GPUs.
+
+    It trains on made-up data, which measures the plan. Raise UsageError for a model that pretrain_gpt.py does not train, or if no
+    plan fits.
+    """
     model = table.model
     if not model.causal:
         raise UsageError("--render", f"{model.name} is an encoder", "the script is for Megatron-LM's pretrain_gpt.py")
@@ -25,7 +28,7 @@ def script(table: PlanTable) -> str:
     cell = row.cell
     if cell.plan.exchange != "exact":
         what = f"the best plan exchanges by {cell.plan.exchange}, and Megatron-LM's pretrain_gpt.py every gradient in every step"
-        raise UsageError("--render", what, "leave --comm out; a SynergyTask job says comm= in its #SYNERGY line")
+        raise UsageError("--render", what, "leave comm out; a SynergyTask job says comm= in its #SYNERGY line")
     why = (
         f"predicted: {cell.step_s:.3g} s a step, +- {100 * cell.uncertainty:.0f} %, {100 * row.mfu:.1f} % MFU, "
         f"{cell.memory_bytes / GIB:.1f} of {table.usable_bytes / GIB:.1f} GiB a GPU, too much with a probability of "
@@ -38,8 +41,11 @@ def script(table: PlanTable) -> str:
 
 
 def model_arguments(model: ModelSpec, precision: str) -> list[str]:
-    """Options of Megatron-LM core_v0.16.1 for the model's sizes, made-up data and 50 iterations. Routing (sigmoid or group-limited
-    scores, expert bias) and what stands inside attention (qk-layernorm, windows, sinks) are left to the user: a ModelSpec has neither."""
+    """Return the options of Megatron-LM core_v0.16.1 for the model's sizes, made-up data and 50 iterations.
+
+    Routing (sigmoid or group-limited scores, expert bias) and what stands inside attention (qk-layernorm, windows, sinks) are
+    left to the user: a ModelSpec has neither.
+    """
     sizes: dict[str, int | str] = {
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,

@@ -1,1 +1,1 @@
-"""What several verbs use: settings and store, job names, tables, files that are written."""
+"""The code that several verbs share: settings and store, job names, tables, files that are written."""

@@ -6,12 +6,14 @@ import os
 import tempfile
 from pathlib import Path
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` at once: a reader sees the old file or the new one. Raises UsageError where that can't be
-    done."""
+    """Write `text` to `path` at once: a reader sees the old file or the new one.
+
+    Raises UsageError if that can't be done.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)

@@ -1,4 +1,4 @@
-"""Where tables are printed."""
+"""The console on which tables are printed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ PIPED_COLUMNS = 160  # into a file or a pipe no column is cut for a terminal tha
 
 
 def console() -> Console:
-    """The terminal at its width; a pipe or file at PIPED_COLUMNS, or what $COLUMNS says."""
-    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console() if told else Console(width=PIPED_COLUMNS)
+    """Return the terminal at its width, or a pipe or file at PIPED_COLUMNS, or what $COLUMNS says."""
+    knows_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console() if knows_width else Console(width=PIPED_COLUMNS)

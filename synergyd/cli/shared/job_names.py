@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
     from synergyd.control.decision_log import JobStatus
@@ -22,19 +21,19 @@ class _JobName(click.types.StringParamType):
     name = "job"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        found = _NAME.match(value) if isinstance(value, str) and value.isascii() else None
-        if found is None or not 1 <= int(found[1]) <= _LARGEST or int(found[3] or 0) > _LARGEST:
+        match = _NAME.match(value) if isinstance(value, str) and value.isascii() else None
+        if match is None or not 1 <= int(match[1]) <= _LARGEST or int(match[3] or 0) > _LARGEST:
             self.fail(
                 f"{value!r} is no job id: write 123, 123_4 (a task of an array) or 123+1 (a component)", param, ctx
             )
-        return f"{int(found[1])}" + (f"{found[2]}{int(found[3])}" if found[2] else "")
+        return f"{int(match[1])}" + (f"{match[2]}{int(match[3])}" if match[2] else "")
 
 
 JOB_NAME = _JobName()
 
 
 def job_id_of(store: Store, name: str) -> int:
-    """The id of the job that JOB_NAME let through: one of the last epoch, else the last that was called so.
+    """Return the id of the job that JOB_NAME let through: one of the last epoch, else the last that had this name.
 
     A heterogeneous job's own id is that of its component which Synergy knows. Raises UsageError for a task that has no id of its own
     yet, and for a name that nobody knows.
@@ -44,12 +43,15 @@ def job_id_of(store: Store, name: str) -> int:
         own = int(name)
         if any(job.job_id == own for job in here) or store.last_decision(own) or store.story(own):
             return own
-    found = store.named(name) or (store.named(f"{name}+", beginning=True) if name.isdecimal() else None)
-    return job_id_among(here, name, found)
+    job_id = store.find_job_id(name) or (store.find_job_id(f"{name}+", beginning=True) if name.isdecimal() else None)
+    return job_id_among(here, name, job_id)
 
 
 def job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None) -> int:
-    """The same of the jobs of the last epoch alone; `before`: the one that was called so earlier. Raises UsageError."""
+    """Return the id of the job with this name among the jobs of the last epoch.
+
+    `before`: the job that had it earlier. Raises UsageError.
+    """
     here = list(here)
     for job in here:
         if job.slurm_name == name or (name.isdecimal() and job.slurm_name.startswith(f"{name}+")):
@@ -70,15 +72,16 @@ def job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None
 
 
 def _present(store: Store) -> list[JobStatus]:
+    from synergy_core.wire.codec import decode
+
     from synergyd.control.decision_log import JobStatus
-    from synergyd.wire.codec import decode
 
     epoch = store.latest_epoch()
     return [] if epoch is None else [decode(JobStatus, row, "stored status") for row in epoch.present]
 
 
 def _waits(name: str, array: str, task: int) -> bool:
-    """Is `task` one of the record `ARRAY_[1-3,7-9:2]`?"""
+    """Return whether `task` is one of the record `ARRAY_[1-3,7-9:2]`."""
     own, _, tasks = name.partition("_[")
     return own == array and any(task in span for span in _spans(tasks.rstrip("]")))
 

@@ -1,4 +1,4 @@
-"""Asks the REST service, over its Unix socket or its port, in the name of this user by munge."""
+"""The client of the REST service, over its Unix socket or its port, in the name of this user by munge."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import SynergyError, UnavailableError, UsageError, one_line
-from synergyd.wire import munge
-from synergyd.wire.request_signature import signed_payload
+from synergy_core.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergy_core.wire import munge
+from synergy_core.wire.request_signature import request_digest
 
 MAX_ANSWER_BYTES = 256 * 2**20
 ANSWER_S = 40.0  # above the service's longest long poll
@@ -31,29 +31,31 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class RestClient:
-    """`addresses`: the service's Unix socket, or (host, port) of each host where it may run.
+    """A client in the name of this user. `addresses`: the service's Unix socket, or (host, port) of each host where it may run.
 
     The first that can be connected to is asked.
     """
 
     def __init__(self, *addresses: Path | tuple[str, int]) -> None:
         self._addresses = addresses
-        self.where = " ".join(map(_shown, addresses))
+        self.where = " ".join(map(_format_address, addresses))
 
     def ask(
         self, method: str, target: str, value: object = None, *, etag: str = "", match: str = ""
     ) -> tuple[str, Any]:
-        """(the answer's ETag, its JSON); None for "nothing new since `etag`". Raises UsageError for what the service refuses,
-        UnavailableError where it does not answer."""
+        """Return (the answer's ETag, its JSON); None for "nothing new since `etag`".
+
+        Raises UsageError for what the service refuses, UnavailableError if it does not answer.
+        """
         body = b"" if value is None else json.dumps(value).encode()
         headers = {
-            "Authorization": f"Munge {munge.encode(signed_payload(method, target, body))}",
+            "Authorization": f"Munge {munge.encode(request_digest(method, target, body))}",
             "Accept-Encoding": "gzip",
             **({"Content-Type": "application/json"} if body else {}),
             **({"If-None-Match": etag} if etag else {}),
             **({"If-Match": match} if match else {}),
         }
-        connection, where = self._connected()
+        connection, where = self._connect()
         try:
             connection.request(method, target, body, headers)
             answer = connection.getresponse()
@@ -71,8 +73,8 @@ class RestClient:
             raise _refusal(answer.status, told if isinstance(told, dict) else {}, where)
         return answer.getheader("ETag") or "", told
 
-    def _connected(self) -> tuple[http.client.HTTPConnection, str]:
-        """A connection, and where to. Nothing is sent before: what was sent to one host is never sent to another."""
+    def _connect(self) -> tuple[http.client.HTTPConnection, str]:
+        """Return a connection and its address for messages. Nothing is sent before: a request to one host is never sent to another."""
         problem = ""
         for address in self._addresses:
             if isinstance(address, Path):
@@ -87,11 +89,11 @@ class RestClient:
                 problem = one_line(str(error) or type(error).__name__, 200)
                 continue
             connection.sock.settimeout(ANSWER_S)
-            return connection, _shown(address)
+            return connection, _format_address(address)
         raise _away(self.where, problem)
 
 
-def _shown(address: Path | tuple[str, int]) -> str:
+def _format_address(address: Path | tuple[str, int]) -> str:
     return str(address) if isinstance(address, Path) else f"{address[0]}:{address[1]}"
 
 
@@ -99,8 +101,8 @@ def _away(where: str, what: str) -> UnavailableError:
     return UnavailableError(where, what, "is synergyrestd running there?")
 
 
-def _refusal(status: int, told: dict[str, Any], where: str) -> SynergyError:
-    words = [str(told.get(key, "")) for key in ("where", "title", "right")]
+def _refusal(status: int, answer: dict[str, Any], where: str) -> SynergyError:
+    words = [str(answer.get(key, "")) for key in ("where", "title", "right")]
     if not words[1]:
         words = [where, f"answered {status}", ""]
     return UnavailableError(*words) if status >= 500 or status in (408, 429) else UsageError(*words)

@@ -1,13 +1,17 @@
-"""What the controller is told. The first group is about one job's resize (resize.py), the second about all jobs (controller.py)."""
+"""The events that the controller takes.
+
+The first group is about one job's resize (machine.py), the second about all jobs (controller.py).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from synergy_core.job_report import Report
+from synergy_core.records import Cell, Cluster, Decision, Job, Shape, Snapshot
+
 from synergyd.control.resize.instructions import Instruction, Target
 from synergyd.control.resize.walltime import UNTIMED, Walltime
-from synergyd.job_report import Report
-from synergyd.records import Cell, Cluster, Decision, Job, Shape, Snapshot
 
 # -- one job's resize ----------------------------------------------------------------------------------------------
 
@@ -15,11 +19,13 @@ from synergyd.records import Cell, Cluster, Decision, Job, Shape, Snapshot
 @dataclass(frozen=True)
 class Observed:
     """Slurm's present state of the job: PENDING, RUNNING, COMPLETING, SUSPENDED, or GONE when it has left the queue.
-    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`: why it has
-    not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`: its time limit;
-    `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none. `gpuless`: Slurm has started
-    it without the GPUs that it asks for; where it is GONE, it has failed so. `nice`: as Slurm has it. `failed`: it is GONE since
-    its script ended with an error."""
+
+    `eligible_s`: when a pending job may start (Slurm's EligibleTime); `queued_s`: since when it is pending; `reason`:
+    why it has not started, in Slurm's words; `launch_failed`: Slurm holds it since its last start failed. `limit_s`:
+    its time limit; `ends_s`: when that ends a running job; `started_s`: since when it runs. None where there is none.
+    `gpuless`: Slurm has started it without the GPUs that it asks for; where it is GONE, it has failed so. `nice`: as
+    Slurm has it. `failed`: it is GONE since its script ended with an error.
+    """
 
     state: str
     restarts: int = 0
@@ -42,10 +48,12 @@ class Wanted:
     target: Target
     cause: str
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
-    present: Target | None = None  # what the job has or asks for now: taken again if the new size is refused
-    asked: Target | None = None  # what its sbatch line asks for
+    present: Target | None = None  # the job's present or requested size: taken again if the new one is refused
+    asked: Target | None = None  # the size that its sbatch line asks for
     due: bool = False  # its time limit ends it otherwise: nothing puts it off
     in_place: bool = False  # its launchers can start another plan on the GPUs that it has
+    live: bool = False  # they can do so on fewer of its nodes
+    grows: bool = False  # they can bring in nodes that it does not have
     any_nodes: bool = False  # whichever nodes Slurm finds would do as well
 
 
@@ -59,14 +67,14 @@ class Preempted:
 
 @dataclass(frozen=True)
 class Unwanted:
-    """The target can't be reached any more: a running job goes on as it is, a pending one waits for a new decision."""
+    """The end of a target: it can't be reached any more. A running job goes on as it is, a pending one waits for a new decision."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """The job's agent says how many requested checkpoints of this incarnation are complete."""
+    """The word of the job's agent on how many requested checkpoints of this incarnation are complete."""
 
     restarts: int
     count: int
@@ -74,33 +82,50 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class RestartedInPlace:
-    """A run has reported that the job's launchers of incarnation `restarts` began at their order `number`, or a later one."""
+    """The report of a run that the job's launchers of incarnation `restarts` began at their order `number`, or a later one."""
 
     restarts: int
     number: int
 
 
 @dataclass(frozen=True)
+class NodesJoined:
+    """The launchers' answer to order `number` to bring nodes in. `refusal`: why they can't be had, "" if they are there."""
+
+    restarts: int
+    number: int
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
 class CarriedOut:
-    """An instruction was carried out and read back."""
+    """The answer to an instruction that was carried out and read back."""
 
     instruction: Instruction
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An instruction failed. `transient`: the same may work a little later. `final`: it is not to be tried again."""
+    """The answer to an instruction that failed.
+
+    `transient`: it may work a little later. `final`: it is not to be tried again. `unsure`: Slurm gave no answer, and
+    may have carried it out all the same.
+    """
 
     instruction: Instruction
     error: str
     transient: bool
     final: bool = False
+    unsure: bool = False
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. `room`: as far as the nodes show, the GPUs are free that a pending job was released for. `contested`: they
-    are not, as the nodes show just now, and there are others free that would do."""
+    """A moment in which time has passed.
+
+    `room`: as far as the nodes show, the GPUs are free that a pending job was released for. `contested`: they are not,
+    as the nodes show just now, and there are others free that would do.
+    """
 
     room: bool = False
     reason: str = ""  # Slurm's, as it was seen last
@@ -109,7 +134,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class PlanFailed:
-    """The running job failed at once under Synergy's plan, and its launcher waits to be requeued. `story`: what is done."""
+    """The failure of a running job at once under Synergy's plan; its launcher waits to be requeued. `story`: what is done."""
 
     fallback: Target
     story: str
@@ -117,7 +142,7 @@ class PlanFailed:
 
 @dataclass(frozen=True)
 class Hung:
-    """The running job's steps have stopped for good on these nodes, after `step`. `story`: what is done."""
+    """The hang of a running job, whose steps have stopped for good on these nodes, after `step`. `story`: what is done."""
 
     nodes: tuple[str, ...]
     step: int
@@ -131,6 +156,7 @@ ResizeEvent = (
     | Unwanted
     | Acknowledged
     | RestartedInPlace
+    | NodesJoined
     | CarriedOut
     | Refused
     | Tick
@@ -143,9 +169,12 @@ ResizeEvent = (
 
 @dataclass(frozen=True)
 class JobObserved:
-    """Slurm shows the job, for the first time or again. `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is
-    pending, but still on its way back into the queue. `begin_s`: its user's own start time, as long as Synergy has written none.
-    `walltime`: what its script and its stamp say of its time limit."""
+    """The job as Slurm shows it, for the first time or again.
+
+    `submit_s`: seconds since 1970, as Slurm says now. `requeuing`: it is pending, but still on its way back into the
+    queue. `begin_s`: its user's own start time, as long as Synergy has written none. `walltime`: what its script and
+    its stamp say of its time limit.
+    """
 
     job_id: int
     submit_s: float
@@ -157,7 +186,7 @@ class JobObserved:
 
 @dataclass(frozen=True)
 class QueueRead:
-    """The whole queue was read: tracked jobs that are not among `here` have left it."""
+    """The whole queue as it was read: tracked jobs that are not among `here` have left it."""
 
     here: frozenset[int]
 
@@ -196,7 +225,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class GpuTimeKnown:
-    """The job has had so many GPU seconds: better known than by adding up what snapshots showed."""
+    """The GPU seconds that the job has had: better known than by adding up what snapshots showed."""
 
     job_id: int
     gpu_s: float
@@ -206,7 +235,7 @@ class GpuTimeKnown:
 
 @dataclass(frozen=True)
 class CheckpointTaken:
-    """Incarnation `restarts` of the job has completed `count` checkpoints that it was asked for."""
+    """The number `count` of checkpoints on request that incarnation `restarts` of the job has completed."""
 
     job_id: int
     restarts: int
@@ -215,7 +244,7 @@ class CheckpointTaken:
 
 @dataclass(frozen=True)
 class EpochDecided:
-    """A new epoch's decisions: what the one before could not do yet is void. `Decided` follows for each of them."""
+    """A new epoch's decisions; those of the one before that still wait are void. `Decided` follows for each."""
 
     decisions: tuple[Decision, ...]
 
@@ -230,7 +259,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Unblocked:
-    """The GPUs of a decision that had to wait are free. `job`: as it is now; None where it is not as it was decided about."""
+    """The end of a decision's wait: its GPUs are free. `job`: as it is now; None where it is not as it was decided about."""
 
     job_id: int
     job: Job | None
@@ -238,8 +267,10 @@ class Unblocked:
 
 @dataclass(frozen=True)
 class BatchReviewed:
-    """What the running job could do on the GPUs it holds. `report`: in place of its latest one; `noise_scale` (sequences): where
-    no report has told one."""
+    """The Cells that the running job could have on the GPUs it holds.
+
+    `report`: in place of its latest one; `noise_scale` (sequences): where no report has told one.
+    """
 
     job_id: int
     cells: tuple[Cell, ...]
@@ -249,29 +280,31 @@ class BatchReviewed:
 
 @dataclass(frozen=True)
 class HealthReviewed:
-    """An epoch has passed: running jobs are looked at for steps that stopped, slow nodes and silence. `drains`: bad nodes may be
-    drained."""
+    """The end of an epoch: running jobs are looked at for steps that stopped, slow nodes and silence.
+
+    `drains`: bad nodes may be drained.
+    """
 
     drains: bool = False
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of an instruction."""
+    """The answer to an instruction."""
 
     answer: CarriedOut | Refused
 
 
 @dataclass(frozen=True)
 class ClockSet:
-    """The time of day was set by `by_s` seconds; all that follows comes with the new one."""
+    """A change of the time of day by `by_s` seconds; all that follows comes with the new one."""
 
     by_s: float
 
 
 @dataclass(frozen=True)
 class Ticked:
-    """Time has passed for the job. `cluster`: the nodes as they are just now, where they were read."""
+    """A moment in which time has passed for the job. `cluster`: the nodes as they are just now, where they were read."""
 
     job_id: int
     cluster: Cluster | None = None

@@ -1,12 +1,12 @@
-"""May a decision be carried out now, or are its GPUs, CPUs or memory still held by others?"""
+"""Whether a decision can be carried out now, or others still hold its GPUs, CPUs or memory. Pure."""
 
 from __future__ import annotations
 
-from synergyd.records import Action, Decision, Job, Node, Snapshot
+from synergy_core.records import Action, Decision, Job, Node, Snapshot
 
 
 def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
-    """True when the target nodes are up and have enough GPUs free now, the job's own GPUs there counted as free.
+    """Return whether the target nodes are up and have enough GPUs free now, the job's own GPUs there counted as free.
 
     A job that gets fewer GPUs of the nodes that it runs on is always ready: it only gives. Decisions that change nothing are ready.
     """
@@ -32,10 +32,10 @@ def gpus_free(decision: Decision, snapshot: Snapshot) -> bool:
 
 
 def has_cpus(node: Node, job: Job, gpus: int) -> bool:
-    """Are the CPUs and memory free that go with so many GPUs of this node?"""
+    """Return whether the CPUs and memory are free that go with so many GPUs of this node."""
     if node.room is None:
         return True
     if job.needs.whole_nodes:
         return node.used.cpus == 0 and node.gpus_used == 0
     need = job.needs.on(gpus, node.threads_per_core, node.room.memory_mib)
-    return node.room.plus(node.used, -1).holds(need)
+    return node.room.plus(node.used, -1).has_room_for(need)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from synergyd.job_report import Report
+from synergy_core.job_report import Report
 
-MAX_HANGS = 3  # of one job: what hangs once more is its script
+MAX_HANGS = 3  # hangs of one job: if it hangs once more, its script is at fault
 STEPS = 20.0  # twice what its launcher calls a stall
 LONGER = 2.0  # times the longest pause that ended
 # Taken last for so long: the one in whose place it is started has mostly been seen to by then.
@@ -23,29 +23,29 @@ TOGETHER_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs:
-    """Of one job. `count`: times that it was started again since its steps had stopped."""
+    """The hangs of one job. `count`: times that it was started again since its steps had stopped."""
 
     count: int = 0
-    #: where the last one was, not taken again before `until_s` where others are free
+    #: the nodes of the last hang, not taken again before `until_s` if others are free
     nodes: tuple[str, ...] = ()
     until_s: float = 0.0
     #: the longest pause between two steps that ended, seconds
     pause_s: float = 0.0
-    #: that the last one stopped at; -1: there was none
+    #: the step that the last hang stopped at; -1: there was none
     step: int = -1
 
 
 NO_HANGS = Hangs()
 
 
-def longest_s(hangs: Hangs, report: Report, least_s: float) -> float:
-    """So long a pause is no hang yet. `least_s`: the setting; loading and the first step may take longer."""
+def longest_healthy_pause_s(hangs: Hangs, report: Report, least_s: float) -> float:
+    """Return the longest pause, in seconds, that still counts as healthy: at least `least_s`, doubled before the first step."""
     least_s *= 1.0 if report.step_s else _FIRST
     return max(least_s, STEPS * (report.step_s or 0.0), LONGER * hangs.pause_s)
 
 
 def after_report(hangs: Hangs, before: Report | None, heard_s: float, now: Report, now_s: float) -> Hangs:
-    """What is known of pauses after the report `now`, which followed `before`, heard at `heard_s`."""
+    """Return what is known of pauses after the report `now`, which followed `before`, heard at `heard_s`."""
     if before is None or before.stalled_s is None or before.restarts != now.restarts:
         return hangs
     if now.stalled_s is not None or now.step <= before.step:
@@ -54,14 +54,19 @@ def after_report(hangs: Hangs, before: Report | None, heard_s: float, now: Repor
 
 
 def hung_s(hangs: Hangs, report: Report, least_s: float) -> float | None:
-    """Seconds without a step, where that is a hang; None where it is not. Only what the launcher has told counts: its silence
-    may be the network's."""
+    """Return the seconds without a step if the run hangs, else None.
+
+    Only what the launcher has said counts: its silence may be the network's.
+    """
     if not least_s or report.stalled_s is None:
         return None
-    return report.stalled_s if report.stalled_s >= longest_s(hangs, report, least_s) else None
+    return report.stalled_s if report.stalled_s >= longest_healthy_pause_s(hangs, report, least_s) else None
 
 
-def stalled_together(reports: Iterable[Report]) -> bool:
-    """Do so many of the running jobs stall that the fault is none of theirs? `reports`: of those that report, the latest."""
+def is_common_stall(reports: Iterable[Report]) -> bool:
+    """Return whether so many running jobs stall that the fault is none of theirs.
+
+    `reports`: the latest of each job that reports.
+    """
     stalls = [report.stalled_s is not None for report in reports]
     return sum(stalls) >= max(TOGETHER, TOGETHER_SHARE * len(stalls))

@@ -1,4 +1,4 @@
-"""What a resize wants done through Slurm. Each says what should be, not what to change, so any of them may be sent again.
+"""The instructions of a resize to Slurm and the job. Each says what should be, not what to change, so any of them may be sent again.
 
 Each is answered with `CarriedOut` or `Refused` (events.py).
 """
@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from synergy_core.formatting import format_size
+from synergy_core.records import Plan, Shape
+
 from synergyd.control.resize.walltime import TimeGrant
-from synergyd.records import Plan, Shape
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
+    """The size, nodes and plan that a resize is to reach. `nodes` may be empty: Slurm chooses. `plan` None: the launcher chooses."""
 
     shape: Shape
     nodes: tuple[str, ...] = ()
     plan: Plan | None = None
 
 
+def format_target(target: Target) -> str:
+    """Return the target's size, plan and nodes in words."""
+    return format_size(target.shape, target.plan, target.nodes)
+
+
 @dataclass(frozen=True)
 class AskCheckpoint:
-    """Signal incarnation `restarts` of the job for a checkpoint."""
+    """A request to incarnation `restarts` of the job for a checkpoint."""
 
     job_id: int
     restarts: int
@@ -30,9 +37,12 @@ class AskCheckpoint:
 
 @dataclass(frozen=True)
 class Requeue:
-    """End incarnation `restarts` and put the job back into the queue; nothing where that incarnation is over, unless it has FAILED
-    and `failed` ones are meant too. The nodes of `shield` are kept free of other jobs until its release. `may_stay`: it can go on
-    as it is, so it is not requeued where it could not start again at once (with `target`, if it has one)."""
+    """An order to end incarnation `restarts` and put the job back into the queue.
+
+    Nothing is done where that incarnation is over, unless it has FAILED and `failed` ones are meant too. The nodes of `shield` are
+    kept free of other jobs until its release. `may_stay`: it can go on as it is, so it is not requeued where it could not start again
+    at once (with `target`, if it has one).
+    """
 
     job_id: int
     restarts: int
@@ -44,18 +54,49 @@ class Requeue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Have the launchers of incarnation `restarts` end the job's processes and start them again on the same GPUs with `plan`.
-    `number` counts the job's orders of this kind: none is followed twice."""
+    """An order to have the launchers of incarnation `restarts` end its processes and start them again with `plan`.
+
+    They start on the same GPUs, or on those of the job's `nodes` alone. `number` counts the job's orders of this kind: none is followed
+    twice.
+    """
 
     job_id: int
     restarts: int
     number: int
     plan: Plan
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JoinNodes:
+    """An order to the launchers of the running incarnation `restarts` to bring in those of `nodes` that the job lacks.
+
+    The job goes on meanwhile. `number`: as in Restart. `plan`: the one that is to run there.
+    """
+
+    job_id: int
+    restarts: int
+    number: int
+    plan: Plan
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReturnNodes:
+    """An order to give Slurm all nodes of the running incarnation `restarts` back but `kept`; its processes have left them.
+
+    `joined`: those that it may have beyond its own allocation.
+    """
+
+    job_id: int
+    restarts: int
+    kept: tuple[str, ...]
+    joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Park:
-    """Make the pending job ineligible until `park_s` from now. `time`: the limit that its next incarnation gets."""
+    """An order to make the pending job ineligible until `park_s` from now. `time`: the limit that its next incarnation gets."""
 
     job_id: int
     park_s: float
@@ -64,8 +105,10 @@ class Park:
 
 @dataclass(frozen=True)
 class Update:
-    """Give the pending job `target`'s size, nodes and plan, and the limit `time`; parks it too; done only when all of it reads
-    back."""
+    """An order to give the pending job `target`'s size, nodes and plan, and the limit `time`.
+
+    It parks the job too, and is done only when all of it reads back.
+    """
 
     job_id: int
     target: Target
@@ -75,7 +118,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Release:
-    """Make the pending job eligible now, and give its nodes up where they were kept for it. `first`: before all other jobs."""
+    """An order to make the pending job eligible now, and give its nodes up where they were kept for it. `first`: before all other jobs."""
 
     job_id: int
     first: bool = False
@@ -83,7 +126,7 @@ class Release:
 
 @dataclass(frozen=True)
 class RestoreNice:
-    """Give the job, which came first in the queue until it ran, its own Nice again."""
+    """An order to give the job, which came first in the queue until it ran, its own Nice again."""
 
     job_id: int
     nice: int
@@ -91,15 +134,17 @@ class RestoreNice:
 
 @dataclass(frozen=True)
 class LowerShield:
-    """Keep no nodes for the job any more."""
+    """An order to keep no nodes for the job any more."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
 class LiftHold:
-    """End the hold that Slurm put on the pending incarnation `restarts` because its start failed; parks it first. Nothing
-    where somebody else holds it."""
+    """An order to end the hold that Slurm put on the pending incarnation `restarts` because its start failed; parks it first.
+
+    Nothing where somebody else holds it.
+    """
 
     job_id: int
     restarts: int
@@ -108,7 +153,7 @@ class LiftHold:
 
 @dataclass(frozen=True)
 class Split:
-    """Make pending task `task` of the array whose record is `job_id` a job of its own, ineligible until `park_s` from now."""
+    """An order to make pending task `task` of the array whose record is `job_id` a job of its own, ineligible until `park_s` from now."""
 
     job_id: int
     task: int
@@ -117,12 +162,24 @@ class Split:
 
 @dataclass(frozen=True)
 class Wake:
-    """Power these nodes up, onto which the running job is to grow when they are up."""
+    """An order to power these nodes up, onto which the running job is to grow when they are up."""
 
     job_id: int
     nodes: tuple[str, ...]
 
 
 Instruction = (
-    AskCheckpoint | Requeue | Restart | Park | Update | Release | RestoreNice | LowerShield | LiftHold | Split | Wake
+    AskCheckpoint
+    | Requeue
+    | Restart
+    | JoinNodes
+    | ReturnNodes
+    | Park
+    | Update
+    | Release
+    | RestoreNice
+    | LowerShield
+    | LiftHold
+    | Split
+    | Wake
 )

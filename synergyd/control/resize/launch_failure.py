@@ -19,8 +19,8 @@ RETURN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
-    """What Synergy let start last."""
+class LastStart:
+    """The start that Synergy made last."""
 
     #: the incarnation
     restarts: int
@@ -30,14 +30,14 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFailures:
-    """Of one job. `count`: starts of Synergy's that failed."""
+    """The failed starts of one job. `count`: the number of Synergy's own starts among them."""
 
     count: int = 0
     #: the restart count after the last failure, Synergy's or not
     restarts: int = -1
     #: Synergy lifts the hold that came with it
     lifted: bool = False
-    #: of the last failed start, or lost while the job ran: not taken again before `until_s`
+    #: nodes of the last failed start, or lost while the job ran: not taken again before `until_s`
     nodes: tuple[str, ...] = ()
     until_s: float = 0.0
 
@@ -46,7 +46,7 @@ NO_FAILURES = LaunchFailures()
 
 
 def after_loss(before: LaunchFailures, lost: frozenset[str], now_s: float) -> LaunchFailures:
-    """What is remembered when Slurm has taken the job off nodes that can't take jobs any more."""
+    """Return what is remembered when Slurm has taken the job off the nodes `lost`, which can't take jobs any more."""
     known = frozenset(before.nodes) if now_s < before.until_s else frozenset()
     if not lost or (lost <= known and before.until_s >= now_s + RETURN_S / 2):
         return before
@@ -54,11 +54,14 @@ def after_loss(before: LaunchFailures, lost: frozenset[str], now_s: float) -> La
 
 
 def after_failure(
-    before: LaunchFailures, started: Started | None, restarts: int, now_s: float, job_id: int
+    before: LaunchFailures, started: LastStart | None, restarts: int, now_s: float, job_id: int
 ) -> tuple[LaunchFailures, str]:
-    """What is remembered when the job is found held as `restarts`, and a line for its story."""
+    """Return what is remembered when Slurm holds the job as incarnation `restarts`, and a line for its story.
+
+    A slurmctld that was killed forgets what it has not saved: its count of restarts may lie one behind.
+    """
     release = f"held by Slurm until `scontrol release {job_id}`"
-    if started is None or started.restarts + 1 != restarts:
+    if started is None or restarts - started.restarts not in (0, 1):
         failures = LaunchFailures(count=before.count, restarts=restarts)
         return failures, f"a start that was not Synergy's failed: {release}"
     count, where = before.count + 1, f" on {', '.join(started.nodes)}" if started.nodes else ""

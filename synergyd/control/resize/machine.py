@@ -1,416 +1,250 @@
 """The resize of one job as a pure state machine: events in, instructions out.
 
-    QUEUED --wanted--> HELD --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
-    RUNNING --wanted--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> HELD ...
-    RUNNING --wanted: another plan for the same GPUs--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
+    QUEUED --decided--> PARKED --updated--> RESIZED --released--> RELEASED --runs--> RUNNING
+    RUNNING --decided--> CHECKPOINTING --acknowledged or time-out--> REQUEUING --pending--> PARKED ...
+    RUNNING --decided: nodes join it--> JOINING --joined--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
+    RUNNING --decided: another plan for the same GPUs--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
+    RUNNING --decided: some of its nodes leave--> CHECKPOINTING --> RESTARTING --reported--> RETURNING --given back--> RUNNING
     RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
     RUNNING --hung--> REQUEUING --pending--> QUEUED
 
-HELD is not Slurm's hold: the job is parked behind a start time in the future, which passes by itself. So a daemon that
-dies here costs a delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
+`TRANSITIONS` has every way from one state to another, and docs/concepts/resize.md is generated from it. `advance` follows the first
+row that fits the event. Entering a state sends the instruction that the job's mechanism (mechanism.py) has for it, unless the row has
+its own. Hooks (hooks.py) keep account of what an event shows and of what a transition means: time limits, start times, the job's place
+in the queue, restarts.
 
-Every instruction may be sent again: `Requeue` names the incarnation (restart count) it is meant for and the actuator
-checks it; all others say what should be, not what to change. A lost answer, or a daemon killed between an instruction and
-its answer, is mended by sending it again after `resend_s`.
+PARKED is not Slurm's hold: the job waits behind a start time in the future, which passes by itself. So a daemon that dies here costs a
+delay, and the job then runs as a plain Slurm job; nothing is ever held for ever.
+
+Every instruction may be sent again: `Requeue` names the incarnation (restart count) it is meant for and the actuator checks it; all
+others say what should be, not what to change. A lost answer, or a daemon killed between an instruction and its answer, is mended by
+sending it again after `resend_s`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.control.resize.events import (
-    Acknowledged,
-    CarriedOut,
-    Hung,
-    Observed,
-    PlanFailed,
-    Preempted,
-    Refused,
-    ResizeEvent,
-    RestartedInPlace,
-    Tick,
-    Unwanted,
-    Wanted,
+from synergy_core.job_report import Report
+
+from synergyd.control.resize import failed_starts as failed
+from synergyd.control.resize import joining, pending, running
+from synergyd.control.resize.events import ResizeEvent
+from synergyd.control.resize.hooks import (
+    account_walltime,
+    drop_joined_nodes,
+    keep_place,
+    record_start,
+    record_start_times,
 )
-from synergyd.control.resize.hangs import SHUN_S
-from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Park, Release, Requeue, Restart, Update
-from synergyd.control.resize.lifecycle import (
-    IN_TRANSIT,
-    STARTING,
-    JobLifecycle,
-    ResizeState,
-    ResizeTimes,
-    Step,
-    wait_ends_s,
-)
-from synergyd.control.resize.start_refusal import (
-    STALE_REASON_S,
-    UNSEEN_S,
-    Rung,
-    alike,
-    next_try,
-    refuses,
-    remembered,
-    unseen,
-    waits_its_turn,
-)
-from synergyd.control.resize.steps import (
-    REQUEUE_AGAIN_S,
-    awaited,
-    longest_retry_s,
-    runs,
-    settled,
-    to,
-    to_held,
-    to_requeuing,
-    to_resized,
-    to_restarting,
-    to_unchanged,
-    update,
-    words,
+from synergyd.control.resize.lifecycle import STARTING, JobLifecycle, ResizeState, ResizeTimes, Step
+from synergyd.control.resize.mechanism import RESTART, ResizeMechanism
+from synergyd.control.resize.restart_accounting import account_restart
+from synergyd.control.resize.transition import (
+    Occurrence,
+    OnEvent,
+    OnStep,
+    Situation,
+    Transition,
+    Trigger,
+    leads_to,
+    stay,
+    triggers_of,
 )
 
-_RUNS = (ResizeState.RUNNING, ResizeState.CHECKPOINTING, ResizeState.RESTARTING)
-_SENT_AGAIN = IN_TRANSIT - {ResizeState.RELEASED}
+QUEUED, RUNNING, JOINING = ResizeState.QUEUED, ResizeState.RUNNING, ResizeState.JOINING
+CHECKPOINTING = ResizeState.CHECKPOINTING
+REQUEUING, RESTARTING, PARKED = ResizeState.REQUEUING, ResizeState.RESTARTING, ResizeState.PARKED
+RETURNING = ResizeState.RETURNING
+RESIZED, RELEASED, GONE = ResizeState.RESIZED, ResizeState.RELEASED, ResizeState.GONE
+T, row = Trigger, Transition
+OUTSIDE, NOT_STARTED = "restarted outside Synergy", "not started by Slurm"
+
+# From, on, to (None: it stays), change, guard, words. Of the rows of one state and trigger the first whose guard holds is followed
+TRANSITIONS: tuple[Transition, ...] = (
+    # QUEUED: waits in Slurm's queue for a decision
+    row(QUEUED, T.LAUNCH_FAILED, None, failed.lift_hold_again, failed.is_known_failure),
+    row(QUEUED, T.LAUNCH_FAILED, QUEUED, failed.wait_after_failed_launch),
+    row(QUEUED, T.SEEN_RUNNING, RUNNING, pending.run_as_plain),
+    row(QUEUED, T.SEEN_PENDING, None, pending.note_incarnation),
+    row(QUEUED, T.DECIDED, PARKED, pending.start_as_decided, pending.is_start_accepted),
+    # RUNNING: runs
+    row(RUNNING, T.LAUNCH_FAILED, QUEUED, failed.wait_after_failed_launch),
+    row(RUNNING, T.SCRIPT_FAILED, REQUEUING, failed.run_again, failed.can_run_again),
+    row(RUNNING, T.SCRIPT_FAILED, GONE, failed.lose, failed.is_lost),
+    row(RUNNING, T.SEEN_PENDING, QUEUED, running.wait_after_requeue_by_others),
+    row(RUNNING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_other_incarnation, OUTSIDE),
+    row(RUNNING, T.DECIDED, JOINING, joining.ask_for_nodes, joining.is_growth_accepted),
+    row(RUNNING, T.DECIDED, CHECKPOINTING, running.ask_before_resize, running.is_accepted),
+    row(RUNNING, T.PREEMPTED, CHECKPOINTING, running.ask_before_preemption, running.is_retry_allowed),
+    row(RUNNING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
+    row(RUNNING, T.HUNG, REQUEUING, running.requeue_hung),
+    # JOINING: runs, and its launchers bring in nodes that it does not have
+    row(JOINING, T.JOINED, CHECKPOINTING, joining.ask_with_joined_nodes, leads_to(CHECKPOINTING)),
+    row(JOINING, T.NOT_JOINED, RUNNING, joining.go_on_unjoined, leads_to(CHECKPOINTING)),
+    row(JOINING, T.CARRIED_OUT, None, stay, leads_to(JOINING)),
+    row(JOINING, T.REFUSED, RUNNING, joining.go_on_unjoined, running.is_question_refused, "can't be asked"),
+    row(JOINING, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(JOINING, T.SEEN_SUSPENDED, RUNNING, running.give_up_suspended, running.is_known_incarnation),
+    row(JOINING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(JOINING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
+    row(JOINING, T.GIVEN_UP, RUNNING, running.give_up_target),
+    row(JOINING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
+    row(JOINING, T.TIME_PASSED, RUNNING, joining.go_on_unanswered_joining, running.is_over),
+    row(JOINING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # CHECKPOINTING: runs, and has been asked for a checkpoint
+    row(CHECKPOINTING, T.ACKNOWLEDGED, RESTARTING, running.restart_with_checkpoint, leads_to(RESTARTING)),
+    row(CHECKPOINTING, T.ACKNOWLEDGED, REQUEUING, running.requeue_with_checkpoint, leads_to(REQUEUING)),
+    row(CHECKPOINTING, T.NOT_JOINED, RUNNING, joining.go_on_unjoined, joining.has_lost_joined_nodes),
+    row(CHECKPOINTING, T.CARRIED_OUT, None, running.note_asked, leads_to(CHECKPOINTING)),
+    row(CHECKPOINTING, T.REFUSED, RUNNING, running.go_on_unasked, running.is_question_refused, "can't be asked"),
+    row(CHECKPOINTING, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(CHECKPOINTING, T.SEEN_SUSPENDED, RUNNING, running.give_up_suspended, running.is_known_incarnation),
+    row(CHECKPOINTING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(CHECKPOINTING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue, running.has_target),
+    row(CHECKPOINTING, T.SEEN_PENDING, QUEUED, running.make_way_after_requeue),
+    row(CHECKPOINTING, T.GIVEN_UP, RUNNING, running.give_up_target),
+    row(CHECKPOINTING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_checkpoint),
+    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.go_on_unanswered, running.is_way_not_made),
+    row(CHECKPOINTING, T.TIME_PASSED, REQUEUING, running.requeue_unanswered, running.is_answer_overdue),
+    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.go_on_never_asked, running.is_over),
+    row(CHECKPOINTING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # REQUEUING: is being put back into the queue
+    row(REQUEUING, T.NO_GPUS, REQUEUING, failed.requeue_without_gpus, failed.can_start_again),
+    row(REQUEUING, T.SCRIPT_FAILED, None, failed.requeue_failed_again, failed.is_rerun_awaited),
+    row(REQUEUING, T.SCRIPT_FAILED, GONE, failed.lose_unrequeued, failed.is_rerun),
+    row(REQUEUING, T.SEEN_RUNNING, RUNNING, running.go_on_unresized, running.is_newer),
+    row(REQUEUING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue, running.has_target),
+    row(REQUEUING, T.SEEN_PENDING, QUEUED, running.make_way_after_requeue),
+    row(REQUEUING, T.CARRIED_OUT, None, running.note_requeued, leads_to(REQUEUING)),
+    row(REQUEUING, T.REFUSED, RUNNING, running.go_on_unrequeued, running.is_refused_for_good, "requeue refused"),
+    row(REQUEUING, T.REFUSED, None, running.put_off_requeue, running.is_requeue_put_off),
+    row(REQUEUING, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(REQUEUING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # RESTARTING: has its allocation; its processes are started again with another plan
+    row(RESTARTING, T.RESTARTED_IN_PLACE, RUNNING, running.go_on_in_place, leads_to(RUNNING)),
+    row(RESTARTING, T.RESTARTED_IN_PLACE, RETURNING, running.go_on_with_fewer_nodes, leads_to(RETURNING)),
+    row(RESTARTING, T.SEEN_SUSPENDED, None, running.wait_suspended, running.is_known_incarnation),
+    row(RESTARTING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(RESTARTING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
+    row(RESTARTING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
+    row(RESTARTING, T.REFUSED, REQUEUING, running.requeue_untold, running.is_refused_for_good, "can't be told"),
+    row(RESTARTING, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(RESTARTING, T.TIME_PASSED, REQUEUING, running.requeue_unheard, running.is_over),
+    row(RESTARTING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # RETURNING: runs on fewer nodes than it has; the others are being given back
+    row(RETURNING, T.CARRIED_OUT, RUNNING, running.go_on_resized_live, leads_to(RUNNING), "nodes given back"),
+    row(RETURNING, T.SEEN_SUSPENDED, None, running.wait_suspended, running.is_known_incarnation),
+    row(RETURNING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(RETURNING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
+    row(RETURNING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
+    row(
+        RETURNING, T.REFUSED, REQUEUING, running.requeue_unreturned, running.is_refused_for_good, "can't be given back"
+    ),
+    row(RETURNING, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(RETURNING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # PARKED: is pending, parked behind a start time, while its size is set
+    row(PARKED, T.CARRIED_OUT, RESIZED, pending.note_resized, leads_to(RESIZED), "size set and read back"),
+    row(PARKED, T.REFUSED, PARKED, pending.take_former_size, pending.is_former_size_left, "update refused"),
+    row(PARKED, T.REFUSED, RESIZED, pending.release_unupdated, running.is_refused_for_good, "update refused"),
+    row(PARKED, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(PARKED, T.SEEN_RUNNING, RUNNING, running.go_on_unresized),
+    row(PARKED, T.SEEN_PENDING, None, pending.park_again, pending.is_parking_over_soon),
+    row(PARKED, T.SEEN_PENDING, None, pending.note_incarnation),
+    row(PARKED, T.TIME_PASSED, RESIZED, pending.release_unanswered, running.is_over),
+    row(PARKED, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # RESIZED: has its new size, and is about to be released
+    row(RESIZED, T.CARRIED_OUT, RELEASED, pending.note_release, leads_to(RELEASED), "released"),
+    row(RESIZED, T.REFUSED, RELEASED, pending.wait_unreleased, running.is_refused_for_good, "release refused"),
+    row(RESIZED, T.REFUSED, None, running.note_refusal, running.is_awaited),
+    row(RESIZED, T.SEEN_PENDING, RELEASED, pending.note_released, pending.is_eligible),
+    row(RESIZED, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    # RELEASED: may start
+    row(RELEASED, T.SCRIPT_FAILED, REQUEUING, failed.run_again, failed.can_run_again),
+    row(RELEASED, T.SCRIPT_FAILED, GONE, failed.lose, failed.is_lost),
+    row(RELEASED, T.DECIDED, PARKED, pending.start_as_decided_anew, pending.is_other_start_accepted),
+    row(RELEASED, T.SEEN_PENDING, PARKED, pending.try_next_choice, pending.is_start_refused_with_choice, NOT_STARTED),
+    row(RELEASED, T.SEEN_PENDING, QUEUED, pending.leave_to_slurm, pending.is_start_refused, NOT_STARTED),
+    row(RELEASED, T.TIME_PASSED, PARKED, pending.take_any_nodes, pending.is_contested, "others took its GPUs"),
+    row(RELEASED, T.TIME_PASSED, None, stay, pending.is_unseen_by_slurm),
+    row(RELEASED, T.TIME_PASSED, PARKED, pending.try_next_choice, pending.is_start_missing_with_choice, NOT_STARTED),
+    row(RELEASED, T.TIME_PASSED, QUEUED, pending.leave_to_slurm, pending.is_start_missing, NOT_STARTED),
+    row(RELEASED, T.TIME_PASSED, QUEUED, pending.wait_as_plain, pending.is_waiting_as_plain, "waits as submitted"),
+    row(RELEASED, T.TIME_PASSED, QUEUED, pending.wait_after_missed_start, running.is_over),
+    # RESIZED too: the release took effect, and only its answer was lost
+    *(row(state, T.LAUNCH_FAILED, QUEUED, failed.wait_after_failed_launch) for state in (RESIZED, RELEASED)),
+    *(
+        row(state, T.NO_GPUS, REQUEUING, failed.requeue_without_gpus, failed.can_start_again)
+        for state in (RESIZED, RELEASED)
+    ),
+    *(row(state, T.SEEN_RUNNING, RUNNING, pending.run_as_released) for state in (RESIZED, RELEASED)),
+    *(row(state, T.SEEN_PENDING, None, pending.note_incarnation) for state in (RESIZED, RELEASED)),
+    # several states
+    *(row(state, T.GIVEN_UP, QUEUED, pending.wait_for_decision) for state in sorted(STARTING)),
+    *(
+        row(state, T.REFUSED, None, failed.note_hold_kept, failed.is_hold_kept)
+        for state in ResizeState
+        if state is not GONE
+    ),
+    *(row(state, T.LEFT_QUEUE, GONE, running.note_end) for state in ResizeState if state is not GONE),
+)
+_TABLE: dict[tuple[ResizeState, Trigger], tuple[Transition, ...]] = {
+    (state, trigger): tuple(r for r in TRANSITIONS if (r.source, r.trigger) == (state, trigger))
+    for state in ResizeState
+    for trigger in Trigger
+}
+
+#: take in what an event shows, before its transition is followed
+ON_EVENT: tuple[OnEvent, ...] = (account_walltime,)
+#: keep account of what was done, and of the transition
+ON_STEP: tuple[OnStep, ...] = (record_start_times, record_start, drop_joined_nodes, keep_place, account_restart)
 
 
-def advance(life: JobLifecycle, event: ResizeEvent, now_s: float, limits: ResizeTimes) -> Step:
-    """One event. Total: any event in any state gives an answer, and never raises."""
-    if life.state is ResizeState.GONE:
+def advance(
+    life: JobLifecycle,
+    event: ResizeEvent,
+    now_s: float,
+    times: ResizeTimes,
+    report: Report | None = None,
+    mechanism: ResizeMechanism = RESTART,
+) -> Step:
+    """Return the job after `event` at `now_s` (seconds since 1970), with instructions and lines of its story. `report`: its latest.
+
+    Total: any event in any state has an answer, and never raises.
+    """
+    if life.state is GONE:
         return Step(life)
-    match event:
-        case Observed():
-            return _observed(_timed(life, event, now_s, limits), event, now_s, limits)
-        case Wanted():
-            return _wanted(life, event, now_s, limits)
-        case Preempted():
-            return _preempted(life, event, now_s)
-        case Unwanted():
-            return _unwanted(life, event, now_s)
-        case PlanFailed():
-            return _plan_failed(life, event, now_s)
-        case Hung():
-            return _hung(life, event, now_s)
-        case Acknowledged():
-            return _acknowledged(life, event, now_s)
-        case RestartedInPlace():
-            return _restarted(life, event, now_s)
-        case CarriedOut():
-            return _done(life, event.instruction, now_s, limits)
-        case Refused():
-            return _refused(life, event, now_s, limits)
-        case Tick():
-            return _tick(life, event, now_s, limits)
+    at = Situation(now_s=now_s, times=times, mechanism=mechanism)
+    row = find_transition(life, event, at)
+    after = life
+    for take_in in ON_EVENT:
+        after = take_in(after, event, row, at)
+    step = Step(after) if row is None else _follow(row, after, event, at)
+    occurrence = Occurrence(before=life, event=event, now_s=now_s, report=report)
+    for hook in ON_STEP:
+        step = hook(step, occurrence)
+    return step
 
 
-# -- one function an event -----------------------------------------------------------------------------------------
+def find_transition(life: JobLifecycle, event: ResizeEvent, at: Situation) -> Transition | None:
+    """Return the row of the table that `event` follows, or None if nothing comes of it."""
+    rows = (row for trigger in triggers_of(event) for row in _TABLE[life.state, trigger])
+    return next((row for row in rows if row.when(life, event, at)), None)
 
 
-def _observed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> Step:
-    if event.state == "GONE":
-        return to(life, ResizeState.GONE, now_s, f"left the queue while {life.state}")
-    running = event.state in ("RUNNING", "SUSPENDED")
-    newer = event.restarts > life.restarts
-    soon_s = now_s + min(30.0, limits.park_s / 3)
-    match life.state:
-        case ResizeState.QUEUED if running:
-            return runs(life, event, now_s, None, "started by Slurm as a plain job")
-        case ResizeState.RUNNING if event.state == "PENDING":
-            # requeued by Slurm (node failure) or by the user
-            # what the incarnation that ended was spared says nothing of the next one's start
-            moved = replace(life, restarts=event.restarts, plan=None, ended_s=now_s, retry_after_s=0.0, unanswered=0)
-            return to(moved, ResizeState.QUEUED, now_s, "requeued by Slurm or its user")
-        case ResizeState.RUNNING if running and event.restarts != life.restarts:
-            return runs(life, event, now_s, life.plan, f"restarted outside Synergy (restart {event.restarts})")
-        case ResizeState.CHECKPOINTING if newer and running:
-            return runs(life, event, now_s, life.plan, "restarted outside Synergy while its checkpoint was awaited")
-        case ResizeState.RESTARTING if newer and running:
-            return runs(
-                life, event, now_s, life.plan, "restarted outside Synergy before it could be restarted in place"
-            )
-        case ResizeState.CHECKPOINTING | ResizeState.REQUEUING | ResizeState.RESTARTING if event.state == "PENDING":
-            back = replace(life, restarts=event.restarts, ended_s=now_s)
-            return to_held(back, now_s, limits, f"requeued{life.walltime.words()}")
-        case ResizeState.CHECKPOINTING if event.state == "SUSPENDED":
-            text = "suspended while its checkpoint was awaited: resize given up"
-            return to(replace(life, target=None, stopping=False), ResizeState.RUNNING, now_s, text)
-        case ResizeState.RESTARTING if event.state == "SUSPENDED":
-            return Step(replace(life, since_s=now_s))  # nothing of it runs, so nothing can report
-        case ResizeState.REQUEUING if running and newer:
-            again = replace(life, retry_after_s=now_s + limits.retry_s)
-            return runs(again, event, now_s, None, "started again before it could be resized")
-        case ResizeState.HELD if running:
-            again = replace(life, retry_after_s=now_s + limits.retry_s)
-            return runs(again, event, now_s, None, "started before its new size was complete")
-        case ResizeState.RESIZED | ResizeState.RELEASED if running:
-            # from RESIZED: the release took effect, only its answer was lost
-            size = "its new size" if life.target else "the size Slurm had for it"
-            return runs(life, event, now_s, life.target.plan if life.target else None, f"started with {size}")
-        case ResizeState.HELD if (
-            event.state == "PENDING" and event.eligible_s is not None and event.eligible_s < soon_s
-        ):
-            return Step(_pending(life, event, now_s), (Park(life.job_id, limits.park_s),))
-        case ResizeState.RESIZED if (
-            event.state == "PENDING" and event.eligible_s is not None and event.eligible_s <= now_s
-        ):
-            return to(_pending(life, event, now_s), ResizeState.RELEASED, now_s, "released")
-        case ResizeState.RELEASED if (
-            event.state == "PENDING" and refuses(event.reason) and now_s >= life.since_s + STALE_REASON_S
-        ):
-            return _not_started(_pending(life, event, now_s), event.reason, now_s, limits)
-        case _:
-            return Step(_pending(life, event, now_s) if event.state == "PENDING" else life)
-
-
-def _timed(life: JobLifecycle, event: Observed, now_s: float, limits: ResizeTimes) -> JobLifecycle:
-    """`life` with what Slurm shows of its time limit."""
-    walltime = life.walltime.seen(event.limit_s)
-    if event.state in ("RUNNING", "SUSPENDED"):
-        walltime = walltime.running(event.ends_s, event.limit_s)
-    elif event.state == "PENDING" and life.state is ResizeState.REQUEUING:
-        # by Slurm's clock, unless that is not the daemon's
-        ended_s = event.queued_s if event.queued_s is not None and life.since_s <= event.queued_s <= now_s else now_s
-        walltime = walltime.requeued(ended_s, limits.lead_s)
-    elif event.state == "PENDING" and life.state in _RUNS:
-        walltime = walltime.lost()
-    return life if walltime == life.walltime else replace(life, walltime=walltime)
-
-
-def _pending(life: JobLifecycle, event: Observed, now_s: float) -> JobLifecycle:
-    """A job that is pending: of a later incarnation than was known, if another ended in between."""
-    return replace(life, restarts=event.restarts, ended_s=now_s) if event.restarts > life.restarts else life
-
-
-def _wanted(life: JobLifecycle, event: Wanted, now_s: float, limits: ResizeTimes) -> Step:
-    if not event.due and (now_s < life.retry_after_s or life.left):
-        return Step(life)
-    target, rung = event.target, Rung.AS_DECIDED
-    if life.left or any(set(r.nodes) == set(target.nodes) for r in life.refusals):
-        if life.state is ResizeState.RUNNING and not event.due:
-            return Step(life)
-        target, rung = replace(target, nodes=()), Rung.ANY_NODES
-    elif life.missed and event.any_nodes and target.nodes and life.state is ResizeState.QUEUED:
-        target, rung = replace(target, nodes=()), Rung.ANY_NODES  # whatever is free when Slurm comes to it
-    aimed = replace(life, target=target, cause=event.cause, attempts=0, rung=rung, asked=event.asked or life.asked)
-    match life.state:
-        case ResizeState.QUEUED:
-            return to_held(replace(aimed, origin=event.present), now_s, limits, f"start decided: {event.cause}")
-        case ResizeState.RELEASED if life.target != target:
-            return to_held(aimed, now_s, limits, f"new decision before it started: {event.cause}")
-        case ResizeState.RUNNING:
-            asked = replace(aimed, asked_s=0.0, acks_before=event.acks, origin=event.present, stays=_stays(event))
-            # a checkpoint that is due is the last before its end: it begins anew, or is lost
-            asked = replace(asked, must_leave=event.due)
-            asked = asked if event.due else replace(asked, moves=life.moves.begun(now_s))
-            text = f"{'restart in place' if asked.stays else 'resize'} decided: {event.cause}; checkpoint asked for"
-            return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
-        case _:
-            return Step(life)
-
-
-def _stays(event: Wanted) -> bool:
-    """Is it another plan for the GPUs that the job has, and can its launchers start it there?"""
-    target, present = event.target, event.present
-    if not event.in_place or event.due or present is None or target.plan in (None, present.plan):
-        return False
-    return target.shape == present.shape and set(target.nodes) == set(present.nodes)
-
-
-def _preempted(life: JobLifecycle, event: Preempted, now_s: float) -> Step:
-    if life.state is not ResizeState.RUNNING or now_s < life.retry_after_s:
-        return Step(life)
-    asked = replace(
-        life,
-        target=None,
-        origin=None,
-        stopping=True,
-        cause=event.cause,
-        attempts=0,
-        asked_s=0.0,
-        acks_before=event.acks,
-        moves=life.moves.begun(now_s),
-        stays=False,
-        must_leave=False,
-    )
-    text = f"preemption decided: {event.cause}; checkpoint asked for"
-    return to(asked, ResizeState.CHECKPOINTING, now_s, text, (AskCheckpoint(life.job_id, life.restarts),))
-
-
-def _unwanted(life: JobLifecycle, event: Unwanted, now_s: float) -> Step:
-    if life.state is ResizeState.CHECKPOINTING:
-        back = replace(life, target=None, stopping=False)
-        return to(back, ResizeState.RUNNING, now_s, f"resize given up before it was requeued: {event.cause}")
-    if life.state in STARTING:
-        # what was refused before the nodes changed is no reason to let it wait
-        back = replace(life, target=None, origin=None, attempts=0, retry_after_s=0.0)
-        return to(back, ResizeState.QUEUED, now_s, f"waits for a new decision: {event.cause}")
-    return Step(life)
-
-
-def _plan_failed(life: JobLifecycle, event: PlanFailed, now_s: float) -> Step:
-    if life.state is ResizeState.CHECKPOINTING:
-        return to_requeuing(life, now_s, "it failed while its checkpoint was awaited", must_leave=True)
-    if life.state not in (ResizeState.RUNNING, ResizeState.RESTARTING):
-        return Step(life)
-    back = replace(life, target=event.fallback, origin=None, cause="its plan failed", stopping=False)
-    return to_requeuing(back, now_s, event.story, must_leave=True)
-
-
-def _hung(life: JobLifecycle, event: Hung, now_s: float) -> Step:
-    if life.state is not ResizeState.RUNNING:
-        return Step(life)  # one whose checkpoint is awaited is requeued without it
-    count, until_s = life.hangs.count + 1, now_s + SHUN_S
-    hangs = replace(life.hangs, count=count, nodes=event.nodes, until_s=until_s, step=event.step)
-    back = replace(life, target=None, origin=None, stopping=True, cause="its steps had stopped", hangs=hangs)
-    return to_requeuing(back, now_s, event.story, must_leave=True)
-
-
-def _acknowledged(life: JobLifecycle, event: Acknowledged, now_s: float) -> Step:
-    if life.state is ResizeState.CHECKPOINTING and event.restarts == life.restarts and event.count > life.acks_before:
-        moves = replace(life.moves, checkpoint_s=max(0.0, now_s - life.asked_s)) if life.asked_s else life.moves
-        answered = replace(life, unanswered=0, moves=moves)
-        if life.stays and life.target is not None and life.target.plan is not None:
-            return to_restarting(answered, life.target.plan, now_s)
-        return to_requeuing(answered, now_s, "checkpoint acknowledged")
-    return Step(life)
-
-
-def _restarted(life: JobLifecycle, event: RestartedInPlace, now_s: float) -> Step:
-    if (
-        life.state is not ResizeState.RESTARTING
-        or life.target is None
-        or event.restarts != life.restarts
-        or event.number < life.orders
-    ):
-        return Step(life)
-    goes_on = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, stays=False)
-    return to(goes_on, ResizeState.RUNNING, now_s, f"restarted in place: {words(life.target)}")
-
-
-def _done(life: JobLifecycle, instruction: Instruction, now_s: float, limits: ResizeTimes) -> Step:
-    match instruction:
-        case Update(target=target) if life.state is ResizeState.HELD and target == life.target:
-            text = f"size set and read back: {words(target)}"
-            return to_resized(replace(life, attempts=0), now_s, limits, text)
-        case Release() if life.state is ResizeState.RESIZED:
-            return to(life, ResizeState.RELEASED, now_s, "released")
-        case AskCheckpoint(restarts=r) if (
-            life.state is ResizeState.CHECKPOINTING and r == life.restarts and not life.asked_s
-        ):
-            return Step(replace(life, asked_s=now_s))  # from now on it has `checkpoint_timeout_s` to answer
-        case _:
-            return Step(life)
-
-
-def _refused(life: JobLifecycle, event: Refused, now_s: float, limits: ResizeTimes) -> Step:
-    if event.instruction not in awaited(life, limits):
-        return Step(life)  # a late answer, or one that another instruction makes good
-    tried = replace(life, attempts=life.attempts + 1)
-    # a refusal that is called transient and yet lasts as long as a job may be parked is none
-    give_up = now_s >= life.since_s + limits.park_s or (not event.transient and tried.attempts >= limits.attempts)
-    back = replace(tried, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
-    # below the first rung nodes are Slurm's choice
-    origin = life.origin if life.rung is Rung.AS_DECIDED or life.origin is None else replace(life.origin, nodes=())
-    match event.instruction:
-        case Update() if give_up and origin is not None and life.target != origin:
-            again = replace(back, target=origin, attempts=0)
-            text = f"new size refused ({event.error}): back to {words(origin)}"
-            return to(again, ResizeState.HELD, now_s, text, (update(life, origin, limits),))
-        case Update() if give_up:
-            return to_unchanged(back, now_s, limits, f"update refused ({event.error})")
-        case Restart() if give_up:
-            text = f"it could not be restarted in place: {event.error}"
-            return to_requeuing(tried, now_s, text, must_leave=True)
-        case Requeue() if give_up or event.final:
-            stays = replace(back, must_leave=False)
-            return to(stays, ResizeState.RUNNING, now_s, f"requeue refused, it goes on as it is: {event.error}")
-        case AskCheckpoint() if give_up or not event.transient:
-            return to(back, ResizeState.RUNNING, now_s, f"checkpoint could not be asked for: {event.error}")
-        case Release() if give_up:
-            text = f"release refused ({event.error}): it starts by itself when its start time comes"
-            return to(tried, ResizeState.RELEASED, now_s, text)
-        case Requeue() if event.transient:
-            # another job restarts there: it works on meanwhile, and that work is lost at the requeue
-            soon = replace(tried, sent_s=min(tried.sent_s, now_s + REQUEUE_AGAIN_S - limits.resend_s))
-            told = f"Requeue put off: {event.error}"
-            return Step(soon, (), (told,) if tried.attempts == 1 else ())
-        case _:
-            # the story tells of the first one only: a slurmctld that is away for an hour is one line
-            told = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
-            return Step(tried, (), (told,) if tried.attempts == 1 or not event.transient else ())
-
-
-def _tick(life: JobLifecycle, event: Tick, now_s: float, limits: ResizeTimes) -> Step:
-    over = now_s >= wait_ends_s(life, limits)
-    sent = replace(life, sent_s=now_s)
-    match life.state:
-        case ResizeState.CHECKPOINTING if over and life.stopping and life.asked_s:
-            # nobody's wait is worth the work that would be lost
-            asked = replace(life, unanswered=life.unanswered + 1)
-            back = replace(asked, stopping=False, retry_after_s=now_s + longest_retry_s(asked, limits))
-            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: it goes on"
-            return to(back, ResizeState.RUNNING, now_s, text)
-        case ResizeState.CHECKPOINTING if over and life.asked_s:
-            text = f"no checkpoint acknowledged within {limits.checkpoint_timeout_s:g} s: resized from its last one"
-            return to_requeuing(life, now_s, text)
-        case ResizeState.CHECKPOINTING if over:
-            # a job that was never asked must not lose the work since its last checkpoint
-            back = replace(life, target=None, stopping=False, retry_after_s=now_s + limits.retry_s)
-            return to(
-                back, ResizeState.RUNNING, now_s, "its checkpoint could not be asked for in time: resize given up"
-            )
-        case ResizeState.HELD if over:
-            # each update parks the job anew: one that never gets an answer must not hold it for ever
-            back = replace(life, target=None, retry_after_s=now_s + limits.retry_s)
-            return to_unchanged(back, now_s, limits, "no update was answered")
-        case ResizeState.RESIZED if not settled(life, now_s, limits):
-            return Step(life)
-        case ResizeState.RESTARTING if over:
-            text = f"no report of the new plan within {limits.in_place_s:g} s: requeued"
-            return to_requeuing(life, now_s, text, must_leave=True)
-        case ResizeState.RELEASED if event.contested and life.target is not None and life.target.nodes:
-            taken = replace(life, target=replace(life.target, nodes=()), rung=Rung.ANY_NODES, missed=life.missed + 1)
-            text = f"others have taken GPUs of {', '.join(life.target.nodes)}: any other nodes of this size will do"
-            return to_held(taken, now_s, limits, text)
-        case _ if life.state in _SENT_AGAIN and (not life.sent_s or now_s >= life.sent_s + limits.resend_s):
-            return Step(sent, awaited(life, limits))
-        case ResizeState.RELEASED if over and event.room and unseen(event.reason) and now_s < life.since_s + UNSEEN_S:
-            return Step(life)  # no other choice would start sooner
-        case ResizeState.RELEASED if over and event.room and (refuses(event.reason) or waits_its_turn(event.reason)):
-            return _not_started(life, event.reason, now_s, limits)
-        case ResizeState.RELEASED if over and waits_its_turn(event.reason) and _as_plain(life):
-            # it stands in Slurm's queue as it would without a directive, and stays there until it starts
-            plain = replace(life, target=None, left=event.reason or "None")
-            return to(plain, ResizeState.QUEUED, now_s, f"waits in Slurm's queue as it was submitted ({event.reason})")
-        case ResizeState.RELEASED if over:
-            # its GPUs went to someone else or a node is away: decide anew
-            looked = waits_its_turn(event.reason) and not unseen(event.reason)
-            missed = life.missed + bool(looked and life.target is not None and life.target.nodes)
-            back = replace(life, target=None, missed=missed)
-            return to(back, ResizeState.QUEUED, now_s, "did not start in time: waits for a new decision")
-        case _:
-            return Step(life)
-
-
-def _as_plain(life: JobLifecycle) -> bool:
-    """Was it released at the size asked for, on nodes of Slurm's choice?"""
-    return (
-        life.target is not None
-        and life.asked is not None
-        and not life.target.nodes
-        and alike(life.asked.shape, life.target.shape)
-    )
-
-
-def _not_started(life: JobLifecycle, reason: str, now_s: float, limits: ResizeTimes) -> Step:
-    """Slurm does not start the job as it was released: one rung down."""
-    if life.target is None:
-        return Step(life)
-    rung, choice = next_try(life.target, life.rung, life.origin, life.asked, reason)
-    refusals = remembered(life.refusals, life.target, reason, now_s)
-    down = replace(life, target=choice, rung=rung, refusals=refusals, refused=life.refused + 1)
-    said = f"Slurm did not start it with {words(life.target)} (its reason: {reason or 'none'})"
-    if choice is None:
-        left = replace(down, left=reason or "None", origin=None)
-        return to(left, ResizeState.QUEUED, now_s, f"{said}: left to Slurm")
-    return to_held(down, now_s, limits, f"{said}: {words(choice)} on nodes of Slurm's choice is tried")
+def _follow(row: Transition, life: JobLifecycle, event: ResizeEvent, at: Situation) -> Step:
+    """Return the job as `row` changes it, in its new state, with what is sent on entering that."""
+    step = row.change(life, event, at)
+    if row.target is None:
+        return step
+    entered = replace(step.life, state=row.target, since_s=at.now_s)
+    instructions = step.instructions
+    awaited = at.mechanism.instruction(entered, at.times)
+    if not instructions and awaited is not None:
+        if at.mechanism.is_delayed(entered, at.now_s, at.times):
+            entered = replace(entered, sent_s=0.0)  # the first tick that may sends it
+        else:
+            instructions = (awaited,)
+    if instructions:
+        entered = replace(entered, sent_s=at.now_s)
+    return Step(entered, instructions, step.story)

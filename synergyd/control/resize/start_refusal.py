@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from synergyd.constraint import has_features
+from synergy_core.constraint import has_features
+from synergy_core.records import Cluster, Job, Node, Shape
+
 from synergyd.control.resize.gpus_free import has_cpus
 from synergyd.control.resize.instructions import Target
-from synergyd.records import Cluster, Job, Node, Shape
 
-#: Slurm's reason of before the release may stand for as long as its scheduler takes to look at the job again
+#: Slurm's reason from before the release may stand until its scheduler looks at the job again
 STALE_REASON_S = 5.0
 #: Slurm's main scheduler looks at the whole queue each sched_interval, 60 s by default (slurm.conf): until then a job has no reason
 UNSEEN_S = 60.0
@@ -38,8 +39,8 @@ _ELSEWHERE = frozenset(
 )  # fmt: skip
 
 
-class Rung(IntEnum):
-    """How far down the ladder a start is."""
+class StartAttempt(IntEnum):
+    """The attempts to start a job, from the decision down to leaving it to Slurm."""
 
     AS_DECIDED = 0
     ANY_NODES = 1
@@ -57,83 +58,95 @@ class Refusal:
     at_s: float
 
 
-def refuses(reason: str) -> bool:
-    """Does Slurm's reason say that it will not start the job as it was released?"""
-    return not waits_its_turn(reason) and _word(reason) not in _ELSEWHERE
+def is_refusal(reason: str) -> bool:
+    """Return whether Slurm's reason says that it will not start the job as it was released."""
+    return not is_waiting_its_turn(reason) and _word(reason) not in _ELSEWHERE
 
 
-def waits_its_turn(reason: str) -> bool:
-    """Does Slurm's reason say that the job waits for GPUs, or for jobs before it?"""
+def is_waiting_its_turn(reason: str) -> bool:
+    """Return whether Slurm's reason says that the job waits for GPUs, or for jobs before it."""
     return _word(reason) in _TURN
 
 
-def unseen(reason: str) -> bool:
-    """Has Slurm not looked at the job yet?"""
+def is_unseen(reason: str) -> bool:
+    """Return whether Slurm has not looked at the job yet."""
     return _word(reason) in ("", "None")
 
 
 def names_limit(reason: str) -> bool:
-    """Does Slurm's reason name a limit of an account or a QOS? It ends with others' jobs, and is nothing of the job's own."""
+    """Return whether Slurm's reason names a limit of an account or a QOS.
+
+    Such a reason ends with others' jobs, and is not about the job itself.
+    """
     return _word(reason).startswith(("Assoc", "QOS"))
 
 
-def alike(asked: Shape, tried: Shape) -> bool:
-    """Is `tried` what the sbatch line asks for? One that names no type of GPU never has one."""
+def is_as_asked(asked: Shape, tried: Shape) -> bool:
+    """Return whether `tried` is what the sbatch line asks for.
+
+    An sbatch line that names no type of GPU never has one.
+    """
     return asked in (tried, replace(tried, gpu_type=""))
 
 
 def next_try(
-    tried: Target, rung: Rung, origin: Target | None, asked: Target | None, reason: str = ""
-) -> tuple[Rung, Target | None]:
-    """The next rung with what to release the job with; (LEFT, None) after the last.
+    tried: Target, attempt: StartAttempt, origin: Target | None, asked: Target | None, reason: str = ""
+) -> tuple[StartAttempt, Target | None]:
+    """Return the next attempt and what to release the job with; (LEFT, None) after the last.
 
-    `origin`: what it ran with before, `asked`: what its sbatch line asks for. `reason`: Slurm's; where it names a limit, other
-    nodes are only tried for a limit of nodes, which may count one that two jobs share once.
+    `origin`: what the job ran with before, `asked`: what its sbatch line asks for. `reason`: Slurm's; if it names a
+    limit, other nodes are only tried for a limit of nodes, which may count a node that two jobs share once.
     """
     limited = names_limit(reason)
     choices = {
-        Rung.ANY_NODES: Target(tried.shape, (), tried.plan),
-        Rung.AS_BEFORE: Target(origin.shape, (), origin.plan) if origin is not None and origin.nodes else None,
-        Rung.AS_ASKED: Target(asked.shape) if asked is not None else None,
+        StartAttempt.ANY_NODES: Target(tried.shape, (), tried.plan),
+        StartAttempt.AS_BEFORE: Target(origin.shape, (), origin.plan) if origin is not None and origin.nodes else None,
+        StartAttempt.AS_ASKED: Target(asked.shape) if asked is not None else None,
     }
     for below, choice in choices.items():
-        if below <= rung or choice is None:
+        if below <= attempt or choice is None:
             continue
-        same = alike(choice.shape, tried.shape)
+        same = is_as_asked(choice.shape, tried.shape)
         if same and choice.nodes == tried.nodes:
             continue
         helps = not limited or (same and "Node" in reason) or choice.shape.gpus < tried.shape.gpus
-        if not helps and below is not Rung.AS_ASKED:  # as asked, on any nodes, it waits for the limit to be free
+        if (
+            not helps and below is not StartAttempt.AS_ASKED
+        ):  # as asked, on any nodes, it waits for the limit to be free
             continue
         return below, choice
-    return Rung.LEFT, None
+    return StartAttempt.LEFT, None
 
 
 def has_room(target: Target, cluster: Cluster, job: Job) -> bool:
-    """Are there GPUs for `target` that nobody holds, on nodes that the job may use, as far as the nodes show?"""
+    """Return whether there are GPUs for `target` that nobody holds, on nodes that the job may use, as far as the nodes show."""
     shape, by_name = target.shape, cluster.by_name
     if target.nodes:
         return all(name in by_name and _fits(by_name[name], target, job) for name in target.nodes)
     return sum(_fits(node, target, job) for node in cluster.nodes) >= shape.nodes
 
 
-def still_refused(
+def current_refusals(
     refusals: tuple[Refusal, ...], count: int, then: Mapping[str, Node], cluster: Cluster, now_s: float
 ) -> tuple[Refusal, ...]:
-    """The refusals that hold still. `count`: how often the job was refused so far; `then`: the nodes as they were after it was
-    refused, where that is known."""
+    """Return the refusals that still hold.
+
+    `count`: how often the job was refused so far; `then`: the nodes as they were after it was refused, if that is
+    known.
+    """
     shortest_s = SHORTEST_S * 2 ** min(max(0, count - 1), _DOUBLINGS)
 
-    def holds(refusal: Refusal) -> bool:
+    def is_in_force(refusal: Refusal) -> bool:
+        """Return whether the refusal is recent, or none of its nodes has changed."""
         age_s = abs(now_s - refusal.at_s)  # whichever way a clock was set
         same = all(name not in then or cluster.by_name.get(name) == then[name] for name in refusal.nodes)
         return age_s < shortest_s or (same and age_s < LONGEST_S)
 
-    return tuple(r for r in refusals if holds(r))
+    return tuple(r for r in refusals if is_in_force(r))
 
 
-def remembered(refusals: tuple[Refusal, ...], target: Target, reason: str, now_s: float) -> tuple[Refusal, ...]:
-    """With one more, where `target` names nodes."""
+def with_refusal_of(refusals: tuple[Refusal, ...], target: Target, reason: str, now_s: float) -> tuple[Refusal, ...]:
+    """Return the refusals with one more, if `target` names nodes."""
     if not target.nodes:
         return refusals
     others = tuple(r for r in refusals if set(r.nodes) != set(target.nodes))
@@ -141,6 +154,7 @@ def remembered(refusals: tuple[Refusal, ...], target: Target, reason: str, now_s
 
 
 def _fits(node: Node, target: Target, job: Job) -> bool:
+    """Return whether the node has room for its share of `target`, and the job may use it."""
     shape, partitions = target.shape, (job.open_partitions or job.partition).split(",")
     right = not shape.gpu_type or node.gpu_type == shape.gpu_type
     inside = not node.partitions or partitions == [""] or bool(set(partitions) & set(node.partitions))
@@ -155,5 +169,5 @@ def _fits(node: Node, target: Target, job: Job) -> bool:
 
 
 def _word(reason: str) -> str:
-    """Slurm's reason without brackets and details: `ReqNodeNotAvail, UnavailableNodes:n1` is one of many words."""
+    """Return Slurm's reason without brackets and details: `ReqNodeNotAvail, UnavailableNodes:n1` is one of many words."""
     return reason.strip().strip("()").split(",")[0].strip()

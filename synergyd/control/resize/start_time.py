@@ -1,8 +1,8 @@
-"""Whose is a pending job's start time: written by Synergy, or set by its user or an admin later? Pure.
+"""The owner of a pending job's start time: written by Synergy, or set later by its user or an admin. Pure.
 
-Synergy keeps jobs from starting by a start time that it writes itself. Slurm shows one start time, and not who set it; so what
-was written is remembered. `scontrol` computes it from its own clock a little later than it was decided: it is known to lie in a
-window, and to the second once it was seen. All times are Slurm's, seconds since 1970.
+Synergy keeps jobs from starting by a start time that it writes itself. Slurm shows one start time, and not who set it;
+so what was written is remembered. `scontrol` computes it from its own clock a little later than it was decided: it is
+known to lie in a window, and to the second once it was seen. All times are Slurm's, seconds since 1970.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECOND = 1.5  # Slurm keeps whole seconds
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenStart:
-    """What Synergy wrote for the pending incarnation `restarts`."""
+    """The start times that Synergy wrote for the pending incarnation `restarts`."""
 
     restarts: int
     #: the latest lies from `low_s` to `high_s`: the same once it was seen; 0: nothing was written so far
@@ -24,14 +24,14 @@ class WrittenStart:
     #: the one before, which may still be in force; 0: not known, so nothing can be told before the latest was seen
     before_s: float = 0.0
 
-    def ours(self, eligible_s: float) -> bool:
-        """May Synergy have written this one?"""
+    def is_ours(self, eligible_s: float) -> bool:
+        """Return whether Synergy may have written this start time."""
         within = self.low_s - _SECOND <= eligible_s <= self.high_s + _SECOND
         return within or not self.before_s or abs(eligible_s - self.before_s) <= _SECOND
 
 
 def after_writing(before: WrittenStart | None, restarts: int, start_s: float) -> WrittenStart:
-    """A start time `start_s` is about to be written."""
+    """Return what is remembered when the start time `start_s` is about to be written."""
     if before is None or before.restarts != restarts:
         return WrittenStart(restarts=restarts, low_s=start_s, high_s=start_s + SLACK_S)
     if not before.high_s:
@@ -42,12 +42,12 @@ def after_writing(before: WrittenStart | None, restarts: int, start_s: float) ->
 
 
 def after_seeing(written: WrittenStart | None, restarts: int, eligible_s: float | None) -> WrittenStart | None:
-    """Slurm shows `eligible_s`."""
+    """Return what is remembered when Slurm shows the start time `eligible_s`."""
     if eligible_s is None:
         return written
     if written is None or written.restarts != restarts or not written.high_s:
         return WrittenStart(restarts=restarts, before_s=eligible_s)
-    if not written.ours(eligible_s):
+    if not written.is_ours(eligible_s):
         return written
     if written.low_s - _SECOND <= eligible_s <= written.high_s + _SECOND:
         return replace(written, low_s=eligible_s, high_s=eligible_s, before_s=eligible_s)
@@ -57,13 +57,13 @@ def after_seeing(written: WrittenStart | None, restarts: int, eligible_s: float 
 def put_off_until_s(
     written: WrittenStart | None, restarts: int, eligible_s: float | None, own_s: float | None, now_s: float
 ) -> float | None:
-    """The start time that the job's user or an admin has set; None where there is none, or it is over.
+    """Return the start time that the job's user or an admin has set, or None if there is none or it is over.
 
-    `own_s`: the one from sbatch, which counts until Synergy has written one. Slurm itself puts off the start of a requeued job,
-    so one that Synergy has not written to since is nobody's.
+    `own_s`: the one from sbatch, which counts until Synergy has written one. Slurm itself puts off the start of a
+    requeued job, so a start time is nobody's if Synergy has not written to the job since.
     """
     if eligible_s is None or eligible_s <= now_s + _SECOND:
         return None
     if written is None or written.restarts != restarts or not written.high_s:
         return own_s if own_s is not None and own_s > now_s else None
-    return None if written.ours(eligible_s) else eligible_s
+    return None if written.is_ours(eligible_s) else eligible_s

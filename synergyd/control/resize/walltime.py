@@ -1,8 +1,9 @@
-"""What a job has of its time limit over its incarnations, and when a checkpoint is due. Pure.
+"""The time limit of a job over its incarnations, and when a checkpoint is due. Pure.
 
-A requeue by Synergy is part of one run: the next incarnation gets what the one before left, so that the sum never passes what was
-asked for at sbatch. A requeue by Slurm or its user begins the limit anew, as it does for a plain job. Slurm's own times count:
-EndTime of the running incarnation, SubmitTime of the requeued job (the second in which Slurm ended it).
+A requeue by Synergy is part of one run: the next incarnation gets what the one before left, so that the sum never
+passes what was asked for at sbatch. A requeue by Slurm or its user begins the limit anew, as it does for a plain job.
+Slurm's own times count: EndTime of the running incarnation, SubmitTime of the requeued job (the second in which Slurm
+ended it).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ LEAST_S = 60.0  # Slurm counts limits in minutes
 
 @dataclass(frozen=True)
 class TimeGrant:
-    """The time limit of a requeued job's next incarnation. `asked_s`: of its sbatch line; `continued`: times that it has begun
-    anew."""
+    """The time limit of a requeued job's next incarnation.
+
+    `asked_s`: of its sbatch line; `continued`: number of times that it began again.
+    """
 
     limit_s: float
     asked_s: float | None = None
@@ -23,19 +26,19 @@ class TimeGrant:
 
     @property
     def minutes(self) -> int:
-        """As Slurm is told: whole minutes, rounded down, at least one."""
+        """Return the limit as Slurm is told it: whole minutes, rounded down, at least one."""
         return max(1, int(self.limit_s // 60))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walltime:
-    """Where a job stands in its time limit. Seconds; `ends_s` since 1970."""
+    """The state of a job's time limit. Seconds; `ends_s` since 1970."""
 
     #: limit of its sbatch line; None: none, or not known yet
     asked_s: float | None = None
     #: when Slurm ends the running incarnation; None: it has no limit, or does not run
     ends_s: float | None = None
-    #: what the job may run for after a requeue of Synergy's; None: what Slurm has for it
+    #: seconds for which the job may run after a requeue by Synergy; None: as Slurm has it
     left_s: float | None = None
     #: times that its limit may begin anew (directive key walltime)
     continues: int = 0
@@ -43,46 +46,49 @@ class Walltime:
     continued: int = 0
     #: Slurm's limit for it is one that Synergy has lowered
     lowered: bool = False
-    #: what the limit of the running incarnation, in whole minutes, leaves out of `left_s`: the next incarnation's again
+    #: seconds of `left_s` that the running incarnation's limit, in whole minutes, leaves out: the next one gets them
     spare_s: float = 0.0
 
     @property
     def grant(self) -> TimeGrant | None:
-        """What its next incarnation is given; None: nothing is changed."""
+        """Return what the next incarnation is given, or None if nothing is changed."""
         return None if self.left_s is None else TimeGrant(self.left_s, self.asked_s, self.continued)
 
     @property
-    def goes_on(self) -> bool:
-        """Does its limit begin anew where it ends?"""
+    def can_begin_anew(self) -> bool:
+        """Return whether the job's limit begins anew when it ends."""
         return self.continued < self.continues
 
-    def seen(self, limit_s: float | None) -> Walltime:
-        """Slurm shows this limit for it: the first is the one of its sbatch line."""
+    def with_limit_seen(self, limit_s: float | None) -> Walltime:
+        """Return the walltime once Slurm has shown this limit: the first is the one of its sbatch line."""
         return self if self.asked_s is not None or limit_s is None else replace(self, asked_s=limit_s)
 
-    def running(self, ends_s: float | None, limit_s: float | None) -> Walltime:
-        """Return it as Slurm shows it running, until `ends_s` with the limit `limit_s`."""
+    def with_run(self, ends_s: float | None, limit_s: float | None) -> Walltime:
+        """Return the walltime as Slurm shows the job running, until `ends_s` with the limit `limit_s`."""
         spare_s = self.spare_s
         if self.left_s is not None:
             cut_s = 0.0 if limit_s is None else self.left_s - limit_s
             spare_s = cut_s if 0.0 < cut_s < LEAST_S else 0.0  # else somebody has set another limit
         return replace(self, ends_s=ends_s, left_s=None, spare_s=spare_s)
 
-    def requeued(self, ended_s: float, lead_s: float) -> Walltime:
-        """Synergy has requeued it, and its incarnation ended at `ended_s`: with little left, the limit begins anew where it may."""
+    def after_requeue(self, ended_s: float, lead_s: float) -> Walltime:
+        """Return the walltime after a requeue by Synergy that ended the job at `ended_s`.
+
+        With little left, the limit begins anew if it may.
+        """
         if self.ends_s is None:
             return self
         left_s = self.ends_s + self.spare_s - ended_s
-        if self.goes_on and self.asked_s is not None and left_s <= self.lead_s(lead_s):
+        if self.can_begin_anew and self.asked_s is not None and left_s <= self.lead_s(lead_s):
             return replace(self, ends_s=None, left_s=self.asked_s, continued=self.continued + 1, lowered=False)
         return replace(self, ends_s=None, left_s=max(LEAST_S, left_s), lowered=True)
 
-    def lost(self) -> Walltime:
-        """Slurm or its user has requeued it: its limit begins anew, as a plain job's does."""
+    def after_loss(self) -> Walltime:
+        """Return the walltime after a requeue by Slurm or its user: its limit begins anew, as a plain job's does."""
         return replace(self, ends_s=None, left_s=self.asked_s if self.lowered else None, lowered=False, spare_s=0.0)
 
-    def words(self) -> str:
-        """What a requeued job has left, as the end of a sentence; "" where nothing is changed."""
+    def format_time_left(self) -> str:
+        """Return what a requeued job has left, as the end of a sentence, or "" if nothing is changed."""
         if self.left_s is None:
             return ""
         minutes = f"{self.left_s / 60:.0f} min"
@@ -91,21 +97,21 @@ class Walltime:
         return f" with {minutes} of its time limit left"
 
     def lead_s(self, lead_s: float) -> float:
-        """How long before the end a checkpoint is asked for: `lead_s`, and at most half of the limit."""
+        """Return how many seconds before the end a checkpoint is asked for: `lead_s`, and at most half of the limit."""
         return lead_s if self.asked_s is None else min(lead_s, self.asked_s / 2)
 
 
 UNTIMED = Walltime()
 
 
-def due_s(walltime: Walltime, lead_s: float, cut_s: float | None = None) -> float | None:
-    """When a running job's last checkpoint is to be asked for; None: never. `cut_s`: when its nodes are taken away."""
+def checkpoint_due_s(walltime: Walltime, lead_s: float, cut_s: float | None = None) -> float | None:
+    """Return when a running job's last checkpoint is to be asked for; None: never. `cut_s`: when its nodes are taken away."""
     ends = [s for s in (walltime.ends_s, cut_s) if s is not None]
     return min(ends) - walltime.lead_s(lead_s) if ends else None
 
 
-def problem(walltime: Walltime) -> str:
-    """What is inconsistent, or ''."""
+def validate_walltime(walltime: Walltime) -> str:
+    """Return what is inconsistent, or "" if nothing is."""
     if walltime.continued < 0 or walltime.continues < 0:
         return "negative count"
     return ""

@@ -1,8 +1,8 @@
 """The link arbiter's shell: a port where running jobs ask before their all-reduces, one thread, no decision.
 
-Who may send is said by links/arbiter.py. Here: connections, credentials (checked in threads that may block, as munged may),
-and what a job's several reduction groups (channels) come to: the first that asks asks for the job, the last that ends ends its
-message. The daemon says by `follow` which jobs there are; whoever it does not name is turned away, and then is not gated.
+links/arbiter.py says which jobs may send. This module holds connections, credentials (checked in threads that may block, as munged may),
+and the handling of a job's several reduction groups (channels): the first that asks asks for the job, the last that ends ends its
+message. The daemon says by `follow` which jobs there are; any other is turned away, and then is not gated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from synergyd.daemon.links.chooser import LinkChooser, SeenJobs
-from synergyd.daemon.links.sessions import ArbiterCounts, Job, LineBound, Session, prepare
-from synergyd.errors import SynergyError, UsageError, one_line
+from synergy_core.errors import SynergyError, UsageError, one_line
+from synergy_core.wire import munge
+from synergy_core.wire.link_protocol import (
+    MAX_HELLO_BYTES,
+    MAX_LINE_BYTES,
+    Hello,
+    Question,
+    answer_line,
+    read_hello,
+    read_question,
+    welcome_line,
+    welcome_text,
+)
+
+from synergyd.daemon.links.chooser import JobObservations, LinkChooser
+from synergyd.daemon.links.sessions import ArbiterCounts, JobSessions, LineBound, Session, set_up_socket
 from synergyd.links.arbiter import (
     ArbiterState,
     ArbiterTerms,
@@ -35,26 +48,14 @@ from synergyd.links.arbiter import (
     wake_s,
 )
 from synergyd.links.disciplines import Discipline
-from synergyd.wire import munge
-from synergyd.wire.link_protocol import (
-    MAX_HELLO_BYTES,
-    MAX_LINE_BYTES,
-    Asking,
-    Hello,
-    answer_line,
-    hello_from,
-    question,
-    welcome_line,
-    welcome_words,
-)
 
 log = logging.getLogger("synergyd.links")
 MAX_OPEN = 4096  # connections at a time
-MAX_UNKNOWN = 256  # of them, those that have not said who they are
-MAX_UNKNOWN_SOURCE = 64  # of those, from one address: one node's jobs connect at the same time
+MAX_UNKNOWN = 256  # connections among them that have not said who they are
+MAX_UNKNOWN_SOURCE = 64  # such connections from one address: one node's jobs connect at the same time
 MAX_CHECKS = 8  # credentials being checked at a time
-LINES_A_TURN = 16  # of one connection
-MAX_READ_BYTES = 2048  # of a connection that is known, at a time
+LINES_A_TURN = 16  # for one connection
+MAX_READ_BYTES = 2048  # from a known connection, at a time
 PUT_OFF_S = 0.005
 HELLO_S = 10.0  # for a credential to arrive and to be checked
 _SWEEP_S = 1.0
@@ -63,7 +64,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(frozen=True)
 class Member:
-    """A running job as the daemon knows it. `left_s`: its remaining seconds of training, inf where it does not tell."""
+    """A running job as the daemon knows it. `left_s`: its remaining seconds of training, inf if it does not tell."""
 
     uid: int
     restarts: int
@@ -73,7 +74,7 @@ class Member:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises UsageError when the port can't be had."""
+    """Open the listening socket. Raises UsageError when the port can't be had."""
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
@@ -82,7 +83,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class LinkArbiter:
-    """Answers on `listener` from construction on, until `close`."""
+    """The arbiter, which answers on `listener` from construction on, until `close`."""
 
     def __init__(
         self,
@@ -94,14 +95,17 @@ class LinkArbiter:
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_failure` is called, last of all, in a thread that ends by a fault of its own: nobody is answered any more."""
+        """Start the arbiter.
+
+        `on_failure` is called, last of all, in a thread that ends by a fault of its own: nobody is answered any more.
+        """
         self.terms = terms or ArbiterTerms()
         self.counts = ArbiterCounts()
         self._decode, self._encode, self._clock, self._on_failure = decode, encode, clock, on_failure
         self._members: Mapping[int, Member] = {}
         self._state = ArbiterState()
-        self._seen = SeenJobs()
-        self._jobs: dict[int, Job] = {}
+        self._seen = JobObservations()
+        self._jobs: dict[int, JobSessions] = {}
         self._sessions: set[Session] = set()
         self._calls: deque[Callable[[], None]] = deque()  # from other threads, to be made in this one
         self._checks = 0
@@ -127,15 +131,15 @@ class LinkArbiter:
 
     @property
     def connections(self) -> int:
-        """Those that are open now."""
+        """Return the number of connections that are open now."""
         return len(self._sessions)
 
     def follow(self, members: Mapping[int, Member]) -> None:
-        """From now on these are the jobs, by id; called by the daemon after each look at Slurm. Never waits."""
+        """Replace the jobs by `members`, by id. The daemon calls this after each look at Slurm. Never waits."""
         self._call(lambda: self._follow(dict(members)))
 
     def close(self) -> None:
-        """Stops; every job goes on ungated."""
+        """Stop the arbiter; every job goes on ungated."""
         self._closing = True
         self._chooser.close()
         self._call(lambda: None)
@@ -156,8 +160,10 @@ class LinkArbiter:
             self._on_failure()
 
     def _choose(self, chosen: Mapping[int, Discipline]) -> None:
-        """In the look-ahead's thread."""
-        self._call(lambda: setattr(self, "terms", replace(self.terms, chosen=chosen if self.terms.look_ahead else {})))
+        """Put the choice in force. Called in the look-ahead's thread."""
+        self._call(
+            lambda: setattr(self, "terms", replace(self.terms, disciplines=chosen if self.terms.look_ahead else {}))
+        )
 
     def _serve(self) -> None:
         swept_s = self._clock()
@@ -217,7 +223,7 @@ class LinkArbiter:
             self.counts = replace(self.counts, refused=self.counts.refused + 1)
             wire.close()
             return
-        prepare(wire)
+        set_up_socket(wire)
         session = Session(wire, self._clock(), source)
         self._sessions.add(session)
         self._unknown.add(session)
@@ -240,8 +246,10 @@ class LinkArbiter:
         self._read_lines(session)
 
     def _read_lines(self, session: Session) -> None:
-        """Take in the lines that have come, a few at a time: the others' turn comes in between. One of a job that has sent too many is
-        neither read nor answered until it may send again."""
+        """Take in the lines that have come, a few at a time: the others' turn comes in between.
+
+        One of a job that has sent too many is neither read nor answered until it may send again.
+        """
         assert session.hello is not None
         bound, now_s, turn = (
             self._line_bounds.setdefault(session.hello.job_id, LineBound()),
@@ -280,7 +288,7 @@ class LinkArbiter:
         self._begin_checks()
 
     def _begin_checks(self) -> None:
-        """As many at a time as may be; the others wait in turn, until HELLO_S after they came."""
+        """Begin as many checks as may run at a time. The others wait in turn, until HELLO_S after they came."""
         while self._to_check and self._checks < MAX_CHECKS:
             session, line = self._to_check.popleft()
             if session in self._sessions:
@@ -296,20 +304,20 @@ class LinkArbiter:
         self._checks += 1
 
     def _check(self, session: Session, line: bytes) -> None:
-        """In a thread of its own."""
+        """Check a credential, in a thread of its own."""
         found: tuple[Hello, int, bytes] | None = None
         problem = "the credential can't be checked"
         try:
             credential = self._decode(line.decode("ascii", "replace").strip())
-            hello = hello_from(credential.payload)
-            welcome = welcome_line(self._encode(welcome_words(hello, self.terms.bound_s)))
+            hello = read_hello(credential.payload)
+            welcome = welcome_line(self._encode(welcome_text(hello, self.terms.bound_s)))
             found = hello, credential.uid, welcome
         except SynergyError as error:
             problem = str(error)
-        finally:  # whatever it was: else there would be one check less for ever
-            self._call(lambda: self._checked(session, found, problem))
+        finally:  # after any error: else there would be one check less for ever
+            self._call(lambda: self._take_check(session, found, problem))
 
-    def _checked(self, session: Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
+    def _take_check(self, session: Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
         self._checks -= 1
         session.checking = False
         self._begin_checks()
@@ -336,21 +344,21 @@ class LinkArbiter:
             session.hello = hello
             self._unknown.discard(session)
             if job is None:  # also where that other one was all there was of the job
-                job = self._jobs[hello.job_id] = Job()
+                job = self._jobs[hello.job_id] = JobSessions()
                 self._event(JobJoined(hello.job_id, member.nodes, member.gpus, member.left_s))
             job.sessions.add(session)
             self._say(session, welcome)
 
     def _take(self, session: Session, line: bytes) -> None:
-        """One line of a job that is known. Raises UsageError."""
+        """Take one line of a job that is known. Raises UsageError."""
         assert session.hello is not None
         job_id = session.hello.job_id
         job = self._jobs[job_id]
-        said = question(line)
-        if not isinstance(said, Asking):
-            self._ended(session, job)
+        said = read_question(line)
+        if not isinstance(said, Question):
+            self._end_message(session, job)
             return
-        self._ended(session, job)  # whoever asks again has ended what it was granted before
+        self._end_message(session, job)  # whoever asks again has ended what it was granted before
         self.counts = replace(self.counts, asked=self.counts.asked + 1)
         if job.sending:
             job.sending.add(session)  # the job has the link: its groups do not wait for one another
@@ -364,8 +372,8 @@ class LinkArbiter:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
             self._say(session, answer_line("wait", said.number))
 
-    def _ended(self, session: Session, job: Job) -> None:
-        """The session's message is over, or it does not wait for one any more."""
+    def _end_message(self, session: Session, job: JobSessions) -> None:
+        """Note that the session's message is over, or that it does not wait for one any more."""
         assert session.hello is not None
         session.asked = 0
         if session in job.sending:
@@ -386,7 +394,7 @@ class LinkArbiter:
             return
         self.counts = replace(self.counts, bound=self.counts.bound + (grant.why == "bound"))
         free = asks_in_vain(self._state, grant.job_id, self.terms)
-        free = free and self._seen.let_go(grant.job_id, grant.job_id in self.terms.chosen)
+        free = free and self._seen.can_be_dismissed(grant.job_id, grant.job_id in self.terms.disciplines)
         for session in [s for s in job.sessions if s.asked]:
             number, session.asked = session.asked, 0
             job.sending.add(session)
@@ -398,11 +406,11 @@ class LinkArbiter:
                 return
         except OSError:
             pass
-        # it does not read: ended from the loop, for this may be the middle of another job's event
+        # it does not read; the loop ends it, for this may be the middle of another job's event
         self._call(lambda: self._end(session))
 
     def _end(self, session: Session, why: str = "") -> None:
-        """Closes a connection; what it held is free."""
+        """Close a connection and free what it held."""
         if session not in self._sessions:
             return
         self._sessions.discard(session)
@@ -422,7 +430,7 @@ class LinkArbiter:
         job_id = session.hello.job_id
         job = self._jobs[job_id]
         waited = bool(session.asked)
-        self._ended(session, job)
+        self._end_message(session, job)
         job.sessions.discard(session)
         if not job.sessions:
             del self._jobs[job_id]

@@ -15,6 +15,8 @@ from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from synergy_core.wire.link_protocol import LEAST_OF, Question
+
 from synergyd.links.arbiter import (
     ArbiterState,
     ArbiterTerms,
@@ -29,25 +31,27 @@ from synergyd.links.arbiter import (
 from synergyd.links.disciplines import Discipline, Srsf
 from synergyd.links.guard import BARRED_S, KEPT_STEPS, Guards, Steps, takes_turns
 from synergyd.links.lookahead import Sender, chosen_disciplines
-from synergyd.wire.link_protocol import LEAST_OF, Asking
 
 log = logging.getLogger("synergyd.links")
 SHARE = 0.05
 # between two choices: doubled while the same is chosen, from the first again when a job joins, leaves or pauses
 FIRST_S, LAST_S = 1.0, 30.0
-# a job that does not ask for so long, and for so many times its compute, is idle: it evaluates, or saves
+# a job that asks nothing for so long, and for so many times its compute, is idle: it evaluates, or saves
 _IDLE_S, _IDLE_STEPS = 2.0, 5
 _UNSEEN_S = 10.0  # from a job's first message, if it asks no more, until others are chosen for without it
 _LOOKS = 3  # steps
-ALONE = Discipline(Srsf(1))  # of jobs that are to take turns, until it is known what their messages take alone
+ALONE = Discipline(Srsf(1))  # for jobs that are to take turns, until it is known how long their messages take alone
 _WINDOW = 9  # steps whose median compute counts
 
 
 @dataclass
-class Seen:
-    """What the arbiter has seen of one job. `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it
-    need not ask after that one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known);
-    `alone`: messages since one last went beside others; `untimed`: questions since it last told times."""
+class JobObservation:
+    """The arbiter's observations of one job.
+
+    `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it need not ask after that
+    one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known); `alone`:
+    messages since one last went beside others; `untimed`: questions since it last told times.
+    """
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -63,11 +67,11 @@ class Seen:
     fresh: int = 0  # steps seen since it was let go
 
 
-class SeenJobs:
-    """Kept by the arbiter's thread, event by event."""
+class JobObservations:
+    """The observations of all jobs, kept by the arbiter's thread, event by event."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Seen] = {}
+        self.jobs: dict[int, JobObservation] = {}
         #: jobs whose every step is to be seen; set by the thread that chooses
         self.on_trial: frozenset[int] = frozenset()
 
@@ -77,10 +81,10 @@ class SeenJobs:
             if event.job_id in self.jobs:
                 self.jobs[event.job_id].ended_s = None
         elif isinstance(event, SendDone):
-            seen = self.jobs.setdefault(event.job_id, Seen())
+            seen = self.jobs.setdefault(event.job_id, JobObservation())
             seen.ended_s = now_s if seen.asks else None
         elif isinstance(event, SendAsked):
-            seen = self.jobs.setdefault(event.job_id, Seen())
+            seen = self.jobs.setdefault(event.job_id, JobObservation())
             seen.message_mb, seen.share, seen.asks = event.size_mb, event.share, True
             if seen.ended_s is not None:
                 seen.compute_s.append(now_s - seen.ended_s)
@@ -90,24 +94,27 @@ class SeenJobs:
             seen.asked_s = now_s
 
     def forget(self, job_id: int) -> None:
-        """The job has ended, or runs on other nodes."""
+        """Forget a job that has ended, or runs on other nodes."""
         self.jobs.pop(job_id, None)
 
-    def question(self, job_id: int, said: Asking, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
-        """The event that a job's question is."""
+    def question(self, job_id: int, said: Question, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
+        """Return the event that a job's question is."""
         size_mb = measured_mb(said.size_mb, said.exposed_s, state.links.get(job_id, ()), terms.topology)
         member = state.members.get(job_id)
         if not terms.look_ahead or member is None:
             return SendAsked(job_id, size_mb)  # the papers' rules take a link as full
-        alone = terms.chosen.get(job_id, terms.discipline).rule.most == 1 or not shares_links(state, job_id)
+        alone = terms.disciplines.get(job_id, terms.discipline).rule.most == 1 or not shares_links(state, job_id)
         alone_mb = self.least_mb(job_id, said.size_mb, size_mb if said.exposed_s > 0 else 0.0, alone)
         return SendAsked(job_id, alone_mb, link_share(said.size_mb, alone_mb, len(set(member.nodes))))
 
     def least_mb(self, job_id: int, told_mb: float, size_mb: float, alone: bool) -> float:
-        """A message of `told_mb` by its time alone, by its bytes until that is known. `size_mb`: by the least that the latest ones took, as
-        the job reports it; 0 where it does not. Where these did not go `alone`, all of them may have shared their links: then only less
-        than what was known before is news."""
-        seen = self.jobs.setdefault(job_id, Seen())
+        """Return the size of a message of `told_mb` by its time alone, or by its bytes until that time is known.
+
+        `size_mb` is its size by the least time that the latest ones took, as the job reports it, or 0 if it does not.
+        If these did not go `alone`, all of them may have shared their links: then only a value below the known one is
+        news.
+        """
+        seen = self.jobs.setdefault(job_id, JobObservation())
         seen.alone = seen.alone + 1 if alone else 0
         seen.untimed = 0 if size_mb > 0 else seen.untimed + 1
         known = seen.alone_mb > 0 and seen.told_mb == told_mb
@@ -116,17 +123,19 @@ class SeenJobs:
             seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if held else size_mb
         return seen.alone_mb if seen.alone_mb > 0 and seen.told_mb == told_mb else told_mb
 
-    def let_go(self, job_id: int, shares: bool) -> bool:
-        """Whether a job that asks in vain may be told so. Until its next question nothing is seen of it, so one that `shares` links is
-        looked at for some steps first."""
-        seen = self.jobs.setdefault(job_id, Seen())
+    def can_be_dismissed(self, job_id: int, shares: bool) -> bool:
+        """Return whether a job that asks in vain may be told so.
+
+        Nothing is seen of it until its next question, so a job that `shares` links is looked at for some steps first.
+        """
+        seen = self.jobs.setdefault(job_id, JobObservation())
         if job_id in self.on_trial or (shares and seen.fresh < _LOOKS):
             return False
         seen.asks, seen.fresh = False, 0
         return True
 
     def senders(self, now_s: float) -> dict[int, Sender]:
-        """By job id, of those whose compute is known. Called from the thread that chooses."""
+        """Return the senders by job id, for the jobs whose compute is known. Called from the thread that chooses."""
         found = {}
         for job_id, seen in list(self.jobs.items()):
             took, ended_s = list(seen.compute_s), seen.ended_s
@@ -136,79 +145,82 @@ class SeenJobs:
                 found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s, seen.share)
         return found
 
-    def unknown(self, jobs: Iterable[int]) -> bool:
-        """Whether it is not known yet what messages of one of these jobs take alone. Called from the thread that chooses."""
-        seen = [self.jobs.get(j, Seen()) for j in jobs]
+    def is_time_unknown(self, jobs: Iterable[int]) -> bool:
+        """Return whether it is not known yet how long messages of one of these jobs take alone. Called from the thread that chooses."""
+        seen = [self.jobs.get(j, JobObservation()) for j in jobs]
         return any(x.alone_mb <= 0 and x.untimed <= _LOOKS for x in seen)
 
     def steps(self) -> Steps:
-        """By job id. Called from the thread that chooses."""
+        """Return the steps by job id. Called from the thread that chooses."""
         return {job_id: list(seen.steps) for job_id, seen in list(self.jobs.items())}
 
-    def idle(self, joined: Iterable[int], now_s: float) -> set[int]:
-        """Those of the jobs `joined` that have not asked for much longer than a step computes, or never. Called from the thread that
-        chooses."""
-        return {job_id for job_id in joined if self._is_idle(self.jobs.get(job_id, Seen()), now_s)}
+    def idle_jobs(self, joined: Iterable[int], now_s: float) -> set[int]:
+        """Return those of the jobs `joined` that have not asked for much longer than a step computes, or never.
+
+        Called from the thread that chooses.
+        """
+        return {job_id for job_id in joined if self._is_idle(self.jobs.get(job_id, JobObservation()), now_s)}
 
     @staticmethod
-    def _is_idle(seen: Seen, now_s: float) -> bool:
+    def _is_idle(seen: JobObservation, now_s: float) -> bool:
         took, ended_s = list(seen.compute_s), seen.ended_s
         if not took:  # its second question tells what it is: until then turns, but not for long
             return seen.asked_s == -math.inf or (ended_s is not None and now_s - ended_s > _UNSEEN_S)
         return ended_s is not None and now_s - ended_s > max(_IDLE_S, _IDLE_STEPS * statistics.median(took))
 
 
-class Pace:
-    """When the next choice is due."""
+class ChoiceTimer:
+    """The time when the next choice is due."""
 
     def __init__(self) -> None:
         self._wait_s = FIRST_S
         self._due_s = self._rested_s = 0.0
 
-    def changed(self) -> None:
-        """Who shares links is not as it was: a choice is due as soon as the last one's time allows."""
+    def choose_soon(self) -> None:
+        """Make a choice due as soon as the last one's time allows, because the jobs that share links have changed."""
         self._wait_s, self._due_s = FIRST_S, 0.0
 
-    def due(self, now_s: float) -> bool:
+    def is_due(self, now_s: float) -> bool:
         return now_s >= max(self._due_s, self._rested_s)
 
-    def chosen(self, now_s: float, spent_s: float, same: bool) -> None:
-        """A choice has been made, in `spent_s` of processor time; `same`: as before."""
+    def note_choice(self, now_s: float, spent_s: float, same: bool) -> None:
+        """Note that a choice has been made, in `spent_s` seconds of processor time; `same`: as before."""
         self._wait_s = min(LAST_S, 2 * self._wait_s) if same else FIRST_S
         self._due_s, self._rested_s = now_s + self._wait_s, now_s + spent_s / SHARE
 
 
 class Choices:
-    """What is in force for each job, look by look: the forecast's choice of each group, and what the guard makes of it."""
+    """The disciplines in force for each job, look by look: the forecast's choice of each group, and what the guard makes of it."""
 
-    def __init__(self, seen: SeenJobs, spent: Callable[[], float] = time.thread_time) -> None:
-        """`spent`: processor seconds so far."""
+    def __init__(self, seen: JobObservations, spent: Callable[[], float] = time.thread_time) -> None:
+        """Store the inputs; `spent` returns the processor seconds so far."""
         self._seen, self._spent = seen, spent
-        self._pace, self._guards = Pace(), Guards()
+        self._timer, self._guards = ChoiceTimer(), Guards()
         self._links: Mapping[int, Sequence[str]] = {}
         self._idle: set[int] = set()
         self._wanted: list[dict[int, Discipline]] = []
         self._found: dict[int, Discipline] = {}
 
     def look(self, state: ArbiterState, terms: ArbiterTerms, now_s: float) -> dict[int, Discipline]:
-        """Each job's discipline from now."""
-        idle = self._seen.idle(state.links, now_s)
+        """Return each job's discipline from now."""
+        idle = self._seen.idle_jobs(state.links, now_s)
         # by value: links are made anew when a job's remaining time changes, too
         if state.links != self._links or idle != self._idle:
-            self._pace.changed()
+            self._timer.choose_soon()
             self._links, self._idle = state.links, idle
-        if self._pace.due(now_s):
+        if self._timer.is_due(now_s):
             begun = self._spent()
             before = dict(ChainMap(*self._wanted))
-            past = replace(terms, chosen=before)
+            past = replace(terms, disciplines=before)
             self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
-            self._pace.chosen(now_s, self._spent() - begun, same=before == ChainMap(*self._wanted))
+            self._timer.note_choice(now_s, self._spent() - begun, same=before == ChainMap(*self._wanted))
         wanted = [
-            dict.fromkeys(x, ALONE) if takes_turns(x.values()) and self._seen.unknown(x) else x for x in self._wanted
+            dict.fromkeys(x, ALONE) if takes_turns(x.values()) and self._seen.is_time_unknown(x) else x
+            for x in self._wanted
         ]
         found, barred = self._guards.in_force(wanted, state.links, self._seen.steps(), now_s)
         if found != self._found:
-            self._pace.changed()  # what messages take alone is seen in turns only
+            self._timer.choose_soon()  # the time that messages take alone is seen in turns only
             self._found = found
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:
@@ -224,12 +236,15 @@ class Choices:
 
 
 class LinkChooser:
-    """The thread. `look` gives the arbiter's present state and terms, `put` gets each group's choice; both may be called from it."""
+    """The thread that chooses.
+
+    `look` gives the arbiter's present state and terms, `put` gets each group's choice; both may be called from it.
+    """
 
     def __init__(
         self,
         look: Callable[[], tuple[ArbiterState, ArbiterTerms]],
-        seen: SeenJobs,
+        seen: JobObservations,
         put: Callable[[Mapping[int, Discipline]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -239,7 +254,7 @@ class LinkChooser:
         self._thread.start()
 
     def close(self) -> None:
-        """Never waits: a choice under way is not put any more."""
+        """Stop choosing. Never waits: a choice under way is not put any more."""
         self._closing.set()
 
     def _live(self) -> None:
@@ -248,7 +263,7 @@ class LinkChooser:
         except Exception:
             terms = self._look()[1]
             log.exception("the look-ahead ended by a fault; nobody waits")
-            if terms.chosen:
+            if terms.disciplines:
                 self._put({})
 
     def _choose(self) -> None:
@@ -260,5 +275,5 @@ class LinkChooser:
             found = choices.look(state, terms, self._clock())
             if self._closing.is_set():
                 return
-            if found != dict(terms.chosen):
+            if found != dict(terms.disciplines):
                 self._put(found)

@@ -1,17 +1,18 @@
-"""Whom the link arbiter may hear: the running jobs of a snapshot, and how long each still trains."""
+"""The jobs that the link arbiter may hear: the running jobs of a snapshot, and how long each still trains."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 
+from synergy_core.job_report import Report
+from synergy_core.records import Job, JobState
+
 from synergyd.daemon.links.arbiter import Member
-from synergyd.job_report import Report
-from synergyd.records import Job, JobState
 
 
 def members_of(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:
-    """Running jobs on several nodes, by id."""
+    """Return the running jobs on several nodes, by id."""
     return {
         job.job_id: Member(job.uid, job.restarts, job.node_names, job.shape.gpus, left_s(job, reports.get(job.job_id)))
         for job in jobs
@@ -20,8 +21,10 @@ def members_of(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, 
 
 
 def left_s(job: Job, report: Report | None) -> float:
-    """Seconds of training left at the pace that the job reports: (total - done) examples, a global batch a step. inf where it does
-    not tell, which puts it behind those that do."""
+    """Return the seconds of training left at the pace that the job reports: (total - done) examples, a global batch a step.
+
+    Return inf if it does not tell, which puts it behind those that do.
+    """
     if report is None or report.restarts != job.restarts or report.plan is None:
         return math.inf
     if report.step_s is None or report.done is None or report.total is None:

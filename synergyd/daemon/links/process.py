@@ -2,7 +2,7 @@
 
 A thread would wait for Python's lock whenever the daemon computes: milliseconds for every all-reduce, where a tenth of one is wanted.
 The process takes the running jobs as lines of JSON on its standard input, and ends when that ends, as it does with the daemon's death.
-What it has counted stands in a file without a name, COUNTS, which the daemon reads whenever it likes.
+Its counts stand in a file without a name, COUNTS, which the daemon reads whenever it likes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _COUNTS = struct.Struct("<5Q")  # the fields of Counts, and the open connections
 
 
 def members_line(members: Mapping[int, Member]) -> bytes:
-    """The jobs as one line."""
+    """Return the jobs as one line."""
     return json.dumps([[job_id, *dataclasses.astuple(member)] for job_id, member in members.items()]).encode() + b"\n"
 
 
 def members_from(line: bytes) -> dict[int, Member]:
-    """The inverse."""
+    """Return the jobs of a line that `members_line` made."""
     return {
         job_id: Member(uid, restarts, tuple(nodes), gpus, float(left_s))
         for job_id, uid, restarts, nodes, gpus, left_s in json.loads(line)
@@ -48,17 +48,17 @@ def members_from(line: bytes) -> dict[int, Member]:
 
 
 class LinkProcess:
-    """The daemon's end. Started anew where it ended; while it is away nobody is gated."""
+    """The daemon's end of the process, which is started anew if it ends. While it is away nobody is gated."""
 
     def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
-        """Raises UsageError when the port can't be had or the rule or the link is none."""
+        """Start the process. Raises UsageError when the port can't be had or the rule or the link does not exist."""
         terms_named(rule)
         link_named(node_link)
         self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._counts = os.memfd_create("synergy-links")
-        self._before = ArbiterCounts()  # of the processes that have ended
+        self._before = ArbiterCounts()  # counts of the processes that have ended
         self._newest: Mapping[int, Member] | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -67,13 +67,13 @@ class LinkProcess:
         self._thread.start()
 
     def follow(self, members: Mapping[int, Member]) -> None:
-        """From now on these are the jobs. Never waits: a thread passes the newest on."""
+        """Replace the jobs by `members`. Never waits: a thread passes the newest on."""
         with self._changed:
             self._newest = dict(members)
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends the process; every job goes on ungated."""
+        """End the process; every job goes on ungated."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -84,13 +84,13 @@ class LinkProcess:
         os.close(self._counts)
 
     def counts(self) -> tuple[ArbiterCounts, int]:
-        """What has been counted since the daemon's start, a second ago at most, and the connections that are open. Never waits."""
+        """Return the counts since the daemon's start, at most a second old, and the number of open connections. Never waits."""
         told = os.pread(self._counts, _COUNTS.size, 0)
         *numbers, connections = _COUNTS.unpack(told) if len(told) == _COUNTS.size else (0,) * 5
         return ArbiterCounts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
+        """Start the child process. Raises OSError."""
         numbers = [self._listener.fileno(), self._counts]
         command = [sys.executable, "-m", "synergyd.daemon.links.process", *map(str, numbers), *self._said]
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=numbers)
@@ -136,11 +136,11 @@ class LinkProcess:
 
 
 def main(arguments: list[str]) -> int:
-    """The process itself."""
+    """Run the arbiter in this process."""
     number, counts, rule, bound_s = int(arguments[0]), int(arguments[1]), arguments[2], float(arguments[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon ends it
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    _room()
+    _raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     terms = terms_named(rule, Topology(link_named(arguments[4])), bound_s)
     # a process that no longer answers ends, and is started anew
@@ -152,8 +152,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _room() -> None:
-    """As many files as may be: each job's reduction group is one."""
+def _raise_file_limit() -> None:
+    """Raise the limit of open files as far as possible: each job's reduction group is one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

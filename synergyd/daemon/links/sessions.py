@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
-from synergyd.wire.link_protocol import Hello
+from synergy_core.wire.link_protocol import Hello
 
-LINES_S = 5000.0  # of one job: two for each of its messages, on all of its connections
-LINES_AT_ONCE = 2500.0  # that may come faster than that
+LINES_S = 5000.0  # lines a second of one job: two for each of its messages, on all of its connections
+LINES_AT_ONCE = 2500.0  # lines that may come faster than that
 
 
 @dataclass(frozen=True)
 class ArbiterCounts:
-    """Since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
+    """The counts since the start: questions, grants that were not at once, and those by the bound; connections turned away."""
 
     asked: int = 0
     waited: int = 0
@@ -23,7 +23,7 @@ class ArbiterCounts:
 
 @dataclass(eq=False)
 class Session:
-    """One connection. `hello` None: nobody yet. `asked`: the question that waits for its grant, 0: none."""
+    """One connection. `hello` is None until the job has said who it is. `asked`: the question that waits for its grant, 0: none."""
 
     wire: socket.socket
     since_s: float
@@ -35,7 +35,7 @@ class Session:
 
 
 @dataclass
-class Job:
+class JobSessions:
     """The connections of one job, and those of them that have a grant."""
 
     sessions: set[Session] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass
 class LineBound:
-    """A token bucket for one job's lines. It outlives the job's connections: whoever connects anew gets no more."""
+    """A token bucket for one job's lines. It outlives the job's connections: a job that connects anew gets no more."""
 
     lines: float = LINES_AT_ONCE
     at_s: float = float("-inf")
@@ -59,7 +59,7 @@ class LineBound:
         return True
 
 
-def prepare(wire: socket.socket) -> None:
+def set_up_socket(wire: socket.socket) -> None:
     """Set what every connection has: no delay, and a host that died without a word is noticed within a minute."""
     wire.setblocking(False)
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

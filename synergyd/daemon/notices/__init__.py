@@ -1,1 +1,1 @@
-"""Notices go out: a webhook and mail, from a thread of their own."""
+"""The sending of notices: a webhook and mail, from a thread of their own."""

@@ -1,4 +1,4 @@
-"""Mails a notice through a program that is called as Slurm calls its MailProg: -s SUBJECT ADDRESS, the text on standard input."""
+"""Mail for notices, sent by a program that is called as Slurm calls its MailProg: -s SUBJECT ADDRESS, the text on standard input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergy_core.errors import one_line
+from synergy_core.notice import Notice
+
 from synergyd.daemon.notices.webhook import NotSentError
-from synergyd.errors import one_line
-from synergyd.masking import masked
-from synergyd.notice import Notice
 
 TIMEOUT_S = 30.0
 SUBJECT = 200  # characters
@@ -25,21 +25,17 @@ _WANTED_TYPES = frozenset({"ALL", "REQUEUE"})
 
 @dataclass(frozen=True)
 class Mail:
-    """`program` is the admin's; no shell is between it and this process."""
+    """The way by mail. `program` is the admin's; no shell is between it and this process."""
 
     program: Path
 
     def send(self, notice: Notice, address: str) -> None:
-        """Raises NotSentError."""
+        """Send the notice to `address`. Raises NotSentError."""
         name = one_line(notice.name, 64)
         said = notice.slurm_name or str(notice.job_id)
         subject = one_line(f"Slurm Job_id={said} Name={name} Synergy {notice.event}", SUBJECT)
         subject = "".join(c if c.isascii() and c.isprintable() else "?" for c in subject)
-        # PrivateData may hide others' jobs from the owner
-        text = masked(notice.text, lambda job_id: job_id == notice.job_id)
-        body = (
-            f"Job {said} ({name}) of {notice.user}: {one_line(text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
-        )
+        body = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
         environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LC_ALL", "SLURM_CONF")}
         try:
             with tempfile.TemporaryFile() as said_wrong:  # no pipe: an MTA in the background would hold it open
@@ -64,9 +60,9 @@ class Mail:
 
 
 def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:
-    """Whom to mail: by `notify=` of the job's directive where it names any, else by its --mail-type. "": nobody.
+    """Return the address to mail: by `notify=` of the job's directive if it names any, else by its --mail-type; "" for nobody.
 
-    `mail_user`, `mail_type`: as Slurm shows them, "" where it shows none; it may be anything that a user has written.
+    `mail_user`, `mail_type`: as Slurm shows them, or "" if it shows none. They may be anything that a user has written.
     """
     by_type = notice.event in _BY_TYPE and not _WANTED_TYPES.isdisjoint(mail_type.upper().split(","))
     if not (notice.event in notice.notify if notice.notify else by_type):

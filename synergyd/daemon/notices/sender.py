@@ -1,7 +1,7 @@
-"""Sends notices from the outbox in the store, in a thread of its own: no epoch waits for a receiver.
+"""The sender of notices from the outbox in the store, in a thread of its own: no epoch waits for a receiver.
 
 A notice is in the outbox in the same transaction as the step of the story that it is about, and is marked there once it has gone
-out: one is sent twice only where the daemon dies between the two. A receiver that is away is tried again, at longer and
+out: one is sent twice only if the daemon dies between the two. A receiver that is away is tried again, at longer and
 longer intervals, for a day.
 """
 
@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from synergy_core.errors import SynergyError, UsageError, one_line
+
 from synergyd.daemon.notices.mail import Mail, recipient
-from synergyd.daemon.notices.webhook import NotSentError, Webhook, read_secret
-from synergyd.errors import SynergyError, UsageError, one_line
+from synergyd.daemon.notices.webhook import KEY_FILE, NotSentError, Webhook, read_secret
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.store.notices import WaitingNotice
@@ -25,14 +26,14 @@ LOOK_S = 1.0  # between two looks at the outbox
 AT_ONCE = 100  # notices of one look
 FIRST_RETRY_S, LAST_RETRY_S = 5.0, 3600.0
 GIVE_UP_S = 86400.0
-KEEP_S = 7 * 86400.0  # of what is done: so long nothing is sent twice
+KEEP_S = 7 * 86400.0  # how long done notices are kept: nothing is sent twice within this time
 TIDY_EVERY_S = 600.0
-MAILS_A_DAY = 24  # of one job
+MAILS_A_DAY = 24  # for one job
 HOOK, MAIL = "webhook", "mail"
 
 
 class NoticeSender:
-    """`mail_of(job id)`: (MailUser, MailType) as Slurm has it. `leads`: only who leads sends. `events`: what the webhook gets."""
+    """The thread that sends notices. `mail_of(job id)`: (MailUser, MailType) as Slurm has it. `leads`: only the leader sends."""
 
     def __init__(
         self,
@@ -42,11 +43,10 @@ class NoticeSender:
         *,
         webhook: Webhook | None,
         mail: Mail | None,
-        events: tuple[str, ...],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._open_store, self._mail_of, self._leads, self._clock = open_store, mail_of, leads, clock
-        self._webhook, self._mail, self._events = webhook, mail, events
+        self._webhook, self._mail = webhook, mail
         self._store: Store | None = None
         self._hook_down = (0, 0.0)  # (failures in a row, when it is tried again)
         self._tidy_at_s = 0.0
@@ -58,7 +58,7 @@ class NoticeSender:
         self._thread.start()
 
     def close(self) -> None:
-        """What has not gone out stays in the outbox."""
+        """Stop the thread. Notices that have not gone out stay in the outbox."""
         self._closing.set()
         self._thread.join(2.0)
 
@@ -78,7 +78,7 @@ class NoticeSender:
             self._store.close()
 
     def look(self) -> None:
-        """Tries what is due. Raises what the store raises."""
+        """Try the notices that are due. Raises what the store raises."""
         store = self._store = self._store or self._open_store()
         now_s = self._clock()
         for waiting in store.due_notices(now_s, AT_ONCE):
@@ -88,14 +88,14 @@ class NoticeSender:
         self._problem = ""
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + TIDY_EVERY_S
-            if lost := store.bound_notices(now_s - KEEP_S):
+            if lost := store.prune_notices(now_s - KEEP_S):
                 log.warning("%d notices were given up: too many waited", lost)
 
     def _try(self, store: Store, waiting: WaitingNotice) -> None:
-        notice, done, problem, now_s = waiting.notice, list(waiting.done), "", self._clock()
+        notice, done, problem, now_s = waiting.notice, list(waiting.done_ways), "", self._clock()
         next_s = now_s + min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(waiting.attempts, 16))
         attempts = waiting.attempts + 1
-        if self._webhook is not None and HOOK not in done and notice.event in self._events:
+        if self._webhook is not None and HOOK not in done:
             if 0 < self._hook_down[1] - now_s <= LAST_RETRY_S:  # further ahead: the clock has been set back
                 problem, next_s, attempts = "the webhook is away", self._hook_down[1], waiting.attempts
             else:
@@ -110,10 +110,10 @@ class NoticeSender:
         if problem and now_s - notice.at_s >= GIVE_UP_S:
             log.warning("notice %s is given up: %s", notice.key, one_line(problem, 200))
             problem = ""
-        store.notice_tried(notice.key, done, attempts, next_s if problem else None)
+        store.record_notice_attempt(notice.key, done, attempts, next_s if problem else None)
 
     def _post(self, webhook: Webhook, waiting: WaitingNotice) -> str:
-        """Why it did not go out, "" where it did."""
+        """Post a notice. Return why it did not go out, or "" if it did."""
         try:
             webhook.post(waiting.notice)
         except NotSentError as error:
@@ -126,7 +126,7 @@ class NoticeSender:
         return ""
 
     def _send(self, mail: Mail, store: Store, waiting: WaitingNotice) -> str:
-        """What is done of it now. Raises NotSentError, and SlurmError where Slurm is away."""
+        """Send a notice by mail if its job wants any. Return what was done. Raises NotSentError, and SlurmError if Slurm is away."""
         notice = waiting.notice
         try:
             wanted = self._mail_of(notice.job_id)
@@ -137,7 +137,7 @@ class NoticeSender:
         address = recipient(notice, *wanted)
         if not address:
             return "no mail"
-        if store.mailed(notice.job_id, self._clock() - 86400.0) >= MAILS_A_DAY:
+        if store.count_mailed(notice.job_id, self._clock() - 86400.0) >= MAILS_A_DAY:
             log.info("job %d has had %d mails within a day", notice.job_id, MAILS_A_DAY)
             return "no mail"
         mail.send(notice, address)
@@ -150,14 +150,14 @@ def start_notices(
     mail_of: Callable[[int], tuple[str, str]],
     leads: Callable[[], bool],
 ) -> NoticeSender | None:
-    """The sender, running; None where the admin wants no notices. Raises UsageError."""
+    """Start the sender and return it; return None if the admin wants no notices. Raise UsageError."""
     if settings.dry_run or not (settings.notice_url or settings.mail_prog):
         return None
     program = settings.mail_prog
     if program is not None and not (program.is_file() and program.stat().st_mode & 0o111):
         raise UsageError(f"MailProg {program}", "is no program", "name one such as /usr/bin/mail")
-    webhook = Webhook(settings.notice_url, read_secret(settings.notice_secret_file)) if settings.notice_url else None
+    webhook = Webhook(settings.notice_url, read_secret(settings.state_dir / KEY_FILE)) if settings.notice_url else None
     mail = Mail(program) if program is not None else None
-    sender = NoticeSender(open_store, mail_of, leads, webhook=webhook, mail=mail, events=settings.notice_events)
+    sender = NoticeSender(open_store, mail_of, leads, webhook=webhook, mail=mail)
     sender.start()
     return sender

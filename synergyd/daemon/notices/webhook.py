@@ -1,4 +1,4 @@
-"""Posts a notice to the admin's webhook: JSON, signed with a secret, no redirect followed."""
+"""The way by the admin's webhook: JSON, signed with a secret, no redirect followed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from synergyd.errors import UsageError
-from synergyd.notice import Notice
-from synergyd.wire.codec import encode
+from synergy_core.errors import UsageError
+from synergy_core.notice import Notice
+from synergy_core.wire.codec import encode
 
 TIMEOUT_S = 10.0
 LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 16, 4096
 
 
 class NotSentError(Exception):
-    """Why it did not go out, in one line; the next try may do better."""
+    """The reason why a notice did not go out, in one line; the next try may do better."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """`url` and `secret` are the admin's alone: nothing of a job's gets into where it goes."""
+    """The webhook. `url` and `secret` are the admin's alone: nothing of a job's gets into where it goes."""
 
     url: str
     secret: bytes
 
     def post(self, notice: Notice) -> None:
-        """Raises NotSentError unless the receiver answers 2xx."""
+        """Post the notice. Raises NotSentError unless the receiver answers 2xx."""
         parts = urlsplit(self.url)
         body = json.dumps({"format": 1, **encode(notice)}).encode()
         host, port = parts.hostname or "", parts.port
@@ -66,17 +66,20 @@ class Webhook:
         }
 
 
-def read_secret(path: Path | None) -> bytes:
-    """The key of the signature. Raises UsageError."""
-    if path is None:
-        raise UsageError("NoticeUrl", "needs a key for its signature", "name a file as NoticeSecretFile")
-    where = f"NoticeSecretFile {path}"
+KEY_FILE = "notice.key"  # in StateDir
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the key of the signature of notices that are posted. Raises UsageError."""
+    where = f"NoticeUrl's key {path}"
     try:
         with path.open("rb") as stream:
             mode = stat.S_IMODE(path.stat().st_mode)
             secret = stream.read(MOST_SECRET_BYTES + 1).rstrip()
     except OSError as error:
-        raise UsageError(where, f"can't be read ({error.strerror})", "name a file that synergyd's user owns") from None
+        raise UsageError(
+            where, f"can't be read ({error.strerror})", f"openssl rand -hex 32 > {path}; chmod 600 {path}"
+        ) from None
     if mode & 0o077:
         raise UsageError(where, "can be read by others than its owner", "chmod 600 it")
     if not LEAST_SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:

@@ -1,7 +1,7 @@
 """A TCP server for one short request and one answer a connection, which strangers can't keep from its users.
 
 One thread does all input and output and never waits for a peer. A request has a deadline from its connection's begin, whatever
-trickles in; where there is no room, the connection that has waited longest for its request is closed, first of the same source
+trickles in. If there is no room, the connection that has waited longest for its request is closed, first of the same source
 address. Requests are answered in a few threads, since an answer may take a while.
 """
 
@@ -32,7 +32,7 @@ class ServerBounds:
     max_bytes: int = 64 * 1024
     #: connections at a time
     max_open: int = 1000
-    #: of them, from one address
+    #: open connections from one address
     max_source: int = 128
     #: threads that answer
     workers: int = 4
@@ -53,13 +53,16 @@ class _Connection:
     since_s: float
     received: bytearray = field(default_factory=bytearray)
     answering: bool = False  # in a worker's hands
-    answer: bytes | None = None  # what of it is still to be sent
-    hold: Callable[[socket.socket], None] | None = None  # who takes it over then
+    answer: bytes | None = None  # the part that is still to be sent
+    hold: Callable[[socket.socket], None] | None = None  # the function that takes it over then
 
 
 class BoundedServer:
-    """Listens from construction on, until `close`. `answer` gets a request (up to `end`, or to the end of the input) and the
-    sender's address in a thread of its own, and returns what is sent back; b"" closes without a word."""
+    """The server, which listens from construction on, until `close`.
+
+    `answer` gets a request (up to `end`, or to the end of the input) and the sender's address in a thread of its own,
+    and returns what is sent back; b"" closes without a word.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class BoundedServer:
         refusals: Refusals,
         bounds: ServerBounds,
     ) -> None:
-        """Raises OSError when the port can't be had."""
+        """Start the server. Raises OSError when the port can't be had."""
         self._end, self._answer, self._refusals, self._bounds = end, answer, refusals, bounds
         self._listener = socket.create_server(address, backlog=_BACKLOG)
         self._listener.setblocking(False)
@@ -77,7 +80,7 @@ class BoundedServer:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._room = max(1, min(bounds.max_open, soft // 2))  # the rest of this process needs files too
         self._open: dict[_Connection, None] = {}  # in the order of their begin
-        self._sources: Counter[str] = Counter()  # of those that are open
+        self._sources: Counter[str] = Counter()  # counts of open connections
         self._requests: queue.SimpleQueue[_Connection | None] = queue.SimpleQueue()
         self._answered: deque[tuple[_Connection, bytes | HeldAnswer]] = deque()
         self._wake, self._awake = socket.socketpair()
@@ -96,7 +99,7 @@ class BoundedServer:
             thread.start()
 
     def close(self) -> None:
-        """Stops listening and closes every connection."""
+        """Stop listening and close every connection."""
         self._closing = True
         self._poke()
         for _ in self._threads[1:]:
@@ -169,7 +172,7 @@ class BoundedServer:
             self._selector.register(wire, selectors.EVENT_READ, connection)
 
     def _make_room(self, source: str | None) -> bool:
-        """Closes the one that has been idle longest, of this source where one is named. False where there is none."""
+        """Close the connection that has been idle longest, of this source if one is named. Return False if there is none."""
         for connection in self._open:
             if not connection.answering and (source is None or connection.source == source):
                 self._refuse(connection, "room", "too many connections are open")

@@ -8,10 +8,10 @@ import socket
 import threading
 from collections.abc import Collection
 
-from synergyd.wire.line import KNOCK
+from synergy_core.wire.line import KNOCK
 
 MAX_LINES = 4096
-MAX_JOB_LINES = 4  # of one incarnation: several launchers, or one on its first and one on its last node
+MAX_JOB_LINES = 4  # lines of one incarnation: several launchers, or one on its first and one on its last node
 _RECEIVED_BYTES = 1024  # nobody reads what a launcher says on its line
 
 #: (job id, incarnation)
@@ -19,14 +19,14 @@ Life = tuple[int, int]
 
 
 class OpenLines:
-    """One line a launcher, by its incarnation and its name. May be used from several threads.
+    """The open lines, one a launcher, by its incarnation and its name. May be used from several threads.
 
-    A line is added only for a running job's owner, so a stranger can't fill the room. Where there is none the newest line is
+    A line is added only for a running job's owner, so a stranger can't fill the room. If there is none the newest line is
     closed at once, and its launcher reports at its usual interval.
     """
 
     def __init__(self, most: int = 0) -> None:
-        """`most`: lines at a time; 0: MAX_LINES, and no more than a quarter of the files that this process may have open."""
+        """Set the bound: `most` lines at a time; 0: MAX_LINES, and no more than a quarter of the files that this process may have open."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = most or max(1, min(MAX_LINES, soft // 4))
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class OpenLines:
         return self._count
 
     def add(self, life: Life, launcher: str, wire: socket.socket) -> None:
-        """Keep `wire` as the launcher's line, in place of its last one; close it where there is no room."""
+        """Keep `wire` as the launcher's line, in place of its last one; close it if there is no room."""
         with self._lock:
             self._close(life, launcher)
             if self._count >= self._most or len(self._lines.get(life, ())) >= MAX_JOB_LINES:

@@ -1,4 +1,4 @@
-"""What was turned away, counted by cause; the log gets one line a minute a cause, however many a stranger sends."""
+"""The refused requests, counted by cause. The log gets one line a minute a cause, however many a stranger sends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_EVERY_S = 60.0
 
 
 class Refusals:
-    """May be used from several threads. `what` names the thing refused in the log. Causes are a few fixed words."""
+    """The counts of refusals. May be used from several threads. `what` names the thing refused in the log. Causes are a few fixed words."""
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._what, self._clock = log, what, clock
@@ -22,12 +22,12 @@ class Refusals:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Since the start, by cause. A copy."""
+        """Return a copy of the counts since the start, by cause."""
         with self._lock:
             return dict(self._counts)
 
     def add(self, cause: str, source: str, text: str) -> None:
-        """One more. `text` says what was wrong with this one."""
+        """Count one more refusal. `text` says what was wrong with this one."""
         now_s = self._clock()
         with self._lock:
             self._counts[cause] += 1

@@ -1,4 +1,4 @@
-"""Where jobs' reports arrive: a TCP port, a line each, by munge or signed with a job's key. It only checks who sent what."""
+"""The inbox of jobs' reports: a TCP port, a line each, by munge or signed with a job's key. It only checks who sent what."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from synergy_core.errors import SynergyError, UsageError
+from synergy_core.job_report import Report
+from synergy_core.wire import job_key, munge
+from synergy_core.wire.job_key import SecretFile, SignedReport
+from synergy_core.wire.report import MAX_BYTES, Told, answer_line, from_json
+
 from synergyd.daemon.ports.bounded_server import BoundedServer, HeldAnswer, ServerBounds
 from synergyd.daemon.ports.open_lines import Life, OpenLines
 from synergyd.daemon.ports.refusals import Refusals
-from synergyd.errors import SynergyError, UsageError
-from synergyd.job_report import Report
-from synergyd.wire import job_key, munge
-from synergyd.wire.job_key import SecretFile, SignedReport
-from synergyd.wire.report import MAX_BYTES, Told, answer_line, from_json
 
 log = logging.getLogger("synergyd.inbox")
 MAX_WAITING = 100_000
 MAX_WAITING_USER = 10_000
-MAX_WAITING_JOB = 64  # of one user about one job
+MAX_WAITING_JOB = 64  # reports of one user about one job
 MAX_MARKS, MAX_LIVES = 128, 10_000  # signatures remembered of one incarnation, and incarnations
 MAX_OPEN = 1000  # connections at a time
-MAX_SOURCE = 128  # of them, from one address
+MAX_SOURCE = 128  # connections from one address
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,17 @@ class ReceivedReport:
 
 
 class ReportInbox:
-    """Listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
+    """The inbox of reports, which listens from construction on. `take` empties what has arrived; `arrived` is set meanwhile.
 
-    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and what it is. `owners` is whose
-    the running jobs are, likewise: their launchers' connections stay open as `lines`.
+    `answers` is what jobs are told when they report, by (job id, restarts): the owner's uid, and the message. `owners` holds the
+    owners of the running jobs, likewise: their launchers' connections stay open as `lines`.
     """
 
     def __init__(self, host: str, port: int, munge_socket: str = "", secret: SecretFile | None = None) -> None:
-        """`secret`: None takes no line but munge's. Raises UsageError when the port can't be had."""
+        """Start listening. If `secret` is None, only munge's lines are taken. Raises UsageError when the port can't be had."""
         self._lock = threading.Lock()
         self._waiting: list[ReceivedReport] = []
-        self._of_job: Counter[tuple[int, int]] = Counter()  # of those that wait, by (uid, job id)
+        self._of_job: Counter[tuple[int, int]] = Counter()  # count of waiting reports, by (uid, job id)
         self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
         self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
@@ -67,12 +68,12 @@ class ReportInbox:
         self.port = self._server.port
 
     @property
-    def refused(self) -> Mapping[str, int]:
-        """Reports and connections turned away since the start, by cause."""
+    def refusals(self) -> Mapping[str, int]:
+        """Return the reports and connections turned away since the start, by cause."""
         return self._refusals.counts
 
     def take(self) -> list[ReceivedReport]:
-        """All that has arrived since the last call."""
+        """Return everything that has arrived since the last call."""
         with self._lock:
             self.arrived.clear()
             taken, self._waiting = self._waiting, []
@@ -81,7 +82,7 @@ class ReportInbox:
         return taken
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         self._server.close()
         self.lines.retain(())
 
@@ -94,12 +95,12 @@ class ReportInbox:
             self.lines.knock(life)
 
     def _answer(self, line: bytes, source: str) -> bytes | HeldAnswer:
-        """The answer to one report; b"" to one that is refused, which its sender keeps for later."""
+        """Return the answer to one report, or b"" for one that is refused, which its sender keeps for later."""
         signed = None
         try:
             text = line.decode("ascii", "replace").strip()
             if text.startswith(job_key.PREFIX):
-                signed, payload = self._opened(text)
+                signed, payload = self._open_line(text)
                 uid = signed.key.uid
             else:
                 credential = munge.decode(text, self._munge_socket)
@@ -110,8 +111,10 @@ class ReportInbox:
         try:
             received = ReceivedReport(from_json(payload), uid)
             life = received.report.job_id, received.report.restarts
-            if signed is not None and life != signed.life:
-                raise UsageError("report", f"is signed with the key of job {signed.life[0]}, restart {signed.life[1]}")
+            if signed is not None and life != signed.incarnation:
+                raise UsageError(
+                    "report", f"is signed with the key of job {signed.incarnation[0]}, restart {signed.incarnation[1]}"
+                )
         except SynergyError as error:
             self._refusals.add("report", source, f"of uid {uid}: {error}")
             return b""
@@ -136,14 +139,14 @@ class ReportInbox:
         if self.answers.get(life, (None, None))[1] != told:  # it came between the answer and this
             self.lines.knock(life)
 
-    def _opened(self, text: str) -> tuple[SignedReport, bytes]:
-        """Raises UsageError."""
+    def _open_line(self, text: str) -> tuple[SignedReport, bytes]:
+        """Return the signed report of a line, and its payload. Raises UsageError."""
         try:
             secret = self._secret.read() if self._secret else b""
         except OSError:  # JobKeys tells of it, and hands no key out
             secret = b""
-        found = job_key.opened(text, secret, time.time())
-        life, mark = found[0].life, found[0].signature
+        found = job_key.open_line(text, secret, time.time())
+        life, mark = found[0].incarnation, found[0].signature
         with self._lock:
             marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
             self._seen[life] = marks  # the newest last
@@ -171,7 +174,7 @@ class ReportInbox:
 
 
 def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
-    """The answer to a report that was taken; what can't be signed is said at a later one."""
+    """Return the answer to a report that was taken. If what the job is told can't be signed, it is left out and said at a later report."""
     try:
         return answer_line(told, *life, munge_socket, signed)
     except SynergyError as error:

@@ -5,8 +5,8 @@ import { fixed, h, num, percent, plainTable, setText, span } from "./dom.js";
 
 export const POLICIES = ["synergy", "exact", "fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "optimus", "pollux", "sia", "crius", "dally"];
 export const SETTINGS = [
-  ["Fairness", "-2"], ["Objective", "goodput"], ["ShortFirst", "0"], ["FairnessBound", "2"], ["DeadlineShare", "1"],
-  ["Deadlines", "yes"], ["RestartShare", "0.1"], ["Preemption", "no"], ["MaxGrowth", "2"], ["Epoch", "60"],
+  ["Fairness", "-2"], ["FairnessBound", "2"], ["ShortFirst", "0"], ["DeadlineShare", "1"], ["RestartShare", "0.1"],
+  ["Preemption", "no"], ["FirstStart", "4"], ["Epoch", "60"],
 ];
 const POLL_MS = 1000;
 

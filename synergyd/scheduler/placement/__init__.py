@@ -1,1 +1,1 @@
-"""Which nodes: from GPU counts to names."""
+"""The nodes of each job: from GPU counts to names."""

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from synergyd.node_needs import GPUS_ONLY, NodeNeeds, Room
-from synergyd.records import Shape
+from synergy_core.node_needs import GPUS_ONLY, NodeNeeds, Room
+from synergy_core.records import Shape
+
 from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 
-# (not the job's own, others that want it, partitions, free GPUs, index of the node)
-_Fit = tuple[bool, int, int, int, int]
+# (0: the job's first node, 1: another one of its own, 2: no own one; others that want it; partitions; free GPUs; index of the node)
+_Fit = tuple[int, int, int, int, int]
 _Check = Callable[[int], bool]
 
 
 class FreeGpus:
-    """Free GPUs per node, and what else jobs take of them; best fit. Jobs placed biggest GPUs-per-node first always fit where
-    the counts allow it, if those sizes divide each other (1, 2, 4, 8 and whole nodes do) and CPUs and memory are plenty. With
-    `spanned` not None no job that spans nodes gets a node on which another does; `spanned` are those that jobs placed
-    elsewhere span."""
+    """The free GPUs of each node, and what else jobs take of the nodes; best fit.
+
+    Jobs placed biggest GPUs-per-node first always fit where the counts allow it, if those sizes divide each other (1, 2, 4, 8
+    and whole nodes do) and CPUs and memory are plenty. With `spanned` not None no job that spans nodes gets a node on which
+    another does; `spanned` are those that jobs placed elsewhere span.
+    """
 
     def __init__(self, nodes: Iterable[NodeCapacity], spanned: Collection[str] | None = None) -> None:
         self._spanned: Counter[str] | None = None if spanned is None else Counter(spanned)
@@ -26,7 +29,7 @@ class FreeGpus:
         self._order = {node.name: i for i, node in enumerate(self._nodes)}
         self.free = {node.name: node.free for node in self._nodes}
         self._bad = {node.name: node.penalty for node in self._nodes if node.penalty > 0}
-        # by the node's own name: its types of GPUs share it. Below nothing where a job that stays has more than was to give
+        # keyed by the node's own name: its types of GPUs share it. Negative where a job that stays has more than was to give
         self._room = {node.host or node.name: node.room for node in self._nodes if node.room is not None}
         self._allowed: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}
         self._open: dict[tuple[str, NodeFilter], list[tuple[str, int, int]]] = {}  # less those that were full lately
@@ -40,16 +43,20 @@ class FreeGpus:
         wanted: Mapping[str, int] | None = None,
         needs: NodeNeeds = GPUS_ONLY,
         shun: Collection[str] = (),
+        first: str = "",
     ) -> tuple[str, ...] | None:
-        """Names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free and what a job needs beside them, or None.
+        """Return the names of `shape.nodes` nodes that each have `shape.gpus_per_node` GPUs free, or None.
 
-        All of one partition, the filter's required nodes among them, inside one leaf switch where that is possible. Nodes in
-        `own` come first, then those that fewest others want (`wanted`), those that fewest partitions share, the tightest fit,
-        the first in order. Nodes of `shun` and those with a penalty are taken only where the others are too few.
+        Each node also has what a job needs beside the GPUs.
+
+        All are of one partition, the filter's required nodes among them, inside one leaf switch where that is possible. Nodes
+        in `own` come first, `first` before all: a running job can give any other node back without a restart. Then come those
+        that fewest others want (`wanted`), those that fewest partitions share, the tightest fit, the first in order. Nodes of
+        `shun` and those with a penalty are taken only where the others are too few.
         """
         if shape.nodes > 1 and "," in node_filter.partition:
             each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
-            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs, shun)) is not None]
+            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs, shun, first)) is not None]
             return max(
                 found, key=lambda names: (-self._badness(names, shun), sum(n in own for n in names)), default=None
             )
@@ -57,7 +64,7 @@ class FreeGpus:
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._open_to(shape.gpu_type, node_filter)
         fit = [
-            (name not in own, wanted.get(name, 0), shared, free[name], i)
+            (0 if name == first else 1 if name in own else 2, wanted.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
             if free[name] >= gpus and self._may_span(name, shape) and (has_room is None or has_room(i))
         ]
@@ -81,13 +88,13 @@ class FreeGpus:
         return tuple(self._nodes[i].name for i in chosen)
 
     def _better(self, fit: list[_Fit], nodes: int, shun: Collection[str]) -> list[_Fit]:
-        """Those of `fit` that are no bad nodes; with the least bad ones where the others are fewer than `nodes`."""
+        """Return the nodes of `fit` that are no bad nodes, with the least bad ones added if the others are fewer than `nodes`."""
         bad = {entry: badness for entry in fit if (badness := self._badness((self._nodes[entry[-1]].name,), shun))}
         good = [entry for entry in fit if entry not in bad]
         return good + sorted(bad, key=lambda entry: (bad[entry], entry))[: max(0, nodes - len(good))]
 
     def better(self, names: list[str], nodes: int, shun: Collection[str]) -> list[str]:
-        """Those of `names` that are no bad nodes; all of them where those are fewer than `nodes`."""
+        """Return the nodes of `names` that are no bad nodes, or all of them if those are fewer than `nodes`."""
         good = [name for name in names if not self._badness((name,), shun)] if self._bad or shun else names
         return good if len(good) >= nodes else names
 
@@ -98,7 +105,7 @@ class FreeGpus:
         return self._nodes[i].host or self._nodes[i].name
 
     def _check(self, needs: NodeNeeds, gpus: int) -> _Check | None:
-        """Whether a node (by index) has what a job needs beside so many GPUs; None where every node has."""
+        """Return a check of whether a node (by index) has what a job needs beside so many GPUs, or None if every node has."""
         if needs is GPUS_ONLY or not self._room or needs == GPUS_ONLY:
             return None
         known: dict[tuple[int, int], Room] = {}
@@ -108,18 +115,23 @@ class FreeGpus:
             if node.room is None:
                 return True
             room = self._room[node.host or node.name]
-            if needs.whole_nodes and not (node.untouched and room == node.room and self.free[node.name] == node.free):
+            if needs.whole_nodes and not (
+                node.is_untouched and room == node.room and self.free[node.name] == node.free
+            ):
                 return False
             key = node.threads, node.total.memory_mib if needs.whole_memory else 0
             if key not in known:
                 known[key] = needs.on(gpus, *key)
-            return room.holds(known[key])
+            return room.has_room_for(known[key])
 
         return has_room
 
     def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
-        """The first `nodes` of `fit` inside one leaf switch, else on few: a leaf that has enough comes first, then the one with
-        most of the job's own nodes, then the tightest that has enough or the one with most."""
+        """Return the first `nodes` of `fit` inside one leaf switch, else on few.
+
+        A leaf that has enough comes first, then the one with most of the job's own nodes, then the tightest that has enough or
+        the one with most.
+        """
         leaves: dict[str, list[_Fit]] = {}
         for entry in fit:
             leaves.setdefault(self._nodes[entry[-1]].leaf, []).append(entry)
@@ -129,7 +141,7 @@ class FreeGpus:
 
             def rank(leaf: str, need: int = need) -> tuple[bool, int, int, str]:
                 some = leaves[leaf]
-                own = sum(not entry[0] for entry in some)
+                own = sum(entry[0] < 2 for entry in some)
                 enough = len(some) >= need
                 return not enough, -min(own, need), len(some) if enough else -len(some), leaf
 
@@ -146,8 +158,11 @@ class FreeGpus:
         back: int = 0,
         needs: NodeNeeds = GPUS_ONLY,
     ) -> int:
-        """Nodes that have the shape's GPUs free and what a job needs beside them, `back` GPUs on each node of `own` given back with
-        what belongs to them. At least `shape.nodes` of them: `pick` would find nodes."""
+        """Return the number of nodes that have the shape's GPUs free and what a job needs beside them.
+
+        The count is taken with `back` GPUs on each node of `own` given back with what belongs to them. If it is at least
+        `shape.nodes`, `pick` would find nodes.
+        """
         if shape.nodes > 1 and "," in node_filter.partition:
             each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
             return max(self.count(shape, f, own, back, needs) for f in each)
@@ -171,7 +186,9 @@ class FreeGpus:
                 and node.admits(node_filter)
                 and min(node.free, free[name] + back) >= gpus
             ):
-                fitting += has_room is None or self._room_with(node, back, needs).holds(self._need(node, gpus, needs))
+                fitting += has_room is None or self._room_with(node, back, needs).has_room_for(
+                    self._need(node, gpus, needs)
+                )
         return fitting
 
     def _need(self, node: NodeCapacity, gpus: int, needs: NodeNeeds) -> Room:
@@ -179,13 +196,13 @@ class FreeGpus:
         return whole or needs.on(gpus, node.threads, node.total.memory_mib)
 
     def _room_with(self, node: NodeCapacity, back: int, needs: NodeNeeds) -> Room:
-        """What there would be with what belongs to `back` of the job's GPUs given back."""
+        """Return the room that there would be with what belongs to `back` of the job's GPUs given back."""
         if node.room is None:
             return self._need(node, back, needs)
         return self._room[node.host or node.name].plus(self._need(node, back, needs))
 
     def fitting(self, shape: Shape, node_filter: NodeFilter, needs: NodeNeeds = GPUS_ONLY) -> list[str]:
-        """Names of the nodes that could each take one node's part of the shape."""
+        """Return the names of the nodes that could each take one node's part of the shape."""
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._open_to(shape.gpu_type, node_filter)
         return [
@@ -195,7 +212,7 @@ class FreeGpus:
         ]
 
     def beside(self, needs: NodeNeeds) -> str:
-        """What is asked beside GPUs, for a sentence on why no node was found."""
+        """Return what is asked beside GPUs, for a sentence on why no node was found."""
         return (
             "" if self._check(needs, 0) is None else ", with the CPUs, memory and the like that it asks for beside them"
         )
@@ -204,8 +221,10 @@ class FreeGpus:
         return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
 
     def _open_to(self, gpu_type: str, node_filter: NodeFilter) -> list[tuple[str, int, int]]:
-        """(name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use; maybe
-        without full ones."""
+        """Return (name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use.
+
+        Full nodes may be left out.
+        """
         key = gpu_type, node_filter
         if key not in self._allowed:
             self._allowed[key] = [
@@ -216,7 +235,10 @@ class FreeGpus:
         return self._open.get(key, self._allowed[key])
 
     def take(self, names: Iterable[str], gpus: int, needs: NodeNeeds = GPUS_ONLY) -> None:
-        """Takes `gpus` on each node, and what belongs to them. A node that has fewer (it went down under its job) is left with none."""
+        """Take `gpus` on each node, and what belongs to them.
+
+        A node that has fewer (it went down under its job) is left with none.
+        """
         self._counts.clear()
         names = tuple(names)
         if self._spanned is not None and len(names) > 1:
@@ -227,7 +249,7 @@ class FreeGpus:
         self._change_room(names, gpus, needs, -1)
 
     def give(self, names: Iterable[str], gpus: int, needs: NodeNeeds = GPUS_ONLY) -> None:
-        """Gives `gpus` back on each node that can hand out GPUs, and what belongs to them."""
+        """Give `gpus` back on each node that can hand out GPUs, and what belongs to them."""
         self._open.clear()
         self._counts.clear()
         names = tuple(names)

@@ -13,11 +13,11 @@ def least_loaded_nodes(
     leaf: Mapping[str, str],
     free: Mapping[str, int],
 ) -> list[tuple[str, ...]]:
-    """Up to three sets of `count` of the nodes `fits`, none where there are too few.
+    """Return up to three sets of `count` of the nodes `fits`, or none where there are too few.
 
-    Inside the leaf switch whose nodes are the least busy; else over leaves, once over as few as can be and once over those with
-    the quietest uplinks. `load` is the share of time that others use each link, by name as in links.Topology. Of nodes alike the
-    job's `own` come first, then the fullest.
+    The nodes are inside the leaf switch whose nodes are the least busy; else over leaves, once over as few as can be and once
+    over those with the quietest uplinks. `load` is the share of time that others use each link, by name as in links.Topology.
+    Among nodes alike the job's `own` come first, then the fullest.
     """
     if len(fits) < count:
         return []

@@ -3,7 +3,7 @@
 A local search from the policy's allocation and its placement. One job at a time, the one that loses most to its neighbours first,
 takes what gives the highest sum of all jobs' values with their slowdowns: other nodes (quieter links), another Cell of no more
 GPUs (inside one node or leaf), or going on as it runs. The search takes the first round of slowdown.py's forecast as a job's
-slowdown (`sharing.expected`); the Decision has its fixed point.
+slowdown (`sharing.expected_slowdown`); the Decision has its fixed point.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from synergy_core.records import Cell
+
 from synergyd.links.model import Topology
-from synergyd.links.sharing import busy_share, expected, traffic_of
+from synergyd.links.sharing import busy_share, expected_slowdown, traffic_of
 from synergyd.links.slowdown import Traffic
-from synergyd.records import Cell
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.place import Placement
@@ -25,7 +26,7 @@ from synergyd.scheduler.problem.utility import utility, value
 
 TRIES = 400  # places tried for jobs in one epoch: bounds its time on any cluster
 _PASSES = 3
-_CELLS = 6  # of a job that are tried, best goodput first
+_CELLS = 6  # Cells of a job that are tried, best goodput first
 _HURT = 1.005  # smaller slowdowns are ignored
 # The forecast's mean error on jobs that share links is 1.2 to 7 % of the step time (tests/benchmarks/slowdown_error.py): what a job
 # gains by going elsewhere must be more than that.
@@ -44,8 +45,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class LinkAwareAnswer:
-    """`total` is the objective with the slowdowns of shared links. `away`: by index of the job, the Cells that it did not get
-    because of links."""
+    """The changed allocation and placement.
+
+    `total` is the objective with the slowdowns of shared links. `away`: by index of the job, the Cells that it did not get
+    because of links.
+    """
 
     allocation: Allocation
     placement: Placement
@@ -62,10 +66,11 @@ def place_link_aware(
     sizes: bool = True,
     tries: int = TRIES,
 ) -> LinkAwareAnswer:
-    """The allocation and placement, changed where links make something else better.
+    """Return the allocation and placement, changed where links make something else better.
 
-    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose and running ones their
-    nodes: only the nodes of jobs that start or change are chosen. At most about `tries` places are tried; 0: only the total.
+    `others`: jobs outside of the problem that send. Without `sizes` jobs keep the Cells that the policy chose and running ones
+    their nodes: only the nodes of jobs that start or change are chosen. At most about `tries` places are tried; 0: only the
+    total.
     """
     work = _LinkAwareSearch(problem, allocation, placement, topology, tuple(others), tries)
     work.improve(sizes)
@@ -88,13 +93,13 @@ class _LinkAwareSearch:
         self.free_gpus = FreeGpus(problem.nodes, problem.spanned)
         self.choice = list(allocation.choice)
         self.assignments: dict[int, Assignment] = {}
-        self.senders: dict[int, Traffic] = {}  # by index of the job, those outside of the problem below 0
+        self.senders: dict[int, Traffic] = {}  # keyed by the job's index, below 0 outside of the problem
         self.users: dict[str, set[int]] = {}
         self.load: dict[str, float] = {}
         self.tries = tries  # left
         for n, traffic in enumerate(others):
             self._send(-1 - n, traffic)
-        for i, cell, stays in allocation.taken(problem):
+        for i, cell, stays in allocation.assignments(problem):
             nodes = placement.nodes[problem.jobs[i].job_id]
             choice = allocation.choice[i]
             assert choice is not None
@@ -104,7 +109,7 @@ class _LinkAwareSearch:
 
     def _send(self, i: int, traffic: Traffic, sign: int = 1) -> None:
         share = sign * busy_share(traffic, self.topology)
-        for link in self.topology.crossed(traffic.nodes):
+        for link in self.topology.links_crossed(traffic.nodes):
             self.load[link] = self.load.get(link, 0.0) + share
             users = self.users.setdefault(link, set())
             if sign > 0:
@@ -136,11 +141,13 @@ class _LinkAwareSearch:
         traffic = self.senders.get(i)
         if traffic is None:
             return 1.0
-        links = self.topology.crossed(traffic.nodes)
+        links = self.topology.links_crossed(traffic.nodes)
         if all(len(self.users[x]) < 2 for x in links):
             return 1.0
         own = busy_share(traffic, self.topology)
-        return expected(traffic, {x: self.load[x] - own for x in links if len(self.users[x]) > 1}, self.topology)
+        return expected_slowdown(
+            traffic, {x: self.load[x] - own for x in links if len(self.users[x]) > 1}, self.topology
+        )
 
     def _value(self, i: int, error: float = 1.0) -> float:
         slowdown = self._slowdown(i) * error
@@ -151,7 +158,7 @@ class _LinkAwareSearch:
 
     def _beside(self, *traffic: Traffic | None) -> set[int]:
         return {
-            i for sent in traffic if sent for x in self.topology.crossed(sent.nodes) for i in self.users.get(x, ())
+            i for sent in traffic if sent for x in self.topology.links_crossed(sent.nodes) for i in self.users.get(x, ())
         }  # fmt: skip
 
     # -- the search ------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ class _LinkAwareSearch:
         return sizes or not self.assignments[i].stays
 
     def _better(self, i: int, sizes: bool) -> bool:
-        """Takes the best place for one job, all others as they are; whether that is another than it had."""
+        """Take the best place for one job, all others as they are, and return whether it is another than it had."""
         if self.tries <= 0 or self._slowdown(i) <= _HURT:
             return False
         old = self.assignments[i]
@@ -197,7 +204,7 @@ class _LinkAwareSearch:
         return best is not old
 
     def _places(self, i: int, old: Assignment, sizes: bool) -> Iterator[Assignment]:
-        """Other places for a job that has been lifted: no more GPUs than it had."""
+        """Return other places for a job that has been lifted: no more GPUs than it had."""
         job = self.problem.jobs[i]
         own = frozenset(job.nodes)
         if job.current is not None and not old.stays:
@@ -209,7 +216,9 @@ class _LinkAwareSearch:
             return
         cells = CellIndex.of(job.cells)
         most = cells[old.choice].shape.gpus
-        fewer = [c for c in cells.ranked if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
+        fewer = (
+            [c for c in cells.best_of_each_shape if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
+        )
         for choice in [old.choice, *fewer[:_CELLS]]:
             if choice in job.banned and choice != old.choice:
                 continue

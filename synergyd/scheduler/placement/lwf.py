@@ -1,5 +1,8 @@
-"""LWF-kappa: least workload first (arXiv 2002.10105, algorithm 1). Small jobs go to the least loaded GPUs wherever they are, jobs of
-more than kappa workers fill whole nodes, least loaded first, so that few links are crossed and crossed links are quiet."""
+"""LWF-kappa: least workload first (arXiv 2002.10105, algorithm 1).
+
+Small jobs go to the least loaded GPUs wherever they are, jobs of more than kappa workers fill whole nodes, least loaded first, so
+that few links are crossed and crossed links are quiet.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ _Rank = tuple[float, bool, int]
 def choose_gpus(
     work: Sequence[float], free: Sequence[bool], nodes: Sequence[Sequence[int]], need: int, kappa: int
 ) -> tuple[int, ...] | None:
-    """`need` GPUs of those that are `free` (have the memory), None if there are too few.
+    """Return `need` GPUs of those that are `free` (have the memory), or None if there are too few.
 
-    `work[g]` is GPU g's remaining work (any unit), `nodes` the GPUs of each node. Up to `kappa` workers: the GPUs with least work.
-    More: nodes in order of their GPUs' mean work, GPUs within by work.
+    `work[g]` is GPU g's remaining work (any unit), `nodes` the GPUs of each node. Up to `kappa` workers: the GPUs with least
+    work. More: nodes in order of their GPUs' mean work, GPUs within by work.
     """
     if need <= kappa:
         order = sorted((g for gpus in nodes for g in gpus if free[g]), key=lambda g: work[g])
@@ -37,12 +40,13 @@ def place_lwf(
     work: Mapping[str, Sequence[float]],
     spanned: Collection[str] | None = None,
 ) -> Placement:
-    """Names the nodes of every request, as `place` does, by least workload first.
+    """Choose the nodes of every request, as `place` does, by least workload first.
 
-    `work[node]` is the remaining work (seconds) of each GPU of the node that will go on working, idle ones may be left out; what this
-    call places counts as work too, so that jobs placed together spread out. Requests that stay keep their nodes. Others are placed
-    biggest GPUs-per-node first, as the counts guarantee a fit only in that order. Free GPUs are idle, thus all alike to a job of up
-    to `kappa` GPUs: it gets the tightest fit, as `place` gives it; larger ones go where the node's mean work is least.
+    `work[node]` is the remaining work (seconds) of each GPU of the node that will go on working; idle ones may be left out.
+    Jobs placed by this call count as work too, so that jobs placed together spread out. Requests that stay keep their nodes.
+    Others are placed biggest GPUs-per-node first, as the counts guarantee a fit only in that order. Free GPUs are idle, thus
+    all alike to a job of up to `kappa` GPUs: it gets the tightest fit, as `place` gives it. Larger ones go where the node's
+    mean work is least.
     """
     free_gpus = FreeGpus(capacities, spanned)
     order = {node.name: i for i, node in enumerate(capacities)}
@@ -78,7 +82,7 @@ def place_lwf(
 
 
 def _idlest(free_gpus: FreeGpus, request: PlacementRequest, rank: Callable[[str], _Rank]) -> tuple[str, ...] | None:
-    """The nodes of least rank inside the partition where the busiest of them is idlest; None where there are too few."""
+    """Return the nodes of least rank inside the partition where the busiest of them is idlest, or None where there are too few."""
     shape, required = request.shape, frozenset(request.node_filter.required)
     found = []
     for partition in request.node_filter.partition.split(","):

@@ -8,20 +8,21 @@ from synergyd.scheduler.placement.place import Placement, place, requests_of
 from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation
 
-_ROUNDS = 8  # of moving jobs out of the way
+_ROUNDS = 8  # rounds of moving jobs out of the way
 # (rank, cost) of moving a job, by its index and its GPUs a node: on a node the jobs of lowest rank are moved first, and the
 # node is cleared whose jobs cost least in all
 MoveCost = Callable[[int, int], tuple[float, float]]
 
 
 def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collection[int] = ()) -> Allocation:
-    """`choice` with as few changes as make `place` name nodes for every job in it: the last step of the policies that
-    count GPUs only.
+    """Return `choice` with as few changes as make `place` name nodes for every job in it.
+
+    This is the last step of the policies that count GPUs only.
 
     Jobs that keep their Cell keep their nodes if that can be placed; else those of `moved` (indices) may go elsewhere, then
-    small jobs that stand where a bigger piece needs a node. What still fits nowhere does not start, or runs on as it is.
+    small jobs that stand where a bigger piece needs a node. A job that still fits nowhere does not start, or runs on as it is.
     """
-    _, placement = _placed(problem, choice, ())
+    _, placement = _place(problem, choice, ())
     if not placement.failed:
         return allocation(problem, choice)
     away = {i for i in moved if choice[i] is not None and choice[i] == problem.jobs[i].current}
@@ -33,9 +34,9 @@ def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collec
             if job.job_id in placement.failed:
                 kept[i] = job.current
                 away.discard(i)
-        _, placement = _placed(problem, kept, away)
+        _, placement = _place(problem, kept, away)
     # Jobs that made way for one that could not start may stay after all.
-    if away and not _placed(problem, kept, ())[1].failed:
+    if away and not _place(problem, kept, ())[1].failed:
         return allocation(problem, kept)
     return allocation(problem, kept, frozenset(away))
 
@@ -47,11 +48,14 @@ def move_others(
     rounds: int,
     cost: MoveCost = lambda _, gpus: (gpus, gpus),
 ) -> tuple[set[int], Placement]:
-    """`moved` (indices of jobs that keep their Cell and leave their nodes) and those that have to move besides, for the jobs of
-    `choice` that could not be placed; with the last placement tried. `cost`: by default the fewest GPUs move."""
+    """Return `moved` and the jobs that have to move besides, with the last placement tried.
+
+    `moved` holds the indices of jobs that keep their Cell and leave their nodes. The others move for the jobs of `choice` that
+    could not be placed. `cost`: by default the fewest GPUs move.
+    """
     away = set(moved)
     for _ in range(rounds):
-        attempt, placement = _placed(problem, choice, away)
+        attempt, placement = _place(problem, choice, away)
         in_the_way = _in_the_way(problem, attempt, placement, cost) if placement.failed else set()
         if not in_the_way:
             break
@@ -59,15 +63,15 @@ def move_others(
     return away, placement
 
 
-def _placed(problem: Problem, choice: Sequence[int | None], moved: Collection[int]) -> tuple[Allocation, Placement]:
+def _place(problem: Problem, choice: Sequence[int | None], moved: Collection[int]) -> tuple[Allocation, Placement]:
     attempt = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its value plays no part in placement
     return attempt, place(problem.nodes, requests_of(problem, attempt))
 
 
 def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cost: MoveCost) -> set[int]:
-    """For each job that was not placed: the smaller ones that stay on the node that is cleared for it at the least cost."""
+    """Return, for each job that was not placed, the smaller ones that stay on the node that is cleared for it at the least cost."""
     standing: dict[str, list[tuple[float, int, int, float]]] = {}  # node -> (rank, index, GPUs, cost)
-    for i, cell, stays in attempt.taken(problem):
+    for i, cell, stays in attempt.assignments(problem):
         job, gpus = problem.jobs[i], cell.shape.gpus_per_node
         if stays and cell.shape.nodes == 1 and job.discount > 0 and job.current not in job.banned:
             rank, price = cost(i, gpus)
@@ -75,7 +79,7 @@ def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cos
                 standing.setdefault(name, []).append((rank, i, gpus, price))
     moved: set[int] = set()
     cleared: set[str] = set()
-    for i, cell, _ in attempt.taken(problem):
+    for i, cell, _ in attempt.assignments(problem):
         job, piece = problem.jobs[i], cell.shape.gpus_per_node
         if job.job_id not in placement.failed:
             continue

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from synergyd.node_needs import GPUS_ONLY, NodeNeeds
-from synergyd.records import Shape
+from synergy_core.node_needs import GPUS_ONLY, NodeNeeds
+from synergy_core.records import Shape
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.problem.records import ANY_NODE, Allocation, NodeCapacity, NodeFilter, Problem
 
@@ -31,7 +32,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True)
 class Placement:
-    """`nodes` by job id; `failed`: why, by job id; `left`: free GPUs by node name after all of it."""
+    """The nodes of the requests. `nodes` by job id; `failed`: why, by job id; `left`: free GPUs by node name after all of it."""
 
     nodes: dict[int, tuple[str, ...]]
     failed: dict[int, str]
@@ -41,8 +42,10 @@ class Placement:
 def place(
     capacities: Sequence[NodeCapacity], requests: Sequence[PlacementRequest], spanned: Collection[str] | None = None
 ) -> Placement:
-    """Names the nodes of every request; the same input gives the same answer. `spanned` not None: no two jobs that span nodes
-    get the same node, see FreeGpus."""
+    """Choose the nodes of every request.
+
+    The same input gives the same answer. If `spanned` is not None, no two jobs that span nodes get the same node, see FreeGpus.
+    """
     free_gpus = FreeGpus(capacities, spanned)
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
@@ -56,7 +59,13 @@ def place(
     for request in changing:
         homes.subtract(request.nodes)
         names = free_gpus.pick(
-            request.shape, request.node_filter, frozenset(request.nodes), homes, request.needs, request.shun
+            request.shape,
+            request.node_filter,
+            frozenset(request.nodes),
+            homes,
+            request.needs,
+            request.shun,
+            first=request.nodes[0] if request.nodes else "",
         )
         if names is None:
             failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(request.needs)
@@ -69,10 +78,10 @@ def place(
 
 
 def placing_order(capacities: Sequence[NodeCapacity], requests: Sequence[PlacementRequest]) -> list[PlacementRequest]:
-    """The requests that do not stay, in the order in which they are to be placed.
+    """Return the requests that do not stay, in the order in which they are to be placed.
 
-    Those that must have certain nodes first. Of equal sizes those on several nodes first (they need distinct ones), then those with
-    the fewest nodes open to them, then those that have a home to keep.
+    Those that must have certain nodes come first. Among equal sizes those on several nodes come first (they need distinct
+    ones), then those with the fewest nodes open to them, then those that have a home to keep.
     """
     changing = [r for r in requests if not r.stay]
     choices = {f: sum(node.admits(f) for node in capacities) for f in {r.node_filter for r in changing}}
@@ -90,15 +99,15 @@ def placing_order(capacities: Sequence[NodeCapacity], requests: Sequence[Placeme
 
 
 def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
-    """The placement requests of an allocation."""
+    """Return the placement requests of an allocation."""
     return [
         PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay, job.needs, job.shun)
-        for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.taken(problem))
+        for job, cell, stay in ((problem.jobs[i], cell, stay) for i, cell, stay in allocation.assignments(problem))
     ]
 
 
 def why_not(free: Mapping[str, int], nodes: Sequence[NodeCapacity], request: PlacementRequest) -> str:
-    """Why no nodes were found for a request while `free` GPUs were left by node name."""
+    """Return why no nodes were found for a request while `free` GPUs were left by node name."""
     shape = request.shape
     usable = [r for r in nodes if r.gpu_type == shape.gpu_type and r.admits(request.node_filter)]
     fit = sum(free[r.name] >= shape.gpus_per_node for r in usable)

@@ -11,8 +11,7 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from synergyd.records import Cell, Shape
+from synergy_core.records import Cell, Shape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -30,7 +29,7 @@ class CellIndex(tuple[Cell, ...]):
 
     @cached_property
     def by_shape(self) -> dict[Key, list[int]]:
-        """Indices of the Cells of each shape, best goodput first."""
+        """Return the indices of the Cells of each shape, best goodput first."""
         indices: dict[Key, list[int]] = {}
         for i, cell in enumerate(self):
             shape = cell.shape
@@ -42,7 +41,7 @@ class CellIndex(tuple[Cell, ...]):
 
     @cached_property
     def by_gpus(self) -> dict[tuple[str, int], int]:
-        """Index of the best Cell by (GPU type, GPUs), and by ("", GPUs) of any type; the first of equals."""
+        """Return the index of the best Cell by (GPU type, GPUs), and by ("", GPUs) of any type; the first of equals."""
         best: dict[tuple[str, int], int] = {}
         for (gpu_type, nodes, each), own in self.by_shape.items():
             for key in ((gpu_type, nodes * each), ("", nodes * each)):
@@ -53,12 +52,12 @@ class CellIndex(tuple[Cell, ...]):
 
     @cached_property
     def smallest(self) -> int:
-        """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
+        """Return the index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
         return self.by_gpus["", min(gpus for _, gpus in self.by_gpus)] if self else 0
 
     @cached_property
     def least(self) -> int:
-        """Index of the Cell with the least goodput."""
+        """Return the index of the Cell with the least goodput."""
         return min(range(len(self)), key=lambda i: self[i].goodput, default=0)
 
     @cached_property
@@ -67,29 +66,29 @@ class CellIndex(tuple[Cell, ...]):
 
     @cached_property
     def _falling(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """All Cells, best goodput first, and their goodputs below zero."""
+        """Return all Cells, best goodput first, and their goodputs times -1."""
         order = tuple(sorted(range(len(self)), key=lambda i: (-self[i].goodput, i)))
         return order, tuple(-self[i].goodput for i in order)
 
     def above(self, goodput: float) -> frozenset[int]:
-        """Indices of the Cells with more goodput."""
+        """Return the indices of the Cells with more goodput."""
         order, falling = self._falling
         return frozenset(order[: bisect_left(falling, -goodput)])
 
     @cached_property
-    def _guessed(self) -> dict[int, frozenset[int]]:
+    def _unmeasured(self) -> dict[int, frozenset[int]]:
         return {}
 
-    def guessed_above(self, gpus: int) -> frozenset[int]:
-        """Indices of the Cells with more GPUs whose speed was not measured."""
-        if gpus not in self._guessed:
+    def unmeasured_above(self, gpus: int) -> frozenset[int]:
+        """Return the indices of the Cells with more GPUs whose speed was not measured."""
+        if gpus not in self._unmeasured:
             some = (i for i, c in enumerate(self) if c.uncertainty > MEASURED and c.shape.gpus > gpus)
-            self._guessed[gpus] = frozenset(some)
-        return self._guessed[gpus]
+            self._unmeasured[gpus] = frozenset(some)
+        return self._unmeasured[gpus]
 
     @cached_property
     def sound(self) -> bool:
-        """Is every goodput a positive number?"""
+        """Return whether every goodput is a positive number."""
         return all(0.0 < cell.goodput < math.inf for cell in self)
 
     @cached_property
@@ -98,15 +97,17 @@ class CellIndex(tuple[Cell, ...]):
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """The fewest and the most GPUs of any Cell."""
+        """Return the fewest and the most GPUs of any Cell."""
         counts = [nodes * each for _, nodes, each in self.by_shape]
         return (min(counts), max(counts)) if counts else (0, 0)
 
     @cached_property
     def front(self) -> CellFront:
-        """The Cells that can be part of a best answer: the best of each shape, without those that another one beats with no
-        more nodes and no more GPUs on each (of the same type). Value rises with goodput under every objective, so the
-        front is the same for all of them."""
+        """Return the Cells that can be part of a best answer.
+
+        These are the best of each shape, without those that another one beats with no more nodes and no more GPUs on each (of
+        the same type). Value rises with goodput under every objective, so the front is the same for all of them.
+        """
         kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
         for number, gpu_type in enumerate(self.types):
             ranked = [
@@ -128,22 +129,22 @@ class CellIndex(tuple[Cell, ...]):
         return CellFront(table[:, 0], table[:, 1], table[:, 2], table[:, 3], goodput)
 
     @cached_property
-    def ranked(self) -> tuple[int, ...]:
-        """The best Cell of each shape, best goodput first."""
+    def best_of_each_shape(self) -> tuple[int, ...]:
+        """Return the best Cell of each shape, best goodput first."""
         best = [own[0] for own in self.by_shape.values()]
         return tuple(sorted(best, key=lambda i: (-self[i].goodput, i)))
 
     @cached_property
     def by_size(self) -> dict[str, list[tuple[int, float]]]:
-        """(GPUs, best goodput with at most so many) of each type, ascending."""
+        """Return (GPUs, best goodput with at most so many) of each type, ascending."""
         sizes: dict[str, list[tuple[int, float]]] = {}
         for gpu_type, gpus in sorted(key for key in self.by_gpus if key[0]):
             own = sizes.setdefault(gpu_type, [])
             own.append((gpus, max(own[-1][1] if own else 0.0, self[self.by_gpus[gpu_type, gpus]].goodput)))
         return sizes
 
-    def asked(self, asked: Shape) -> int | None:
-        """Index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
+    def find_asked_size(self, asked: Shape) -> int | None:
+        """Return the index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
 
         A shape without a GPU type (`--gres=gpu:4`) matches every type.
         """
@@ -161,7 +162,10 @@ class CellIndex(tuple[Cell, ...]):
 
 @dataclass(frozen=True)
 class CellFront:
-    """`index` [n] into the Cells, `type` [n] into CellIndex.types, `nodes`, `each` (GPUs a node) and `goodput` [n]."""
+    """The best Cells of a job.
+
+    `index` [n] into the Cells, `type` [n] into CellIndex.types, `nodes`, `each` (GPUs a node) and `goodput` [n].
+    """
 
     index: Ints
     type: Ints

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from synergyd.records import Job, JobState, Snapshot
+from synergy_core.records import Job, JobState, Snapshot
 
 #: The timers' unit. The authors' is an hour, for jobs that last 15.5 h in the median (their SenseTime trace); the median job of a
 #: shared cluster lasts 13 min (Jeon et al., ATC 2019), which makes it about a minute.
 LEASE_S = 60.0
 #: leases of the moving window; the authors give it on the command line, so this is our choice: twice the longest of LEAST
 WINDOW = 24.0
-#: leases that a job waits at least before it takes more than a node, more than a leaf
+#: the fewest leases that a job waits before it takes more than a node, more than a leaf
 LEAST = (6.0, 12.0)
-#: of WINDOW: the most that it does
+#: the most that it waits, as a share of WINDOW
 MOST = (0.8, 1.0)
 
 
@@ -47,8 +47,11 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class DelayHistory:
-    """`waiting`: since when each job that could start waits, `running`: since when each one runs, by job id; `waits`: those of the
-    window, the oldest first. Seconds as in Snapshot.time_s."""
+    """The present and past waits of jobs.
+
+    `waiting`: since when each job that could start waits; `running`: since when each one runs, both by job id; `waits`: those
+    of the window, the oldest first. Seconds as in Snapshot.time_s.
+    """
 
     waiting: Mapping[int, float] = field(default_factory=dict)
     running: Mapping[int, float] = field(default_factory=dict)
@@ -58,8 +61,8 @@ class DelayHistory:
 NO_DELAYS = DelayHistory()
 
 
-def observed(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
-    """The history with what this snapshot shows. A wait of less than a lease is none."""
+def with_observation(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
+    """Return the history with what this snapshot shows. A wait of less than a lease does not count as one."""
     leaf = {node.name: node.leaf for node in snapshot.cluster.nodes}
     waiting, running, waits = {}, {}, []
     for job in snapshot.jobs:
@@ -75,13 +78,16 @@ def observed(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
 
 
 def clock_set(history: DelayHistory, by_s: float) -> DelayHistory:
-    """The history as it would be, had the clock always been as it is now: set back by a day it would delay jobs by a day."""
+    """Return the history as it would be if the clock had always been as it is now.
+
+    A clock set back by a day would otherwise delay jobs by a day.
+    """
     waiting, running = ({i: time_s + by_s for i, time_s in kept.items()} for kept in (history.waiting, history.running))
     return DelayHistory(waiting, running, tuple(w._replace(time_s=w.time_s + by_s) for w in history.waits))
 
 
 def tier_of(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
-    """Of GPUs on these nodes; `leaf` by node name. Nodes without a leaf are all in one."""
+    """Return the tier of GPUs on these nodes; `leaf` is by node name. Nodes without a leaf are all in one."""
     nodes = set(names)
     if len(nodes) < 2:
         return Tier.NODE
@@ -89,21 +95,27 @@ def tier_of(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
 
 
 def timer_s(history: DelayHistory, gpus: int, beyond: Tier) -> float:
-    """Seconds that a job of `gpus` GPUs waits before it takes GPUs that are further apart than `beyond` (not ACROSS): whole leases."""
+    """Return the seconds that a job of `gpus` GPUs waits before it takes GPUs that are further apart than `beyond` (not ACROSS).
+
+    The time is in whole leases.
+    """
     waited = [wait.waited_s / LEASE_S for wait in history.waits if (wait.gpus, wait.tier) == (gpus, beyond)]
     usual = statistics.fmean(waited) + 2.0 * statistics.pstdev(waited) if waited else 0.0
     return LEASE_S * min(math.ceil(MOST[beyond] * WINDOW), max(LEAST[beyond], math.ceil(usual)))
 
 
 def may_take(history: DelayHistory, gpus: int, best: Tier, waited_s: float) -> Tier:
-    """The furthest tier that a job may take after a wait of so long; `best` is the nearest that it can ever have."""
+    """Return the furthest tier that a job may take after it has waited for `waited_s` seconds.
+
+    `best` is the nearest that it can ever have.
+    """
     if best is Tier.ACROSS or waited_s >= timer_s(history, gpus, Tier.LEAF):
         return Tier.ACROSS
     return Tier.LEAF if best is Tier.LEAF or waited_s >= timer_s(history, gpus, Tier.NODE) else Tier.NODE
 
 
 def _could_start(job: Job, now_s: float) -> bool:
-    """Does only the lack of GPUs keep it?"""
+    """Return whether only the lack of GPUs keeps the job from starting."""
     free = job.directive is not None and not job.directive_error and not job.held
     later = job.begin_s is not None and job.begin_s > now_s
     return job.state is JobState.PENDING and free and not later and not job.reason.startswith("Dependency")

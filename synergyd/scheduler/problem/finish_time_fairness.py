@@ -1,18 +1,44 @@
-"""Finish-time fairness: how a job fares against an equal share of the cluster."""
+"""Finish-time fairness: how a job fares against an equal share of the cluster.
+
+Equal shares are the GPUs over the users whose jobs ask for some, a user's part over the user's own jobs. If they were the GPUs over
+the jobs, one user's many small jobs would make everybody's share small, and with it everybody's wait by FairnessBound long
+(waiting_bound.py). GPUs that a user's jobs can't use, all of them on their largest size, are shared by the other users.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from synergyd.records import Cell
+from synergy_core.records import Cell
+
 from synergyd.scheduler.problem.cell_index import CellIndex
-from synergyd.scheduler.problem.records import Progress
+from synergyd.scheduler.problem.records import JobRequest, Progress
+
+
+def job_parts(jobs: Sequence[JobRequest], capacity: Mapping[str, int]) -> dict[int, float]:
+    """Return by uid the number of parts into which the GPUs go, of which each of that user's jobs has one.
+
+    `capacity`: GPUs by type.
+    """
+    total = sum(capacity.values())
+    count, most = Counter(job.uid for job in jobs), Counter[int]()
+    for job in jobs:
+        most[job.uid] += CellIndex.of(job.cells).sizes[1]
+    parts: dict[int, float] = {}
+    left, users = float(total), len(count)
+    for uid in sorted(count, key=lambda uid: (most[uid], uid)) if total > 0 else ():
+        own = left / users
+        # from here on nobody can use less than `own`: all have the same
+        parts[uid] = count[uid] * (total / own)
+        left, users = left - min(own, most[uid]), users - 1
+    return parts
 
 
 def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], parts: float) -> float:
-    """Goodput (sequences/s) on an equal share: of each GPU type its part of the cluster, all GPUs / `parts` of them.
+    """Return the goodput (sequences/s) on an equal share, which is, for each GPU type, all GPUs / `parts` of them.
 
     Between sizes it is interpolated, below the smallest one it falls to 0 in proportion (time sharing), above the
     largest it stays. A type that the job can't use counts with that part gone to the types it can.
@@ -30,7 +56,7 @@ def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], parts: float
 
 
 def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share: float) -> float | None:
-    """rho = time to finish as it goes / time to finish on an equal share from the start (Themis, NSDI'20, section 3.1).
+    """Return rho = time to finish as it goes / time to finish on an equal share from the start (Themis, NSDI'20, section 3.1).
 
     `age_s` seconds have passed, `goodput` is what the job gets from now on and `share` that of an equal share
     (sequences/s). Above 1: worse off than with an equal share. Where the work left is not known, as if the job ended
@@ -47,7 +73,7 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
 
 
 def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
-    """Goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
+    """Return the goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
     at = bisect_left(goodputs, gpus, key=lambda size: size[0])
     if at == len(goodputs):
         return goodputs[-1][1]

@@ -1,7 +1,8 @@
 """How many GPUs a job may start on while nobody has measured its like. Pure.
 
-Then all that is known of larger sizes are the hardware's figures, and what its user asked for is evidence. A start far beyond that
-takes GPUs from others, and the job waits for them, for a speed that may not come. Its first reports tell; after them it may grow.
+Until then only the hardware's figures are known of larger sizes, and the size that the user asked for is evidence. A start far
+beyond that takes GPUs from others, and the job waits for them, for a speed that may not come. After its first reports the job
+may grow.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from synergyd.scheduler.problem.records import JobRequest, Objective
 
 
 def within_reach(job: JobRequest, terms: Objective) -> JobRequest:
-    """A waiting job with those Cells `banned` that it may not start on. One with a deadline may need them."""
+    """Return a waiting job with those Cells `banned` that it may not start on. A job with a deadline may need them."""
     beyond = _beyond(job, terms)
     return replace(job, banned=job.banned | beyond) if beyond else job
 
 
-def beyond_reach(job: JobRequest, index: int, terms: Objective) -> str:
-    """Why a waiting job may not start on cells[index]; "" where it may."""
+def reach_obstacle(job: JobRequest, index: int, terms: Objective) -> str:
+    """Return why a waiting job may not start on cells[index], or "" where it may."""
     if index not in _beyond(job, terms):
         return ""
     most = f"{terms.first_start:g} times the GPUs asked for"
@@ -35,4 +36,4 @@ def _beyond(job: JobRequest, terms: Objective) -> frozenset[int]:
         return frozenset()
     if job.cells[job.asked].uncertainty <= MEASURED:
         return frozenset()
-    return CellIndex.of(job.cells).guessed_above(int(terms.first_start * job.cells[job.asked].shape.gpus))
+    return CellIndex.of(job.cells).unmeasured_above(int(terms.first_start * job.cells[job.asked].shape.gpus))

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from synergyd.node_needs import NO_ROOM, NodeNeeds
-from synergyd.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
-from synergyd.restarts import JobRestarts
+from synergy_core.node_needs import NO_ROOM, NodeNeeds
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Cell, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergy_core.restarts import RestartBudget
+
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
 from synergyd.scheduler.problem.restart_bound import within_bound
-from synergyd.scheduler.problem.time_limits import finishing_first, time_discount
 from synergyd.scheduler.problem.utility import (
     find_asked,
     relative_goodput,
@@ -23,6 +24,9 @@ from synergyd.scheduler.problem.utility import (
 )
 
 _UNKNOWN = Progress()
+# share of its goodput that a Cell counts for which does not finish in time: a job that lies about its length can gain a
+# quarter by it at most
+_UNFINISHED = 0.8
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class UntouchedJob:
     """A job that this epoch does not touch. `cell` and `nodes`: what it holds, where known."""
 
     action: Action
-    why: str
+    reason: Reason
     cell: Cell | None = None
     nodes: tuple[str, ...] = ()
     relative_goodput: float | None = None
@@ -43,34 +47,32 @@ def classify_job(
     no_cell_reason: str,
     current_plan: Plan | None,
     age_s: float,
-    restarts: JobRestarts,
+    restarts: RestartBudget,
     progress: Progress = _UNKNOWN,
     weight: float = 1.0,
     *,
     sizes_fixed: bool = False,
 ) -> JobRequest | UntouchedJob:
-    """A JobRequest if this job takes part in the allocation, else an UntouchedJob.
+    """Return a JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
-    `sizes_fixed`: the policy gives each job the size it asked for. Where no plan is known for that, a waiting job requests it all the
-    same, as plain Slurm would start it: else it would wait for ever.
+    `sizes_fixed`: the policy gives each job the size it asked for. Where no plan is known for that, a waiting job requests it
+    all the same, as plain Slurm would start it: else it would wait for ever.
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight, restarts)
-    untouched = _untouched(job, snapshot.time_s)
+    untouched = _untouched_reason(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
     fixed = fixed_reason(job)
     if job.shape.gpus < 1:
-        return _leave(
-            job, usable, current_plan, "Synergy leaves it to Slurm: it does not say its GPUs by node (--gres=gpu:N)."
-        )
+        return _leave(job, usable, current_plan, Reason("gpus-not-by-node"))
     if job.state is JobState.RUNNING:
         if fixed:
-            return _leave(job, usable, current_plan, f"Keeps what it holds: {fixed}.")
+            return _leave(job, usable, current_plan, Reason("keeps-fixed", {"because": fixed}))
         if not usable:
             reason = no_cell_reason or "no plan is known that trains this model on these GPUs"
-            return _leave(job, usable, current_plan, f"Keeps what it holds, since nothing can be predicted: {reason}.")
+            return _leave(job, usable, current_plan, Reason("keeps-unpredicted", {"because": reason}))
         cells_with_current, current = _with_current(usable, job, current_plan)
         discount = restart_discount(age_s, job.restarts, restarts.cost.mean_s)
         discount *= time_discount(job.time_left_s, restarts.cost.mean_s)
@@ -83,22 +85,20 @@ def classify_job(
         return UntouchedJob(Action.WAIT, impossible)
     if fixed:
         exact = () if job.own_plan else tuple(c for c in usable if same_shape(c.shape, job.shape))
-        exact = exact or _unpredicted(job, snapshot)
-        return (
-            _request(job, exact, history) if exact else UntouchedJob(Action.WAIT, "Waits: no node with GPUs is there.")
-        )
+        exact = exact or _unpredicted_cells(job, snapshot)
+        return _request(job, exact, history) if exact else UntouchedJob(Action.WAIT, Reason("no-node"))
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
-        return UntouchedJob(Action.WAIT, f"Waits: {reason}.")
+        return UntouchedJob(Action.WAIT, Reason("no-cell", {"because": reason}))
     if sizes_fixed and find_asked(usable, job.asked) is None:
         types = job.directive.gpu_types if job.directive else ()
-        as_asked = _unpredicted(replace(job, shape=job.asked), snapshot)
+        as_asked = _unpredicted_cells(replace(job, shape=job.asked), snapshot)
         usable = CellIndex(c for c in as_asked if not types or c.shape.gpu_type in types) or usable
     return _request(job, usable, history)
 
 
 def fixed_reason(job: Job) -> str:
-    """Why this job may not be resized; "" if it may."""
+    """Return why this job may not be resized, or "" if it may."""
     if job.paused:
         return "it is paused (`synergyctl resume` lets Synergy resize it again)"
     if job.fixed:
@@ -109,7 +109,7 @@ def fixed_reason(job: Job) -> str:
 
 
 def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[NodeCapacity, ...]:
-    """Every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
+    """Return every node with the GPUs that can be handed out: up, and not held by anyone but the asking jobs themselves.
 
     A node that is not up hands out none; jobs that run there may stay. A node that shows fewer GPUs than its asking
     jobs hold (it lost some) hands out what they hold, so that staying is always possible.
@@ -135,7 +135,7 @@ def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[Nod
 
 
 def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell | None:
-    """The Cell a job runs with: of its shape and plan; else of its shape and tp, pp; else the best of its shape.
+    """Return the Cell a job runs with: of its shape and plan; else of its shape and tp, pp; else the best of its shape.
 
     The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
     goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
@@ -156,7 +156,10 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
 
 
 def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = "") -> NodeCapacity:
-    """`own`: GPUs and needs of each asking job that runs there. `key`: its name where another type of this node came before."""
+    """Return the capacity of a node.
+
+    `own`: GPUs and needs of each asking job that runs there. `key`: its name where another type of this node came before.
+    """
     whole = any(needs.whole_nodes for _, needs in own)  # one job has all that is in use
     held = node.gpus_used if whole else sum(gpus for gpus, _ in own)
     others = max(0, node.gpus_used - held)
@@ -167,7 +170,7 @@ def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = 
         for gpus, needs in own:
             ours = ours.plus(node.used if needs.whole_nodes else needs.on(gpus, node.threads_per_core, room.memory_mib))
         # at least what the asking jobs hold: staying is always possible
-        room = room.plus(node.used.plus(ours, -1).at_least(NO_ROOM), -1).at_least(ours)
+        room = room.plus(node.used.plus(ours, -1).maximum(NO_ROOM), -1).maximum(ours)
     return NodeCapacity(
         key or node.name,
         node.gpu_type,
@@ -188,7 +191,7 @@ def _work(plan: Plan) -> tuple[int | str, ...]:
 
 
 def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
-    """Cells with a goodput that is a positive number, within the directive's limits."""
+    """Return the Cells with a goodput that is a positive number, within the directive's limits."""
     low = (directive.min_gpus if directive else None) or 1
     high = (directive.max_gpus if directive else None) or math.inf
     types = directive.gpu_types if directive else ()
@@ -203,32 +206,32 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     )
 
 
-def _untouched(job: Job, now_s: float) -> str:
-    """Why Synergy may not touch this job at all; "" if it may."""
+def _untouched_reason(job: Job, now_s: float) -> Reason | None:
+    """Return why Synergy may not touch this job at all; None if it may."""
     if job.directive_error:
-        return f"Synergy does not touch it ({job.directive_error})."
+        return Reason("directive-error", {"error": job.directive_error})
     if job.directive is None:
-        return "Synergy does not touch it: it has no directive."
+        return Reason("no-directive")
     if job.state is JobState.DONE:
-        return "It has ended."
+        return Reason("ended")
     if job.state is JobState.COMPLETING:
-        return "It is ending: its GPUs are free when Slurm says so."
+        return Reason("ending")
     if job.state is JobState.SUSPENDED:
-        return "It is suspended: Synergy does not touch it until it runs again."
+        return Reason("suspended")
     if job.held and job.launch_failed:
-        return "Slurm holds it since a start of it failed. Where it is not tried again (see its story), `scontrol release` lets it run."
+        return Reason("held-after-failed-start")
     if job.held and job.reason.lower().replace(" ", "_") == "reservationdeleted":
-        return "Slurm holds it since its reservation was deleted (`scontrol release` lets it run): Synergy does not touch it."
+        return Reason("held-reservation-deleted")
     if job.held:
-        return "It is held by its user or an admin (`scontrol release` lets it run): Synergy does not touch it."
+        return Reason("held")
     if job.state is JobState.PENDING and job.reason.startswith("Dependency"):
-        return f"Waits for the jobs that it depends on (Slurm's reason: {job.reason})."
+        return Reason("dependency", {"slurm_reason": job.reason})
     if job.state is JobState.PENDING and job.begin_s is not None and job.begin_s > now_s:
-        return f"May not start for another {job.begin_s - now_s:.0f} s (its begin time)."
-    return ""
+        return Reason("begin-time", {"wait_s": job.begin_s - now_s})
+    return None
 
 
-def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> UntouchedJob:
+def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: Reason) -> UntouchedJob:
     holds = job.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     if not holds:
         return UntouchedJob(Action.KEEP if job.state is JobState.DONE else Action.WAIT, why)
@@ -241,15 +244,15 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: str) -> Un
 
 
 def filter_of(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
-    """The nodes that the job names, by its own words, without those that are reserved while it would run, and those to `avoid`."""
+    """Return a filter of the nodes that the job names itself, without those that are reserved while it would run and those to `avoid`."""
     barred = job.barred or job.exclude
     if avoid or (job.barred and job.exclude):
         barred = tuple(sorted({*job.exclude, *job.barred, *avoid}))
     return NodeFilter(job.open_partitions or job.partition, job.features, barred, job.nodelist, job.within)
 
 
-def _impossible(job: Job, snapshot: Snapshot) -> str:
-    """Why a waiting job can't start on this cluster whatever runs; "" if it can."""
+def _impossible(job: Job, snapshot: Snapshot) -> Reason | None:
+    """Return why a waiting job can't start on this cluster whatever runs; None if it can."""
     directive = job.directive or Directive()
     types = directive.gpu_types
     fixed = fixed_reason(job)
@@ -261,7 +264,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
             usable.append(n)
             up += n.gpus if (n.up or n.wakeable) and n.name not in job.avoid else 0
             if up >= need > 0:
-                return ""  # seen enough: the others need not be counted
+                return None  # seen enough: the others need not be counted
     kinds = f" of type {' or '.join(types)}" if types else ""
     where = f" in partition {job.partition}" if job.partition else ""
     where += f" with features {job.features}" if job.features else ""
@@ -269,15 +272,16 @@ def _impossible(job: Job, snapshot: Snapshot) -> str:
     there = sum(n.gpus for n in usable)
     named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
     if need > there:
-        return f"Can't start: it needs {named}{kinds}, and the cluster has {there}{where}."
+        return Reason("never-fits", {"need": named, "kinds": kinds, "gpus": there, "where": where})
     if need > up:
         tried = f" (and not {', '.join(job.avoid)}, where it has just failed)" if job.avoid else ""
-        return f"Waits for nodes: it needs {named}{kinds}, and only {up} of {there}{where} are on nodes that are up{tried}."
-    return ""
+        fields = {"need": named, "kinds": kinds, "up_gpus": up, "gpus": there, "where": where, "tried": tried}
+        return Reason("nodes-down", fields)
+    return None
 
 
 def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple[tuple[Cell, ...], int]:
-    """The Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
+    """Return the Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
     current = current_cell(cells, job.shape, plan)
     if current is None:
         current = _between(cells, job.shape, plan)
@@ -290,7 +294,7 @@ def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple
 
 
 def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
-    """A stand-in for a present shape that has no Cell: goodput interpolated over the GPU count (sequences/s)."""
+    """Return a stand-in for a present shape that has no Cell: goodput interpolated over the GPU count (sequences/s)."""
     same = [c for c in cells if c.shape.gpu_type == shape.gpu_type] or list(cells)
     best: dict[int, Cell] = {}
     for cell in sorted(same, key=lambda c: c.goodput):
@@ -315,15 +319,15 @@ def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
     )
 
 
-def _unpredicted(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
-    """Cells of exactly the size that a job asks for, where no plan is known for it: goodput 0 says unknown."""
+def _unpredicted_cells(job: Job, snapshot: Snapshot) -> tuple[Cell, ...]:
+    """Return Cells of exactly the size that a job asks for, where no plan is known for it: goodput 0 says unknown."""
     types = [job.shape.gpu_type] if job.shape.gpu_type else list(snapshot.cluster.gpu_types())
     allowed = job.directive.gpu_types if job.directive else ()
     return tuple(_without_plan(replace(job.shape, gpu_type=t)) for t in types if not allowed or t in allowed)
 
 
 def _without_plan(shape: Shape) -> Cell:
-    """A Cell of which only its GPUs are known."""
+    """Return a Cell of which only its GPUs are known."""
     return Cell(shape, Plan(dp=shape.gpus, global_batch=shape.gpus), 0.0, 0.0, 0.0, 0.0, 0)
 
 
@@ -332,7 +336,7 @@ class _History:
     age_s: float
     progress: Progress
     weight: float
-    restarts: JobRestarts
+    restarts: RestartBudget
 
 
 def _request(
@@ -366,14 +370,37 @@ def _request(
         deadline_s=job.directive.deadline_s if job.directive else None,
         account=job.account,
         shun=frozenset(job.shun),
-        slowed=1.0 if current is None else _slowed(job, cells[current]),
+        slowed=1.0 if current is None else _slowdown(job, cells[current]),
         uid=job.uid,
     )
 
 
-def _slowed(job: Job, cell: Cell) -> float:
-    """Times that its slowest node makes its steps longer: what they send between nodes takes no longer."""
+def _slowdown(job: Job, cell: Cell) -> float:
+    """Return the factor by which the job's slowest node makes its steps longer. Transfers between nodes take no longer."""
     if job.slowed <= 1.0 or cell.step_s <= 0:
         return 1.0
     sends = min(1.0, cell.sync_s / cell.step_s)
     return 1.0 / (sends + (1.0 - sends) / job.slowed)
+
+
+def time_discount(left_s: float | None, restart_cost_s: float) -> float:
+    """Return the share of the time left in which a job trains that is restarted now.
+
+    `left_s` is in seconds (None: no limit). The share multiplies the goodput of every change, so that one is chosen only if it
+    pays before the limit ends the job. A share of 0 forbids changes.
+    """
+    if left_s is None or restart_cost_s <= 0:
+        return 1.0
+    return max(0.0, 1.0 - restart_cost_s / left_s) if left_s > 0 else 0.0
+
+
+def finishing_first(
+    relative: Sequence[float], cells: Sequence[Cell], progress: Progress, left_s: float | None
+) -> Sequence[float]:
+    """Return the relative goodputs. Where some Cells finish the sequences left within `left_s`, those that can't count for less."""
+    if left_s is None or left_s <= 0 or progress.remaining is None or progress.refuted:
+        return relative
+    ends = [cell.goodput * left_s >= progress.remaining for cell in cells]
+    if all(ends) or not any(ends):
+        return relative
+    return tuple(r if end else _UNFINISHED * r for r, end in zip(relative, ends, strict=True))

@@ -1,14 +1,15 @@
-"""What jobs may still take under limits (GPUs of accounts and partitions, Slurm's own) while they get Cells one after another."""
+"""The room that is left under limits (GPUs of accounts and partitions, Slurm's own) while jobs get Cells one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.records import Job, JobState, Shape
+from synergy_core.records import Job, JobState, Shape
+
 from synergyd.scheduler.problem.records import GPUS, Allocation, JobRequest, Problem, UsageLimit
+from synergyd.scheduler.problem.rules import LimitRules
 from synergyd.scheduler.problem.utility import allocation as allocation_of
-from synergyd.settings import Settings
 
 _HOLDING = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 
@@ -17,7 +18,7 @@ _EXACT = 1e-6  # sums of parts of nodes and of minutes are not exact
 
 
 class Allowance:
-    """What is left under each of the problem's limits, with `choice` given out."""
+    """The room that is left under each of the problem's limits, with `choice` given out."""
 
     def __init__(self, problem: Problem, choice: Sequence[int | None] = ()) -> None:
         self._limits = problem.limits
@@ -26,11 +27,13 @@ class Allowance:
             self.change(job, None, picked)
 
     def allows(self, job: JobRequest, before: int | None, after: int | None) -> bool:
-        """May the job go from one of its Cells (None: it waits) to another? Giving GPUs back always may."""
-        return self.exceeded(job, before, after) is None
+        """Return whether the job may go from one of its Cells (None: it waits) to another. It may always give GPUs back."""
+        return self.find_exceeded_limit(job, before, after) is None
 
-    def exceeded(self, job: JobRequest, before: int | None, after: int | None) -> tuple[UsageLimit, float] | None:
-        """The first limit that such a step would go beyond, and what is left of it."""
+    def find_exceeded_limit(
+        self, job: JobRequest, before: int | None, after: int | None
+    ) -> tuple[UsageLimit, float] | None:
+        """Return the first limit that such a step would go beyond, and what is left of it."""
         for limit, left in zip(self._limits, self._left, strict=True):
             if limit.use(job, after) - limit.use(job, before) > max(left, 0) + _EXACT:
                 return limit, max(left, 0)
@@ -42,8 +45,10 @@ class Allowance:
 
 
 def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
-    """`allocated` with the changes undone that exceed a limit: for policies that ignore limits. Of the jobs that start or change,
-    the last submitted give way first."""
+    """Return `allocated` with the changes undone that exceed a limit: for policies that ignore limits.
+
+    Among the jobs that start or change, the last submitted give way first.
+    """
     if not problem.limits:
         return allocated
     kept = [
@@ -65,11 +70,11 @@ def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmLimits:
-    """What Slurm's associations and QOS leave to Synergy's jobs. Mappings are by job id."""
+    """The room that Slurm's associations and QOS leave to Synergy's jobs. Mappings are by job id."""
 
     #: `most` is what Slurm's other jobs leave to all of Synergy's
     shared: tuple[UsageLimit, ...] = ()
-    #: of one job alone
+    #: limits of one job alone
     own: Mapping[int, tuple[UsageLimit, ...]] = field(default_factory=dict)
     #: why a running job may not be restarted now
     stuck: Mapping[int, str] = field(default_factory=dict)
@@ -81,12 +86,14 @@ NO_SLURM_LIMITS = SlurmLimits()
 
 
 def usage_limits(
-    requests: Sequence[JobRequest], jobs: Iterable[Job], settings: Settings, slurm: SlurmLimits = NO_SLURM_LIMITS
+    requests: Sequence[JobRequest], jobs: Iterable[Job], rules: LimitRules, slurm: SlurmLimits = NO_SLURM_LIMITS
 ) -> tuple[UsageLimit, ...]:
-    """The limits of accounts and partitions, and Slurm's, less what jobs outside of the problem hold; never below what the jobs
-    of the problem hold now, for they may stay."""
-    limits = [UsageLimit("account", name, gpus, gpus) for name, gpus in settings.account_limits.items()]
-    limits += [UsageLimit("partition", name, gpus, gpus) for name, gpus in settings.partition_limits.items()]
+    """Return the limits of accounts and partitions, and Slurm's, less what jobs outside of the problem hold.
+
+    A limit is never below what the jobs of the problem hold now, for they may stay.
+    """
+    limits = [UsageLimit("account", name, gpus, gpus) for name, gpus in rules.account_limits.items()]
+    limits += [UsageLimit("partition", name, gpus, gpus) for name, gpus in rules.partition_limits.items()]
     limits += slurm.shared
     if not limits:
         return ()
@@ -95,14 +102,14 @@ def usage_limits(
     holding = [job for job in jobs if job.job_id not in taking and job.state in _HOLDING and job.node_names]
     bounds = []
     for limit in limits:
-        held = sum(_held(limit, job) for job in holding)
+        held = sum(_held_amount(limit, job) for job in holding)
         own = sum(limit.use(request, request.current) for request in requests)
         bounds.append(replace(limit, most=max(limit.most - held, own, 0)))
     return tuple(bounds)
 
 
-def _held(limit: UsageLimit, job: Job) -> float:
-    """Of a limit by a job outside of the problem."""
+def _held_amount(limit: UsageLimit, job: Job) -> float:
+    """Return how much of a limit a job outside of the problem holds."""
     if limit.rates is not None:
         rate = limit.rates.get(job.job_id)
     else:
@@ -111,7 +118,7 @@ def _held(limit: UsageLimit, job: Job) -> float:
 
 
 def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple[JobRequest, ...]:
-    """The jobs, the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
+    """Return the jobs with the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
     if not slurm.own:
         return tuple(requests)
     found: dict[tuple[int, int], frozenset[int]] = {}
@@ -134,8 +141,8 @@ def _breaks(use: float, most: float, at_least: bool) -> bool:
     return use < most - _EXACT if at_least else use > most + _EXACT
 
 
-def beyond_own(job: JobRequest, index: int) -> str:
-    """Which of Slurm's limits of this job alone its Cell `index` is beyond, in words; "" if none."""
+def own_limit_obstacle(job: JobRequest, index: int) -> str:
+    """Return which of Slurm's limits of this job alone its Cell `index` is beyond, in words, or "" if none."""
     full = next((x for x in job.own_limits if _breaks(x.use(job, index), x.most, x.at_least)), None)
     if full is None:
         return ""
@@ -144,18 +151,18 @@ def beyond_own(job: JobRequest, index: int) -> str:
 
 
 def beyond(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
-    """Which of them a job that waits would be beyond with `shape`, in words; "" if none."""
+    """Return which of `limits` a job that waits would be beyond with `shape`, in words, or "" if none."""
     for limit in (*limits.shared, *limits.own.get(job_id, ())):
         rate = limit.own or (limit.rates or {}).get(job_id)
         if rate is None:
             continue
         if _breaks(rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):
-            return limit_words(limit, limit.most)
+            return format_limit(limit, limit.most)
     return ""
 
 
-def limit_words(limit: UsageLimit, left: float) -> str:
-    """What is left of a limit over several jobs: `account chem may hold 8 more GPUs (GrpTRES)`."""
+def format_limit(limit: UsageLimit, left: float) -> str:
+    """Return what is left of a limit over several jobs: `account chem may hold 8 more GPUs (GrpTRES)`."""
     more = f"{limit.kind} {limit.name} may hold {left:g} more {limit.unit}"
     if limit.slurm:
         return f"{more} ({limit.slurm})"

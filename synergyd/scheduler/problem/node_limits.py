@@ -1,4 +1,4 @@
-"""Nodes and Cells that a job can't have for what its nodes must give beside GPUs, known before anything is placed.
+"""Nodes and Cells that a job can't have because of what it needs beside GPUs, known before anything is placed.
 
 A policy counts GPUs. So that its counts hold, GPUs that no job can use (a node's CPUs are taken) are not handed out, nodes
 without room for a job's smallest piece are barred to it, and Cells that too few nodes have room for are banned.
@@ -10,29 +10,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from synergyd.node_needs import GPUS_ONLY, NodeNeeds, Room
+from synergy_core.node_needs import GPUS_ONLY, NodeNeeds, Room
+
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter
 
 
 def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], held: int) -> NodeCapacity:
-    """The node, with only as many GPUs to hand out as some job could have with its CPUs and memory: at least those that are
-    `held` by the problem's own jobs."""
+    """Return the node with only as many GPUs to hand out as some job could have with its CPUs and memory.
+
+    They are at least those that are `held` by the problem's own jobs.
+    """
     if node.room is None or node.free <= held:
         return node
     most = held
     for needs in least:
         for gpus in range(node.free, most, -1):
-            if node.room.holds(needs.on(gpus, node.threads, node.total.memory_mib)):
+            if node.room.has_room_for(needs.on(gpus, node.threads, node.total.memory_mib)):
                 most = gpus
                 break
         if most == node.free:
             return node
-    return replace(node, free=most, shut=node.free - most)
+    return replace(node, free=most, unusable_gpus=node.free - most)
 
 
 class NodeLimits:
-    """What the nodes of one epoch's problem offer, summed up so that jobs whom it can't bind cost nothing."""
+    """A summary of what the nodes of one epoch's problem offer, so that jobs that it can't bind cost nothing."""
 
     def __init__(self, nodes: Sequence[NodeCapacity]) -> None:
         self._nodes = [node for node in nodes if node.room is not None]
@@ -45,8 +48,11 @@ class NodeLimits:
         self._barred: dict[tuple[NodeNeeds, int], tuple[str, ...]] = {}
         self._reach: dict[tuple[int, NodeFilter, NodeNeeds, int | None], frozenset[int]] = {}
 
-    def bound(self, job: JobRequest) -> JobRequest:
-        """The job with the nodes barred to it and the Cells banned that it can't have. Its present nodes and Cell stay its own."""
+    def restrict_job(self, job: JobRequest) -> JobRequest:
+        """Return the job with the nodes barred to it and the Cells banned that it can't have.
+
+        Its present nodes and Cell stay its own.
+        """
         cells = CellIndex.of(job.cells)
         if not cells:
             return job
@@ -71,17 +77,17 @@ class NodeLimits:
         return replace(job, banned=job.banned | self._reach[key])
 
     def _plenty(self, needs: NodeNeeds, gpus: int) -> bool:
-        """Has every node what so many GPUs take with them?"""
+        """Return whether every node has what so many GPUs take with them."""
         if needs == GPUS_ONLY:
             return True
         if not self._nodes:
-            return _allowed(needs, needs.on(gpus))
+            return _is_allowed(needs, needs.on(gpus))
         if needs.whole_nodes or needs.whole_memory or needs.gres:
             return False
         if needs.total_memory_mib > self._total_memory or needs.tmp_disk_mib > self._disk:
             return False
         need = needs.on(gpus, self._threads)
-        return self._least.holds(need) and _allowed(needs, need)
+        return self._least.has_room_for(need) and _is_allowed(needs, need)
 
     def _without_room(self, needs: NodeNeeds, gpus: int) -> tuple[str, ...]:
         if self._plenty(needs, gpus):
@@ -92,7 +98,11 @@ class NodeLimits:
         return self._barred[key]
 
     def _out_of_reach(self, job: JobRequest, shapes: Mapping[tuple[str, int, int], list[int]]) -> frozenset[int]:
-        """Cells of more nodes than have room for their pieces, or than its partitions allow a job, or of too few for --nodelist."""
+        """Return the Cells that the job can't have because of their number of nodes.
+
+        These are Cells of more nodes than have room for their pieces, or than its partitions allow a job, or of too few for
+        --nodelist.
+        """
         required, banned = job.node_filter.required, set[int]()
         open_to = [node for node in self._all if node.admits(job.node_filter) or node.name in job.nodes]
         room: dict[tuple[str, int], int] = {}
@@ -113,19 +123,19 @@ class NodeLimits:
 
 def _could_take(node: NodeCapacity, needs: NodeNeeds, gpus: int) -> bool:
     need = needs.on(gpus, node.threads, node.total.memory_mib)
-    if not _allowed(needs, need):
+    if not _is_allowed(needs, need):
         return False
     if node.room is None:
         return True
     if needs.total_memory_mib > node.total.memory_mib or needs.tmp_disk_mib > node.tmp_disk_mib:
         return False
-    if needs.whole_nodes and not node.untouched:
+    if needs.whole_nodes and not node.is_untouched:
         return False
-    return node.room.holds(need)
+    return node.room.has_room_for(need)
 
 
-def _allowed(needs: NodeNeeds, need: Room) -> bool:
-    """Is it within what its partitions let a job take of a node?"""
+def _is_allowed(needs: NodeNeeds, need: Room) -> bool:
+    """Return whether `need` is within what the job's partitions let it take of a node."""
     within_cpus = not needs.max_cpus or need.cpus <= needs.max_cpus
     return within_cpus and (not needs.max_memory_mib or need.memory_mib <= needs.max_memory_mib)
 

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from synergyd.errors import UsageError
-from synergyd.records import Job
+from synergy_core.reasons import Reason, Reasons
+from synergy_core.records import Job
+
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
-from synergyd.scheduler.problem.equal_shares import job_parts
-from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
+from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness, job_parts
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress, capacity_of
+from synergyd.scheduler.problem.rules import ClaimRules, WeightRules
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.scheduler.problem.waiting_bound import with_due
-from synergyd.settings import Settings
-from synergyd.settings_allocation import OBJECTIVES
 
 _PRIORITY_REACH = 10.0  # a Slurm priority, or fair-share factor, counts as at most this many times the median, and at least its inverse
 _LEAST_SHARE = 1e-6  # Slurm's fair-share factor is 0 where an association has no shares, or no use of its parent's
@@ -25,49 +24,32 @@ _LEAST_TIME_S = 1.0
 # no job is due earlier: within them one that arrives is decided about, and those that leave for it have left
 WAIT_EPOCHS = 2
 _LEAST_LEFT = 1e-6  # sequences: keeps a job that is about to end from dividing by nothing
-# Setting Objective -> the terms' form, exponent (None: the setting Fairness) and reference
-_OBJECTIVES: dict[str, tuple[str, float | None, str]] = {
-    "power": ("power", None, "asked"),
-    "sia": ("sia", -0.5, "smallest"),
-    "pollux": ("power", -1.0, "share"),
-    "max-min": ("power", -3.0, "asked"),
-}
-
-
-def objective_of(settings: Settings) -> Objective:
-    """The objective that the settings ask for. Raises UsageError for an Objective that is not known."""
-    if settings.objective not in _OBJECTIVES:
-        raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")
-    form, exponent, reference = _OBJECTIVES[settings.objective]
-    p = settings.fairness if exponent is None else exponent
-    return Objective(
-        exponent=p, max_growth=settings.max_growth, first_start=settings.first_start, form=form, reference=reference
-    )
 
 
 def weights(
-    jobs: Iterable[Job], settings: Settings, fair_shares: Mapping[int, float] | None = None
+    jobs: Iterable[Job], rules: WeightRules, fair_shares: Mapping[int, float] | None = None
 ) -> dict[int, float]:
-    """Each job's weight: the directive's, times its QOS's, times its Slurm priority over the median where that is on, times
-    Slurm's fair-share factor of its association (`fair_shares`, by job id) over the median where that is on.
+    """Return each job's weight by job id.
+
+    It is the directive's, times its Slurm priority over the median where that is on, times Slurm's fair-share factor of its
+    association (`fair_shares`, by job id) over the median where that is on.
 
     A directive's weight counts as MaxWeight at most. Those of a user's jobs are divided by their mean where it is above 1, so
     that all of a user's jobs together weigh no more than jobs without weights.
     """
     jobs = tuple(jobs)
-    told = {job.job_id: _told_weight(job, settings.max_weight) for job in jobs}
+    told = {job.job_id: _stated_weight(job, rules.max_weight) for job in jobs}
     of_user: dict[int, list[float]] = {}
     for job in jobs:
         of_user.setdefault(job.uid, []).append(told[job.job_id])
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
-    shares = (fair_shares or {}) if settings.fair_share_weight else {}
+    shares = (fair_shares or {}) if rules.fair_share_weight else {}
     middle_share = max(median(shares.values() or [1.0]), _LEAST_SHARE)
     weight_of: dict[int, float] = {}
     for job in jobs:
         weight = told[job.job_id] / means[job.uid]
-        weight *= settings.qos_weights.get(job.qos, 1.0)
-        if settings.priority_weight and job.priority > 0:
+        if rules.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
         if job.job_id in shares:
             share = max(shares[job.job_id], _LEAST_SHARE) / middle_share
@@ -76,59 +58,61 @@ def weights(
     return weight_of
 
 
-def _told_weight(job: Job, most: float) -> float:
+def _stated_weight(job: Job, most: float) -> float:
     weight = job.directive.weight if job.directive else 1.0
     return min(weight, most) if math.isfinite(weight) and weight > 0 else 1.0
 
 
-def disbelief(job: Job, progress: Progress, settings: Settings) -> str:
-    """Sentences about what the job says and does not count as it says it; "" where all does."""
-    said = job.directive.weight if job.directive else 1.0
-    note = f" weight={said:g} counts as {settings.max_weight:g} (MaxWeight)." if said > settings.max_weight else ""
-    if progress.refuted:
-        note += " It has trained for longer than it said was left, so it counts as the longest job."
-    return note
+def disbelief(job: Job, progress: Progress, max_weight: float) -> Reasons:
+    """Return what the job says of itself that does not count as it says it."""
+    weight = job.directive.weight if job.directive else 1.0
+    notes: Reasons = ()
+    if weight > max_weight:
+        notes += (Reason("weight-capped", {"weight": weight, "max_weight": max_weight}),)
+    return (*notes, Reason("length-refuted")) if progress.refuted else notes
 
 
-def likely_words(progress: Progress, settings: Settings) -> str:
-    """A sentence on how much is likely left of a job that does not tell; "" where that does not count."""
+def likely_length(progress: Progress, short_first: float) -> Reasons:
+    """Return how much is likely left of a job that does not tell, where that counts (ShortFirst)."""
     left = progress.likely_gpu_s
-    if left is None or settings.short_first <= 0:
-        return ""
+    if left is None or short_first <= 0:
+        return ()
     size, unit = (left / 3600, "GPU hours") if left >= 3600 else (left / 60, "GPU minutes")
-    words = f"{float(f'{size:.1g}'):g} {unit}"  # coarse: it moves a little in each epoch
-    return f" It has not told how much is left: by what like jobs have taken it counts as about {words} from its end."
+    # coarse: it moves a little in each epoch
+    return (Reason("likely-length", {"left": f"{float(f'{size:.1g}'):g} {unit}"}),)
 
 
 def with_claims(
     jobs: Sequence[JobRequest],
     nodes: Sequence[NodeCapacity],
     terms: Objective,
-    settings: Settings,
+    rules: ClaimRules,
     now_s: float,
     typical_s: float | None = None,
 ) -> tuple[tuple[JobRequest, ...], dict[int, float]]:
-    """The jobs with relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness;
-    and by job id the finish-time fairness, where known, if all went on as they are."""
+    """Return the jobs with their claims, and by job id the finish-time fairness, where known, if all went on as they are.
+
+    The jobs get relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness.
+    """
     shares = _Shares(jobs, nodes)
-    short = _short(jobs, shares, settings.short_first, typical_s)
+    short = _length_factors(jobs, shares, rules.short_first, typical_s)
     requests, fairness = [], {}
     for job in jobs:
         length_known = job.progress.done is not None or job.progress.remaining is not None
         share = shares.of(job) if length_known or terms.reference == "share" else 0.0
         relative = _relative(job, terms, share)
-        need = _deadline(job, now_s) if settings.deadlines else (0.0, 0.0, "")
-        if need[0] and settings.deadline_share > 0:
-            need = _within_share(job, need, settings.deadline_share * shares.gpus_of(job))
+        need = _deadline(job, now_s)
+        if need[0] and rules.deadline_share > 0:
+            need = _within_share(job, need, rules.deadline_share * shares.gpus_of(job))
         goodput = 0.0 if job.current is None else job.cells[job.current].goodput
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
             fairness[job.job_id] = rho
-            if not need[0] and settings.fairness_bound > 0 and job.current is not None:
-                # by what an equal share can still do, whatever it has now: else a job that has its share needs nothing, loses
+            if not need[0] and rules.fairness_bound > 0 and job.current is not None:
+                # judged by what an equal share can still do, whatever it has now: else a job that has its share needs nothing, loses
                 # it to others in the next epoch, and needs it again in the one after
                 due = finish_time_fairness(job.age_s, job.progress, share, share)
-                if due is not None and due > settings.fairness_bound:
+                if due is not None and due > rules.fairness_bound:
                     late = f"it ends {due:.2f} times as late as on one from its submission on"
                     need = _timely(job, share, goodput, f"even on an equal share of the GPUs {late}")
         left = job.progress.remaining
@@ -139,16 +123,16 @@ def with_claims(
                 job,
                 relative=relative,
                 need=need[0],
-                need_anew=need[1],
+                need_after_restart=need[1],
                 need_why=need[2],
-                drag=drag,
+                restart_drag=drag,
                 weight=job.weight * factor,
-                short=factor,
+                length_factor=factor,
             )
         requests.append(job)
-    if settings.fairness_bound > 0:
-        floor_s = WAIT_EPOCHS * settings.epoch_s
-        return with_due(requests, settings.fairness_bound, typical_s, floor_s, shares.of), fairness
+    if rules.fairness_bound > 0:
+        floor_s = WAIT_EPOCHS * rules.epoch_s
+        return with_due(requests, rules.fairness_bound, typical_s, floor_s, shares.of), fairness
     return tuple(requests), fairness
 
 
@@ -162,16 +146,16 @@ class _Shares:
         self._known: dict[tuple[int, float], float] = {}
 
     def of(self, job: JobRequest) -> float:
-        """On its user's part of the GPUs over the user's jobs."""
+        """Return the job's goodput on its user's part of the GPUs over the user's jobs."""
         return self._goodput(job, self._parts.get(job.uid, 0.0))
 
     def gpus_of(self, job: JobRequest) -> float:
-        """GPUs of that share."""
+        """Return the number of GPUs of the job's equal share."""
         parts = self._parts.get(job.uid, 0.0)
         return self.gpus / parts if parts > 0 else 0.0
 
     def of_all(self, job: JobRequest) -> float:
-        """On all GPUs over all jobs."""
+        """Return the job's goodput on all GPUs over all jobs."""
         return self._goodput(job, self.jobs)
 
     def _goodput(self, job: JobRequest, parts: float) -> float:
@@ -181,13 +165,17 @@ class _Shares:
         return self._known[key]
 
 
-def _short(jobs: Sequence[JobRequest], shares: _Shares, exponent: float, typical_s: float | None) -> dict[int, float]:
-    """By job id: (median time left / own time left)^exponent, on all GPUs over all jobs; 1 for those of which nothing is known.
+def _length_factors(
+    jobs: Sequence[JobRequest], shares: _Shares, exponent: float, typical_s: float | None
+) -> dict[int, float]:
+    """Return (median time left / own time left)^exponent by job id, on all GPUs over all jobs.
+
+    It is 1 for jobs of which nothing is known.
 
     The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
-    known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken; where
-    no such job has ended, as `typical_s` from its end, the median of jobs that have: the known lengths of the present jobs are no
-    measure, since long jobs are present for longer. Once it has trained for more than that, it counts as half done.
+    known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken. Where
+    no such job has ended, it counts as `typical_s` from its end, the median of jobs that have: the known lengths of the present
+    jobs are no measure, since long jobs are present for longer. Once it has trained for more than that, it counts as half done.
     """
     if exponent <= 0:
         return {}
@@ -215,8 +203,10 @@ def _short(jobs: Sequence[JobRequest], shares: _Shares, exponent: float, typical
 
 
 def without_partial_nodes(job: JobRequest, nodes: Iterable[NodeCapacity]) -> JobRequest:
-    """The job without the Cells that span nodes and use a part of each, where no two jobs that span nodes may share one: jobs on
-    whole nodes never share, so every allocation can be placed. A job that has no other Cells keeps them."""
+    """Return the job without the Cells that span nodes and use a part of each, where no two jobs that span nodes may share one.
+
+    Jobs on whole nodes never share, so every allocation can be placed. A job that has no other Cells keeps them.
+    """
     most: dict[str, int] = {}
     for node in nodes:
         most[node.gpu_type] = max(most.get(node.gpu_type, 0), node.free)
@@ -229,12 +219,12 @@ def without_partial_nodes(job: JobRequest, nodes: Iterable[NodeCapacity]) -> Job
 
 
 def with_need_bonus(terms: Objective, jobs: Sequence[JobRequest]) -> Objective:
-    """The terms with a bonus for needs that exceeds what all jobs together can gain or lose."""
+    """Return the terms with a bonus for needs that exceeds what all jobs together can gain or lose."""
     if not any(job.need for job in jobs):
         return terms
     spread = 1.0
     for job in jobs:
-        best = job.relative[CellIndex.of(job.cells).ranked[0]]
+        best = job.relative[CellIndex.of(job.cells).best_of_each_shape[0]]
         low = min(waiting_utility(job, terms), utility(job.relative[CellIndex.of(job.cells).least], terms))
         low = low if job.current is None else min(low, stop_value(job, terms) / job.weight)
         spread += job.weight * max(0.0, utility(best, terms) - low)
@@ -253,8 +243,10 @@ def _relative(job: JobRequest, terms: Objective, share: float) -> Sequence[float
 
 
 def _deadline(job: JobRequest, now_s: float) -> tuple[float, float, str]:
-    """(goodput needed as it runs or starts, goodput needed after a restart, why); zeros without a deadline, where the work
-    left is not known, or where no Cell can meet it any more."""
+    """Return (goodput needed as it runs or starts, goodput needed after a restart, why).
+
+    The goodputs are 0 without a deadline, where the work left is not known, or where no Cell can meet it any more.
+    """
     left, until = job.progress.remaining, job.deadline_s
     if until is None or left is None or left <= 0 or until <= now_s:
         return 0.0, 0.0, ""
@@ -268,8 +260,10 @@ def _deadline(job: JobRequest, now_s: float) -> tuple[float, float, str]:
 
 
 def _within_share(job: JobRequest, need: tuple[float, float, str], gpus: float) -> tuple[float, float, str]:
-    """The need, at most the best goodput on `gpus` GPUs; none where each Cell is larger. Interpolation as in `equal_share`
-    would need the next larger size, which is more than the share."""
+    """Return the need, at most the best goodput on `gpus` GPUs, or none where each Cell is larger.
+
+    Interpolation as in `equal_share` would need the next larger size, which is more than the share.
+    """
     most = max((cell.goodput for cell in job.cells if cell.shape.gpus <= gpus), default=0.0)
     if most >= need[1]:
         return need
@@ -278,8 +272,10 @@ def _within_share(job: JobRequest, need: tuple[float, float, str], gpus: float) 
 
 
 def _timely(job: JobRequest, share: float, goodput: float, why: str) -> tuple[float, float, str]:
-    """An equal share, or the best that the job can have below it; what it has, `goodput`, where it ends as soon with that as
-    with the share after another restart."""
+    """Return the need for an equal share, or for the best that the job can have below it.
+
+    It is what the job has, `goodput`, where the job ends as soon with that as with the share after another restart.
+    """
     need = min(share, CellIndex.of(job.cells).best_goodput)
     left = job.progress.remaining
     if left and 0 < goodput < need and left / goodput <= job.restart.cost.mean_s + left / need:

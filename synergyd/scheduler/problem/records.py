@@ -11,15 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
 
-from synergyd.constraint import has_features
-from synergyd.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
-from synergyd.records import Cell
-from synergyd.restarts import JobRestarts, RestartCost
+from synergy_core.constraint import has_features
+from synergy_core.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
+from synergy_core.records import Cell
+from synergy_core.restarts import RestartBudget, RestartCost
+
 from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 
 
 class NodeFilter(NamedTuple):
-    """Which nodes a job may use. Empty: any."""
+    """The nodes that a job may use. Empty: any."""
 
     #: Slurm's field of the job: one partition, or several with commas between them
     partition: str = ""
@@ -33,7 +34,10 @@ class NodeFilter(NamedTuple):
     within: tuple[str, ...] = ()
 
     def allows(self, names: Sequence[str], partitions: Mapping[str, tuple[str, ...]]) -> bool:
-        """May one job have all these nodes (each of them admits it)? `partitions` by node name: Slurm starts it inside one."""
+        """Return whether one job may have all these nodes (each of them admits it).
+
+        `partitions` is by node name: Slurm starts a job inside one.
+        """
         if not set(self.required) <= {name.partition(":")[0] for name in names}:
             return False
         if "," not in self.partition or len(names) == 1:
@@ -43,7 +47,7 @@ class NodeFilter(NamedTuple):
 
 
 ANY_NODE = NodeFilter()
-NO_COST = JobRestarts(cost=RestartCost(mean_s=0.0))
+NO_COST = RestartBudget(cost=RestartCost(mean_s=0.0))
 
 
 @dataclass(frozen=True)
@@ -59,26 +63,26 @@ class NodeCapacity:
     features: tuple[str, ...] = ()
     #: its leaf switch; "": not known
     leaf: str = ""
-    #: what this problem hands out besides GPUs; None: plenty
+    #: CPUs and memory that this problem hands out; None: plenty
     room: Room | None = None
     #: all that the node has of it
     total: Room = NO_ROOM
     threads: int = 1
     tmp_disk_mib: int = 0
     #: free GPUs that are not in `free`, since no job could have CPUs and memory for them
-    shut: int = 0
+    unusable_gpus: int = 0
     #: the node's own name where `name` tells its types of GPUs apart
     host: str = ""
     #: 0 to 1: how bad jobs have fared there lately
     penalty: float = 0.0
 
     @property
-    def untouched(self) -> bool:
-        """Does no job outside of the problem hold any of it?"""
-        return self.room is None or self.room.holds(self.total)
+    def is_untouched(self) -> bool:
+        """Return whether no job outside of the problem holds any of it."""
+        return self.room is None or self.room.has_room_for(self.total)
 
     def admits(self, node_filter: NodeFilter) -> bool:
-        """May a job with this filter run here?"""
+        """Return whether a job with this filter may run here."""
         names, wanted, barred, _, within = node_filter
         if barred and (self.name in barred or self.host in barred):
             return False
@@ -90,7 +94,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of a job's past and future. Sequences count as progress at the smallest batch; None: not known."""
+    """The known past and future of a job. Sequences count as progress at the smallest batch; None means not known."""
 
     #: GPU seconds that it has had
     attained_gpu_s: float = 0.0
@@ -98,9 +102,9 @@ class Progress:
     remaining: float | None = None
     #: sequences trained
     done: float | None = None
-    #: what it said of its length was not so: it counts as the longest
+    #: it has trained for longer than it said was left: it counts as the longest
     refuted: bool = False
-    #: of a job that does not tell: GPU seconds left, as Gittins' index over what like jobs have taken
+    #: GPU seconds left of a job that does not tell, as Gittins' index over what like jobs have taken
     likely_gpu_s: float | None = None
 
 
@@ -117,7 +121,7 @@ class JobRequest:
     submit_s: float = 0.0
     node_filter: NodeFilter = ANY_NODE
     needs: NodeNeeds = GPUS_ONLY
-    #: on how many nodes it may be at most
+    #: the most nodes that it may be on
     max_nodes: int | None = None
     #: index of the Cell of the size asked for; None if there is none
     asked: int | None = None
@@ -136,16 +140,16 @@ class JobRequest:
     deadline_s: float | None = None
     #: Slurm's account
     account: str = ""
-    #: what its next restart costs, and what those so far have; Cells that may not cost it one are among `banned`
-    restart: JobRestarts = NO_COST
+    #: cost of its next restart, and of those so far; Cells that may not cost it one are among `banned`
+    restart: RestartBudget = NO_COST
     #: restart cost over the sequences left (s/sequence; 0: not known): near its end a restart costs a job too much
-    drag: float = 0.0
+    restart_drag: float = 0.0
     #: the factor in `weight` for how little is left to do (1: none)
-    short: float = 1.0
+    length_factor: float = 1.0
     #: goodput that this job should get before others gain anything (0: none)
     need: float = 0.0
     #: the same after a change of a running job, whose restart takes time
-    need_anew: float = 0.0
+    need_after_restart: float = 0.0
     #: the reason for `need`, for `explain`
     need_why: str = ""
     #: it runs, and may be stopped for others; the value of that is utility.stop_value
@@ -162,11 +166,11 @@ class JobRequest:
     shun: frozenset[str] = frozenset()
     #: times that its slowest node makes its steps longer, as long as it stays there
     slowed: float = 1.0
-    #: of its user
+    #: Unix id of its user
     uid: int = 0
 
     def gpus(self, index: int | None) -> int:
-        """On its Cell `index`; None: it waits."""
+        """Return the number of GPUs of the job's Cell `index`, or 0 for None: it waits."""
         return 0 if index is None else self.cells[index].shape.gpus
 
 
@@ -202,12 +206,12 @@ class Objective:
 
 
 class Rate(NamedTuple):
-    """What a job uses of a limit: `per_job` + nodes x the larger of `per_node` and `per_gpu` x GPUs on each node."""
+    """A job's use of a limit: `per_job` + nodes x the larger of `per_node` and `per_gpu` x GPUs on each node."""
 
     per_job: float = 0.0
     per_node: float = 0.0
     per_gpu: float = 1.0
-    #: of this GPU type alone; empty: of any
+    #: counts GPUs of this type alone; empty: of any
     gpu_type: str = ""
     #: GPUs of a whole node, where a job that has a part of one node may share it: it counts as that part. 0: it counts whole
     whole: int = 0
@@ -215,7 +219,7 @@ class Rate(NamedTuple):
     one_node: bool = False
 
     def times(self, factor: float) -> Rate:
-        """The rate of minutes, of so many minutes."""
+        """Return the rate times `factor`, such as the rate of minutes for so many minutes."""
         return self._replace(
             per_job=self.per_job * factor, per_node=self.per_node * factor, per_gpu=self.per_gpu * factor
         )
@@ -247,15 +251,15 @@ class UsageLimit:
     unit: str = "GPUs"
     #: Slurm's name for it (GrpTRES); empty: of the settings
     slurm: str = ""
-    #: what is used must be `most` or more
+    #: the use must be `most` or more
     at_least: bool = False
-    #: by job id, of the jobs that it binds; None: GPUs of those that kind and name say
+    #: rates of the jobs that it binds, by job id; None: GPUs of those that kind and name say
     rates: Mapping[int, Rate] | None = None
-    #: of a limit of one job alone: what any such job uses
+    #: for a limit of one job alone: the use of any such job
     own: Rate | None = None
 
     def rate(self, job: JobRequest) -> Rate | None:
-        """What `job` uses by size; None where it is not bound."""
+        """Return what `job` uses by size, or None where it is not bound."""
         if self.rates is not None:
             return self.rates.get(job.job_id)
         if self.own is not None:
@@ -269,7 +273,7 @@ class UsageLimit:
         return self.rate(job) is not None
 
     def use(self, job: JobRequest, index: int | None) -> float:
-        """Of it by the job on one of its Cells (None: it waits)."""
+        """Return how much of the limit the job uses on one of its Cells (None: it waits)."""
         rate = None if index is None else self.rate(job)
         if rate is None or index is None:
             return 0.0
@@ -286,7 +290,7 @@ class Problem:
     terms: Objective = Objective()
     _: KW_ONLY
     now_s: float = 0.0
-    #: of any change of a running job
+    #: seconds that any change of a running job costs
     restart_cost_s: float = 0.0
     #: running jobs never exceed them by staying as they are
     limits: tuple[UsageLimit, ...] = ()
@@ -296,21 +300,21 @@ class Problem:
     spanned: frozenset[str] | None = None
     #: policies that preempt may stop any running job; the others stop those that are `stoppable`
     may_stop: bool = False
-    #: since when jobs wait, and for how long they lately waited for near nodes; kept for Dally alone
+    #: the start of jobs' waits, and how long they lately waited for near nodes; kept for Dally alone
     delays: DelayHistory = NO_DELAYS
 
     @property
     def bounds(self) -> tuple[UsageLimit, ...]:
-        """All rows besides GPUs of an allocation that is placed afterwards."""
+        """Return all rows besides GPUs of an allocation that is placed afterwards."""
         return (*self.limits, *self.room)
 
     def capacity(self) -> dict[str, int]:
-        """GPUs to hand out, by type."""
+        """Return the number of GPUs to hand out, by type."""
         return capacity_of(self.nodes)
 
 
 def capacity_of(nodes: Iterable[NodeCapacity]) -> dict[str, int]:
-    """GPUs that `nodes` hand out, by type."""
+    """Return the number of GPUs that `nodes` hand out, by type."""
     total: dict[str, int] = {}
     for node in nodes:
         total[node.gpu_type] = total.get(node.gpu_type, 0) + node.free
@@ -333,18 +337,18 @@ class Allocation:
 
     @property
     def gap(self) -> float:
-        """(upper_bound - objective) / max(1, |objective|)."""
+        """Return (upper_bound - objective) / max(1, |objective|)."""
         return max(0.0, self.upper_bound - self.objective) / max(1.0, abs(self.objective))
 
-    def taken(self, problem: Problem) -> Iterator[tuple[int, Cell, bool]]:
-        """(index of the job, its Cell, whether it stays on its nodes) of every job that has a Cell."""
+    def assignments(self, problem: Problem) -> Iterator[tuple[int, Cell, bool]]:
+        """Yield (index of the job, its Cell, whether it stays on its nodes) of every job that has a Cell."""
         for index, (job, choice) in enumerate(zip(problem.jobs, self.choice, strict=True)):
             if choice is not None:
                 yield index, job.cells[choice], choice == job.current and index not in self.moved
 
 
 class Policy(Protocol):
-    """Chooses Cells. Pure: the same problem gives the same answer, except where a time limit is reached."""
+    """A chooser of Cells. Pure: the same problem gives the same answer, except where a time limit is reached."""
 
     #: it stops running jobs (choice None), `stoppable` or not
     preempts: bool = False
@@ -352,5 +356,7 @@ class Policy(Protocol):
     sizes_fixed: bool = False
     #: its rule in words, for `explain`; empty where the objective is the explanation
     rule: str = ""
+    #: it goes by how long jobs have waited for near nodes (Problem.delays)
+    observes_delays: bool = False
 
     def allocate(self, problem: Problem) -> Allocation: ...

@@ -1,16 +1,18 @@
-"""How much of its time a job may spend in restarts that Synergy chooses: the setting RestartShare. Pure.
+"""The share of its time that a job may spend in restarts that Synergy chooses: the setting RestartShare. Pure.
 
-Of its whole life: what has passed since its first start, the restart itself, and what its own word says is left, at the goodput of
-the Cell that it would take, or at the present one where that is higher: it may come back to it. What is left is a belief. It counts
-half from the second restart on, so that only a first one may turn out to have been too much. A job that says nothing of its length
-has only what has passed: whenever it ends, that share of its life is the most that went.
+The share is of the job's whole life: the time since its first start, the restart itself, and the time that the job itself says
+is left. That time is at the goodput of the Cell that it would take, or at the present one where that is higher: it may come
+back to it. The time left is a belief. It counts half from the second restart on, so that only a first one may turn out to have
+been too much. A job that says nothing of its length has only the time that has passed: whenever it ends, that share of its life
+is the most that was spent.
 
 A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
 would stay small on an idle cluster.
 
-A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time saved, by half
-of what is believed to be left: else a job that shrank for others while it had long to go would end by far later for it. A job that is
-behind the size that it asked for is owed as much: by the same half, a restart to that goodput or more need only save what it costs.
+A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time
+saved, by half of what is believed to be left. Otherwise a job that shrank for others while it had long to go would end far
+later for it. A job that is behind the size that it asked for is owed as much: by the same half, a restart to that goodput or
+more need only save what it costs.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from dataclasses import replace
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest
 
-_BELIEVED = 0.5  # of the time that is left, once a restart was spent: a job may be twice as fast as believed
+_BELIEVED = 0.5  # share of the time left that counts once a restart was spent: a job may be twice as fast as believed
 
 
 def within_bound(job: JobRequest) -> JobRequest:
-    """A running job with those Cells `banned` that a restart may not be spent on."""
+    """Return a running job with those Cells `banned` that a restart may not be spent on."""
     if job.current is None or (most := _most(job, 2)) is None:
         return job
     cells = CellIndex.of(job.cells)
@@ -40,20 +42,22 @@ def within_bound(job: JobRequest) -> JobRequest:
 
 
 def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
-    """Those Cells of a running job that only this bound forbids and that it had better have than none: until its share pays for another
-    restart, which may make it grow again, they cost it less than a restart takes. A stop costs a restart, too, and the time until the
-    next start."""
+    """Return those Cells of a running job that only this bound forbids and that are better for it than none.
+
+    Until its share pays for another restart, which may make it grow again, they cost it less than a restart takes. A stop costs
+    a restart, too, and the time until the next start.
+    """
     if job.current is None:
         return frozenset()
-    small_s = max(0.0, _needed_s(job, 2) - job.restart.life_s)
+    small_s = max(0.0, _least_life_s(job, 2) - job.restart.life_s)
     present = job.cells[job.current].goodput
     lost_s = {i: (1.0 - cell.goodput / present) * small_s for i, cell in enumerate(job.cells)} if present > 0 else {}
     forbidden = within_bound(replace(job, banned=frozenset())).banned
     return frozenset(i for i in forbidden if lost_s.get(i, math.inf) <= job.restart.cost.mean_s)
 
 
-def beyond_bound(job: JobRequest, index: int) -> str:
-    """Why cells[index] may not cost a running job a restart; "" where it may."""
+def restart_bound_obstacle(job: JobRequest, index: int) -> str:
+    """Return why cells[index] may not cost a running job a restart, or "" where it may."""
     if job.current is None:
         return ""
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
@@ -64,14 +68,17 @@ def beyond_bound(job: JobRequest, index: int) -> str:
     spent = f" on top of {job.restart.lost_s:.0f} s so far" if job.restart.lost_s >= 1 else ""
     back = ", and another to come back," if restarts == 2 else ""
     return (
-        f"a restart of this job costs {job.restart.cost.words()}{back}{spent}: as {job.restart.share * 100:.0f} % of its time is the "
-        f"most that goes into restarts which Synergy chooses, that takes a life of {_needed_s(job, restarts) / 60:.0f} min"
+        f"a restart of this job costs {job.restart.cost.format()}{back}{spent}: as {job.restart.share * 100:.0f} % of its time is the "
+        f"most that goes into restarts which Synergy chooses, that takes a life of {_least_life_s(job, restarts) / 60:.0f} min"
     )
 
 
 def _repaid_from(job: JobRequest, present: float) -> float:
-    """The goodput from which on a restart is within its share of the time that it saves. For a job behind the size that it asked for
-    also: at which it is no longer behind, and the restart saves its cost."""
+    """Return the goodput from which on a restart is within its share of the time that it saves.
+
+    For a job behind the size that it asked for, a second goodput counts if it is lower: the one at which the job is no longer
+    behind, and the restart saves its cost.
+    """
     left = job.progress.remaining
     if left is None or job.progress.refuted or present <= 0:
         return math.inf
@@ -86,15 +93,15 @@ def _repaid_from(job: JobRequest, present: float) -> float:
     return min(found, max(asked, saves(cost_s)))
 
 
-def _needed_s(job: JobRequest, restarts: int) -> float:
-    """The shortest life in which so many more restarts are within its share."""
+def _least_life_s(job: JobRequest, restarts: int) -> float:
+    """Return the shortest life, in seconds, in which so many more restarts are within the job's share."""
     return (job.restart.lost_s + restarts * job.restart.cost.mean_s) / job.restart.share
 
 
 def _most(job: JobRequest, restarts: int) -> float | None:
-    """The highest goodput at which what is left takes long enough; None where its life is long enough already."""
+    """Return the highest goodput at which what is left takes long enough, or None where the job's life is long enough already."""
     cost_s = job.restart.cost.mean_s
-    missing_s = _needed_s(job, restarts) - job.restart.life_s - restarts * cost_s
+    missing_s = _least_life_s(job, restarts) - job.restart.life_s - restarts * cost_s
     if cost_s <= 0 or missing_s <= 0:
         return None
     left = job.progress.remaining

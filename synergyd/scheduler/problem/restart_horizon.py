@@ -1,8 +1,8 @@
-"""For how long a job keeps a size that it has changed to. Pure.
+"""How long a job keeps a size that it has changed to. Pure.
 
-Sia's restart factor and the share of the work left that a restart costs (utility.restart_factor) both count as if a job kept its new
-Cell to its end. It does not: others come and go, and its noise scale grows. What a change gains lasts until the next one, and so
-much the more must it gain.
+Sia's restart factor and the share of the work left that a restart costs (utility.restart_factor) both count as if a job kept
+its new Cell to its end. It does not: others come and go, and its noise scale grows. The gain of a change lasts until the next
+one, so a change must gain that much more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELD = 0.4
 
 
 def with_horizon(job: JobRequest) -> JobRequest:
-    """A running job whose restarts count as if only that share of its time were left to make up for them.
+    """Return a running job whose restarts count as if only that share of its time were left to make up for them.
 
     Sia's r = 1 / (1 + c), c the restart's cost over the time that makes up for it, becomes 1 / (1 + c / HELD), and so does the share
     by the work left. 0 (no change pays) and 1 (a change is free) stay.
@@ -25,4 +25,4 @@ def with_horizon(job: JobRequest) -> JobRequest:
     if job.current is None or job.discount <= 0.0:
         return job
     r = min(job.discount, 1.0)
-    return replace(job, discount=r / (r + (1.0 - r) / HELD), drag=job.drag / HELD)
+    return replace(job, discount=r / (r + (1.0 - r) / HELD), restart_drag=job.restart_drag / HELD)

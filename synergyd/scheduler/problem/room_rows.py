@@ -1,6 +1,7 @@
 """Rows for CPUs and memory where they are scarce: what a policy's counts of GPUs do not see, before anything is placed.
 
-Nodes of one GPU type count together, so no placement is ruled out. What does not go into a node's last CPUs is found at placement.
+Nodes of one GPU type count together, so no placement is ruled out. A job that does not fit into a node's last CPUs is found at
+placement.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
-from synergyd.node_needs import NodeNeeds
+from synergy_core.node_needs import NodeNeeds
+
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Rate, UsageLimit
 
 
 def room_rows(jobs: Sequence[JobRequest], nodes: Iterable[NodeCapacity]) -> tuple[UsageLimit, ...]:
-    """The rows; none for a type whose nodes have enough for the most demanding job on all GPUs that are handed out."""
+    """Return the rows, and none for a type whose nodes have enough for the most demanding job on all GPUs that are handed out."""
     of_type: dict[str, list[NodeCapacity]] = {}
     for node in nodes:
         of_type.setdefault(node.gpu_type, []).append(node)
@@ -46,13 +48,13 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
         scaled = {needs: rate.times(1 / share) for needs, rate in rates.items()}
         row = UsageLimit("nodes of type", gpu_type, 0.0, unit=unit, rates={j.job_id: scaled[j.needs] for j in jobs})
         held = sum(row.use(job, job.current) for job in jobs)
-        # what jobs hold of nodes that give nothing out is not part of `gpus`
+        # `gpus` does not include what jobs hold of nodes that give nothing out
         away = sum(row.use(job, job.current) * _share_away(job, up) for job in jobs if job.current is not None)
         yield replace(row, most=max(gpus + away, held))
 
 
 def _share_away(job: JobRequest, up: Container[str]) -> float:
-    """The share of its nodes that are not `up`."""
+    """Return the share of the job's nodes that are not `up`."""
     return sum(name not in up for name in job.nodes) / max(1, len(job.nodes))
 
 
@@ -65,7 +67,7 @@ def _memory(nodes: Sequence[NodeCapacity]) -> list[int]:
 
 
 def _cpu_rate(needs: NodeNeeds, gpu_type: str, nodes: Sequence[NodeCapacity]) -> Rate:
-    """At most what the job takes: Slurm rounds up to whole cores."""
+    """Return a rate that is at most what the job takes: Slurm rounds up to whole cores."""
     if needs.whole_nodes:
         return Rate(per_node=min(node.total.cpus for node in nodes), per_gpu=0.0, gpu_type=gpu_type)
     threads = min(node.threads for node in nodes) if needs.one_thread else 1

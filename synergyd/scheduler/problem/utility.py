@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from synergy_core.records import Cell, Shape
 
-from synergyd.records import Cell, Shape
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Objective, Problem
 
@@ -26,7 +26,7 @@ _STOP_MARGIN = 0.1
 
 
 def utility(s: float, terms: Objective) -> float:
-    """Utility of normalised goodput `s`: `power_utility`, or Sia's sign(p) s^p (SOSP'23, section 3.4: minimised for p < 0)."""
+    """Return the utility of normalised goodput `s`: `power_utility`, or Sia's sign(p) s^p (SOSP'23, section 3.4: minimised for p < 0)."""
     if terms.form != "sia":
         return power_utility(s, terms.exponent)
     p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
@@ -34,7 +34,7 @@ def utility(s: float, terms: Objective) -> float:
 
 
 def utilities(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
-    """`utility` of each element of an array, in the array's shape."""
+    """Apply `utility` to each element of an array, and return an array of the same shape."""
     p = min(max(terms.exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = np.maximum(s, _SMALLEST)
     if terms.form == "sia":
@@ -47,15 +47,18 @@ def utilities(s: NDArray[np.float64], terms: Objective) -> NDArray[np.float64]:
 
 
 def waiting_utility(job: JobRequest, terms: Objective) -> float:
-    """Utility of waiting, without the weight: as at `wait_share` of the least goodput of any Cell, so that any start is
-    better by a finite amount, and weights still decide under overload. -lambda in Sia's form."""
+    """Return the utility of waiting, without the weight.
+
+    It is that at `wait_share` of the least goodput of any Cell, so that any start is better by a finite amount, and weights
+    still decide under overload. In Sia's form it is -lambda.
+    """
     if terms.form == "sia":
         return -terms.wait_cost
     return power_utility(terms.wait_share * job.relative[CellIndex.of(job.cells).least], terms.exponent)
 
 
 def power_utility(s: float, exponent: float) -> float:
-    """(s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. Values below -1e4 fall on more slowly."""
+    """Return (s^p - 1)/p, log(s) at p = 0; p is held within [-3, 1]. Values below -1e4 fall on more slowly."""
     p = min(max(exponent, _EXPONENTS[0]), _EXPONENTS[1])
     s = max(s, _SMALLEST)
     if abs(p) < 1e-9:
@@ -65,7 +68,7 @@ def power_utility(s: float, exponent: float) -> float:
 
 
 def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
-    """Sia's r = (T - N*S)/(T + S), held within [0, 1]: age T, restarts so far N, restart cost S (all seconds but N)."""
+    """Return Sia's r = (T - N*S)/(T + S), held within [0, 1]: age T, restarts so far N, restart cost S (all seconds but N)."""
     if cost_s <= 0:
         return 1.0
     age_s = max(age_s, 0.0)
@@ -73,63 +76,68 @@ def restart_discount(age_s: float, restarts: int, cost_s: float) -> float:
 
 
 def restart_factor(job: JobRequest, index: int) -> float:
-    """Multiplies the goodput of cells[index], taken anew by a running job: `discount`, and at most the mean share of its
-    goodput that is left until the job ends, where the work left is known: W/(S + W/g) over g = 1/(1 + g S/W), W sequences left."""
+    """Return the factor on the goodput of cells[index] where a running job takes it anew.
+
+    It is `discount`, and at most the mean share of its goodput that is left until the job ends, where the work left is known:
+    W/(S + W/g) over g = 1/(1 + g S/W), W sequences left.
+    """
     if job.current is None:
         return 1.0
-    return min(job.discount, 1.0 / (1.0 + job.drag * job.cells[index].goodput))
+    return min(job.discount, 1.0 / (1.0 + job.restart_drag * job.cells[index].goodput))
 
 
-def delayed(job: JobRequest, cost_s: float, delay_s: float, left_s: float | None) -> JobRequest:
-    """The running job as a change looks to it that takes `delay_s` more than a restart of `cost_s`: Sia's T + S and the time
-    that its limit leaves (`left_s`; None: no limit) are both less that much. All seconds."""
+def with_delay(job: JobRequest, cost_s: float, delay_s: float, left_s: float | None) -> JobRequest:
+    """Return the running job as a change looks to it that takes `delay_s` more than a restart of `cost_s`.
+
+    Sia's T + S and the time that its limit leaves (`left_s`; None: no limit) are both less that much. All are seconds.
+    """
     spent_s = max(job.age_s, 0.0) + cost_s
     discount = job.discount * (spent_s / (spent_s + delay_s) if spent_s + delay_s > 0 else 1.0)
     if left_s is not None:
         discount *= max(0.0, left_s - cost_s - delay_s) / (left_s - cost_s) if left_s > cost_s else 0.0
-    drag = job.drag * (cost_s + delay_s) / cost_s if cost_s > 0 else job.drag
-    return replace(job, discount=discount, drag=drag)
+    drag = job.restart_drag * (cost_s + delay_s) / cost_s if cost_s > 0 else job.restart_drag
+    return replace(job, discount=discount, restart_drag=drag)
 
 
 def restart_cost_s(job: JobRequest, problem: Problem) -> float:
-    """Seconds that a restart of the job is expected to cost: its own, the setting's where nothing is known."""
+    """Return the seconds that a restart of the job is expected to cost: its own, the setting's where nothing is known."""
     return job.restart.cost.mean_s or problem.restart_cost_s
 
 
 def payback_s(now: float, then: float, cost_s: float) -> float:
-    """Seconds of running at goodput `then` that make up for `cost_s` seconds without any, against going on at `now`."""
+    """Return the seconds of running at goodput `then` that make up for `cost_s` seconds without any, against going on at `now`."""
     return cost_s * now / (then - now) if then > now else math.inf
 
 
 def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
-    """Index of the best Cell of the size asked for, see CellIndex.asked."""
-    return CellIndex.of(cells).asked(asked)
+    """Return the index of the best Cell of the size asked for, see CellIndex.asked."""
+    return CellIndex.of(cells).find_asked_size(asked)
 
 
 def same_shape(have: Shape, want: Shape) -> bool:
-    """Equal shapes, where no GPU type in `want` means any."""
+    """Return whether the shapes are equal, where no GPU type in `want` means any."""
     return (have.nodes, have.gpus_per_node) == (want.nodes, want.gpus_per_node) and want.gpu_type in ("", have.gpu_type)
 
 
 def smallest(cells: Sequence[Cell]) -> int:
-    """Index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
+    """Return the index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
     return CellIndex.of(cells).smallest
 
 
 def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
-    """Each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
+    """Return each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
     return RelativeGoodput(cells, cells[smallest(cells) if asked is None else asked].goodput)
 
 
 def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:
-    """`cell`'s goodput over that of the size asked for, for display; None where either is not known."""
+    """Return `cell`'s goodput over that of the size asked for, for display, or None where either is not known."""
     if asked is None or cells[asked].goodput <= 0 or cell.goodput <= 0:
         return None
     return cell.goodput / cells[asked].goodput
 
 
 def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
-    """What one job adds to the objective: its weighted utility, and `need_bonus` where the choice meets its need.
+    """Return what one job adds to the objective: its weighted utility, and `need_bonus` where the choice meets its need.
 
     `choice` is the index of its Cell, None if it waits (a running job: if it is stopped). With `stays` it goes on as it
     runs, on its nodes; else it starts or changes, and a change has its restart factor. `slowdown` >= 1 multiplies its
@@ -142,32 +150,37 @@ def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, sl
 
 
 def cell_utility(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
-    """Utility of cells[index], see `value`; without weight and bonus."""
+    """Return the utility of cells[index], see `value`, without weight and bonus."""
     held_up = job.slowed if index == job.current else 1.0
     factor = 1.0 / held_up if stays else restart_factor(job, index)
     return utility(factor * job.relative[index] / slowdown, terms)
 
 
 def need_bonus(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
-    """`need_bonus` where cells[index] reaches the goodput that the job needs first; 0 elsewhere."""
-    need = job.need if stays or job.current is None else job.need_anew
+    """Return `need_bonus` where cells[index] reaches the goodput that the job needs first; 0 elsewhere."""
+    need = job.need if stays or job.current is None else job.need_after_restart
     return terms.need_bonus if 0.0 < need <= job.cells[index].goodput / slowdown else 0.0
 
 
 def stay_value(job: JobRequest, terms: Objective) -> float:
-    """`value` of changing nothing: of the current Cell if the job runs, of waiting if not."""
+    """Return `value` of changing nothing: of the current Cell if the job runs, of waiting if not."""
     return value(job, job.current, True, terms)
 
 
 def change_value(job: JobRequest, index: int, terms: Objective) -> float:
-    """`value` of taking cells[index] anew: a start, or a change of a running job. The current Cell on other nodes is a
-    change too."""
+    """Return `value` of taking cells[index] anew: a start, or a change of a running job.
+
+    The current Cell on other nodes is a change too.
+    """
     return value(job, index, False, terms)
 
 
 def stop_value(job: JobRequest, terms: Objective) -> float:
-    """`value` of stopping a running job: of waiting, with its restart factor since it will start anew, less a margin, so
-    that no job is stopped for one of equal value."""
+    """Return `value` of stopping a running job.
+
+    This is the value of waiting, with its restart factor since it will start anew, less a margin, so that no job is stopped for
+    one of equal value.
+    """
     if terms.form == "sia":
         return job.weight * (waiting_utility(job, terms) - _STOP_MARGIN)
     factor = (1.0 - _STOP_MARGIN) * restart_factor(job, job.current or 0) ** 2
@@ -178,7 +191,7 @@ def stop_value(job: JobRequest, terms: Objective) -> float:
 def value_terms(
     job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0
 ) -> tuple[tuple[str, float], ...]:
-    """The terms that add up to `value`, as (name, number); those that are 0 are left out."""
+    """Return the terms that add up to `value`, as (name, number), without those that are 0."""
     if choice is None:
         parts = {"waiting": waiting_utility(job, terms)}
         if job.current is not None:
@@ -188,15 +201,15 @@ def value_terms(
         restarted = cell_utility(job, choice, stays, terms)
         shared = cell_utility(job, choice, stays, terms, slowdown)
         parts = {"goodput": goodput, "restart": restarted - goodput, "links": shared - restarted}
-    total, plain_weight = sum(parts.values()), job.weight / job.short
+    total, plain_weight = sum(parts.values()), job.weight / job.length_factor
     parts["weight"] = (plain_weight - 1.0) * total
-    parts["short"] = plain_weight * (job.short - 1.0) * total
+    parts["short"] = plain_weight * (job.length_factor - 1.0) * total
     parts["need"] = 0.0 if choice is None else need_bonus(job, choice, stays, terms, slowdown)
     return tuple((name, number) for name, number in parts.items() if number)
 
 
-def beyond_growth(job: JobRequest, index: int, terms: Objective) -> bool:
-    """Would cells[index] take a running job beyond `max_growth` times its present GPUs?"""
+def is_growth_refused(job: JobRequest, index: int, terms: Objective) -> bool:
+    """Return whether cells[index] would take a running job beyond `max_growth` times its present GPUs."""
     if job.current is None or terms.max_growth <= 0:
         return False
     now = job.cells[job.current].shape.gpus
@@ -204,7 +217,7 @@ def beyond_growth(job: JobRequest, index: int, terms: Objective) -> bool:
 
 
 def objective(problem: Problem, choice: Sequence[int | None], moved: frozenset[int]) -> float:
-    """Sum of the values of all jobs, those that wait included."""
+    """Return the sum of the values of all jobs, those that wait included."""
     total = 0.0
     for index, (job, picked) in enumerate(zip(problem.jobs, choice, strict=True)):
         total += value(job, picked, picked == job.current and index not in moved, problem.terms)
@@ -218,6 +231,6 @@ def allocation(
     upper_bound: float = math.inf,
     optimal: bool = False,
 ) -> Allocation:
-    """An Allocation with its objective computed."""
+    """Return an Allocation with its objective computed."""
     total = objective(problem, choice, moved)
     return Allocation(tuple(choice), moved, total, max(upper_bound, total), optimal)

@@ -1,11 +1,12 @@
 """How long a job may be without GPUs: the setting FairnessBound. Pure.
 
-Alone on an equal share of the GPUs (equal_shares.py) a job would take start + whole. Started now it takes, from its submission to its end,
-age + start + left, where `left` is at the size asked for, or on an equal share where that is slower. It is due once
+Alone on an equal share of the GPUs (finish_time_fairness.py) a job would take start + whole. Started now it takes, from its
+submission to its end, age + start + left, where `left` is at the requested size, or on an equal share if that is slower. It is due once
 
     age + start + left >= FairnessBound x (start + whole)        and it has been there for `floor_s`
 
-Seconds, all of them. What is not told counts as what like jobs have taken (Gittins' index), else as typical.
+All of these are seconds. A length that is not told counts as the time that like jobs have taken (Gittins' index), else as
+typical.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest
 
-# Of a job of which nothing is known where few have ended: the median run time of a cluster's jobs is 13 min (Jeon et al., ATC 2019)
+# For a job of which nothing is known where few have ended: the median run time of a cluster's jobs is 13 min (Jeon et al., ATC 2019)
 _TYPICAL_S = 780.0
 
 
@@ -27,7 +28,7 @@ def with_due(
     floor_s: float,
     share_of: Callable[[JobRequest], float],
 ) -> tuple[JobRequest, ...]:
-    """The jobs, each with `overdue_s` and `holds_s`. `share_of`: a job's goodput on an equal share, sequences/s."""
+    """Return the jobs, each with `overdue_s` and `holds_s`. `share_of`: a job's goodput on an equal share, sequences/s."""
     found = []
     for job in jobs:
         left_s, whole_s = _lengths_s(job, share_of(job), typical_s)
@@ -36,18 +37,17 @@ def with_due(
     return tuple(found)
 
 
-def allowed_age_s(job: JobRequest, share: float, bound: float, typical_s: float | None) -> float:
-    """Seconds after its submission at which the job is due if it has no GPUs then. `share`: goodput on an equal share, sequences/s."""
-    return _allowed_s(job, bound, *_lengths_s(job, share, typical_s))
-
-
 def _allowed_s(job: JobRequest, bound: float, left_s: float, whole_s: float) -> float:
     start_s = job.restart.cost.mean_s
     return bound * (start_s + whole_s) - (start_s + left_s)
 
 
 def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[float, float]:
-    """(what is left at the size asked for or on an equal share, whichever is slower; the whole job on an equal share)."""
+    """Return the job's time left and its whole time, in seconds.
+
+    The first is what is left at the size asked for or on an equal share, whichever is slower; the second is the whole job on an
+    equal share.
+    """
     cells, progress = CellIndex.of(job.cells), job.progress
     at = cells.smallest if job.asked is None else job.asked
     asked, gpus = cells[at].goodput, cells[at].shape.gpus
@@ -59,6 +59,6 @@ def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[
     left_s = _TYPICAL_S if typical_s is None else typical_s
     if progress.likely_gpu_s is not None:
         left_s = progress.likely_gpu_s / gpus
-    # one that has had more than that is as long again as it has been
+    # a job that has had more than that is taken to last as long again
     left_s = max(left_s, had_s) if progress.likely_gpu_s is None or progress.refuted else left_s
     return left_s * asked / slower if asked > 0 else left_s, (had_s + left_s) * (asked / share if share > 0 else 1.0)

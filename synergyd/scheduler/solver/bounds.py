@@ -10,7 +10,7 @@ SLACK = 1e-9  # relative: sums of thousands of floats
 
 
 def best_margins(full: Instance, prices: Floats) -> Floats:
-    """Each job's largest utility less price [N], at least 0 (no column)."""
+    """Return each job's largest utility less price [N], at least 0 (no column)."""
     cost = full.costs(prices)
     margins = np.zeros(full.jobs)
     for first, end, start, stop in full.chunks():
@@ -21,25 +21,25 @@ def best_margins(full: Instance, prices: Floats) -> Floats:
 
 
 def upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
-    """The dual at `prices` [R] >= 0: no feasible choice has a higher value."""
+    """Return the dual at `prices` [R] >= 0: no feasible choice has a higher value."""
     best = best_margins(full, prices) if margins is None else margins
     return float(best.sum() + prices @ full.limit)
 
 
 def usage(full: Instance, choice: Ints) -> Floats:
-    """Use of each row [R] by a choice [N] (columns or -1)."""
+    """Return the use of each row [R] by a choice [N] (columns or -1)."""
     counts = np.bincount(full.kind[choice[choice >= 0]], minlength=len(full.use))
     used: Floats = counts @ full.use
     return used
 
 
 def objective(full: Instance, choice: Ints) -> float:
-    """Sum of the chosen columns' utility."""
+    """Return the sum of the chosen columns' utility."""
     return float(full.utility[choice[choice >= 0]].sum())
 
 
 def feasible(full: Instance, choice: Ints) -> bool:
-    """One column of its own or none for each job, and every row within its limit."""
+    """Return whether each job has one column of its own or none, and every row is within its limit."""
     taken = choice >= 0
     own: Bools = (choice >= full.indptr[:-1]) & (choice < full.indptr[1:])
     within = usage(full, choice) <= full.limit * (1 + SLACK) + SLACK
@@ -47,8 +47,11 @@ def feasible(full: Instance, choice: Ints) -> bool:
 
 
 def near_columns(full: Instance, prices: Floats, margins: Floats, slack: float) -> tuple[Ints, Ints]:
-    """(columns, their jobs) that a choice within `slack` of the dual bound may contain: those whose regret, the job's
-    best margin less their own, is at most `slack`. Any other column costs the bound more than that."""
+    """Return (columns, their jobs) that a choice within `slack` of the dual bound may contain.
+
+    These are the columns whose regret, the job's best margin less their own, is at most `slack`. Any other column costs the
+    bound more than that.
+    """
     cost = full.costs(prices)
     columns, jobs = [], []
     for first, end, start, stop in full.chunks():

@@ -1,4 +1,4 @@
-"""All jobs' columns as arrays, for the allocation by prices: what columns.py lists job by job, at once."""
+"""All jobs' columns as arrays, for the allocation by prices: those that columns.py lists job by job, at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STAY = -1  # in place of a Cell's index: the job stays where it is
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnTable:
-    """`instance` with, for each of its columns, the index of the Cell that it gives its job (-1: staying in place).
+    """An `instance` with the index of the Cell that each of its columns gives its job (-1: staying in place).
 
     `running` [N]; `movable` [N]: those of them that may change. `stay` [N] is each job's value if nothing changes,
     `base` their sum, which utilities are gains over. `split`: some job could be placed over several pools; no column
@@ -39,7 +39,7 @@ class ColumnTable:
 
 
 def column_table(problem: Problem) -> ColumnTable:
-    """The columns of every job on each pool of nodes open to it."""
+    """Return the columns of every job on each pool of nodes open to it."""
     requests, terms = problem.jobs, problem.terms
     stay = np.array([stay_value(request, terms) for request in requests])
     running = np.array([request.current is not None for request in requests], dtype=np.bool_)
@@ -50,14 +50,14 @@ def column_table(problem: Problem) -> ColumnTable:
     lens = np.array([len(f.index) for f in fronts], dtype=np.intp)
     movable = running & (lens > 0)
     job = np.repeat(np.arange(len(requests)), lens)
-    cell, nodes, each = (_joined([getattr(f, name) for f in fronts]) for name in ("index", "nodes", "each"))
+    cell, nodes, each = (_concatenate([getattr(f, name) for f in fronts]) for name in ("index", "nodes", "each"))
     gain = _values(requests, fronts, lens, terms) - stay[job]
     numbers: dict[str, int] = {}
     kinds = [
         np.array([numbers.setdefault(t, len(numbers)) for t in CellIndex.of(a.cells).types], dtype=np.intp)
         for a in requests
     ]
-    kind = _joined([k[f.type] for k, f in zip(kinds, fronts, strict=True)])
+    kind = _concatenate([k[f.type] for k, f in zip(kinds, fronts, strict=True)])
     free = _without_stuck(problem, movable)
     pools = _Pools(problem, free)
     worth_it = running[job] | (gain > 0)
@@ -93,12 +93,12 @@ _NONE = np.empty(0, dtype=np.intp)
 _NOTHING = CellFront(_NONE, _NONE, _NONE, _NONE, np.empty(0))
 
 
-def _joined(arrays: Sequence[Ints]) -> Ints:
+def _concatenate(arrays: Sequence[Ints]) -> Ints:
     return np.concatenate(arrays) if arrays else _NONE
 
 
 def _front(job: JobRequest, terms: Objective) -> CellFront:
-    """The Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
+    """Return the Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
     offers = CellIndex.of(job.cells)
     if not job.banned and (job.current is None or terms.max_growth <= 0):
         return offers.front
@@ -115,7 +115,7 @@ def _front(job: JobRequest, terms: Objective) -> CellFront:
 
 
 def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints, terms: Objective) -> Floats:
-    """utility.change_value of every column, job after job."""
+    """Return utility.change_value of every column, job after job."""
     if not len(jobs):
         return np.empty(0)
     goodput = np.concatenate([f.goodput for f in fronts])
@@ -132,9 +132,9 @@ def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints,
         relative = np.array([r for own in each for r in own], dtype=np.float64)
     factor = np.minimum(
         spread([1.0 if job.current is None else job.discount for job in jobs]),
-        1.0 / (1.0 + spread([0.0 if job.current is None else job.drag for job in jobs]) * goodput),
+        1.0 / (1.0 + spread([0.0 if job.current is None else job.restart_drag for job in jobs]) * goodput),
     )
-    need = spread([job.need if job.current is None else job.need_anew for job in jobs])
+    need = spread([job.need if job.current is None else job.need_after_restart for job in jobs])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
     return np.asarray(spread([job.weight for job in jobs]) * utilities(factor * relative, terms) + first)
 
@@ -153,7 +153,7 @@ def _without_stuck(problem: Problem, movable: Bools) -> list[int]:
 
 
 def _stuck_by_limit(problem: Problem, movable: Bools) -> list[float]:
-    """What running jobs that can't change use of each limit."""
+    """Return what running jobs that can't change use of each limit."""
     pairs = zip(problem.jobs, movable.tolist(), strict=True)
     stuck = [a for a, moves in pairs if a.current is not None and not moves]
     return [sum(limit.use(a, a.current) for a in stuck) for limit in problem.bounds]
@@ -170,7 +170,7 @@ class _Pools:
         self.counts = [np.sort([free[self.index[node.name]] for node in pool]) for pool in self.pools]
 
     def fit(self, pool: int, size: int) -> int:
-        """Nodes of the pool with at least `size` free GPUs."""
+        """Return the number of nodes of the pool with at least `size` free GPUs."""
         counts = self.counts[pool]
         return len(counts) - int(np.searchsorted(counts, size))
 
@@ -204,7 +204,7 @@ class _UseRows:
         self._class = np.array(numbers, dtype=np.intp)
 
     def columns(self, job: Ints, kind: Ints, nodes: Ints, each: Ints) -> tuple[Ints, Ints]:
-        """(which column, its row of `use`) for each pool that each column's shape fits; a shape on two pools comes twice."""
+        """Return (which column, its row of `use`) for each pool that each column's shape fits. A shape on two pools comes twice."""
         wide, high = int(nodes.max(initial=0)) + 1, int(each.max(initial=0)) + 1
         code = ((self._class[job] * max(1, len(self._types)) + kind) * wide + nodes) * high + each
         seen, which = np.unique(code, return_inverse=True)
@@ -229,7 +229,7 @@ class _UseRows:
         return at, flat[start[which][at] + nth] if len(at) else _NONE
 
     def stay(self, job: int) -> int:
-        """The row of a running job that stays in place."""
+        """Return the row of a running job that stays in place."""
         request = self._problem.jobs[job]
         shape = request.cells[request.current or 0].shape
         size, index, free = shape.gpus_per_node, self._pools.index, self._pools.free
@@ -239,7 +239,7 @@ class _UseRows:
         return self._row(use)
 
     def matrix(self, stuck: Sequence[float]) -> tuple[Floats, Floats]:
-        """(use [K, R], limit [R]): the packability rows of every pool and size, and the limits."""
+        """Return (use [K, R], limit [R]): the packability rows of every pool and size, and the limits."""
         sizes: dict[int, set[int]] = defaultdict(set)
         for pieces in self._number:
             for (q, size), _ in pieces:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, Objective
-from synergyd.scheduler.problem.utility import beyond_growth, change_value, stay_value
+from synergyd.scheduler.problem.utility import change_value, is_growth_refused, stay_value
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Column:
 
 
 def columns(job: JobRequest, terms: Objective) -> list[Column]:
-    """The changes open to a job, best gain first.
+    """Return the changes open to a job, best gain first.
 
     Left out: starts whose value is not above that of waiting, and Cells that another one beats with no more nodes and no
     more GPUs on each (of the same type). Staying in place is not a column.
@@ -42,7 +42,7 @@ def columns(job: JobRequest, terms: Objective) -> list[Column]:
     base = stay_value(job, terms)
     kept = []
     for at, cell in enumerate(index):
-        if beyond_growth(job, cell, terms):
+        if is_growth_refused(job, cell, terms):
             continue
         gain = change_value(job, cell, terms) - base
         if job.current is not None or gain > 0:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from synergyd.records import Shape
+from synergy_core.records import Shape
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.gpu_limits import Allowance
@@ -17,10 +18,13 @@ from synergyd.scheduler.solver.columns import Column, columns
 
 
 def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> Allocation:
-    """`allocated`, whose jobs are on `nodes` (by job id), with waiting jobs started on the free GPUs, best gain a GPU first."""
+    """Return `allocated` with waiting jobs started on the free GPUs, best gain a GPU first.
+
+    The jobs of `allocated` are on `nodes` (by job id).
+    """
     free_gpus, choice = FreeGpus(problem.nodes), list(allocated.choice)
     left = Allowance(problem, choice)
-    for i, cell, _ in allocated.taken(problem):
+    for i, cell, _ in allocated.assignments(problem):
         free_gpus.take(nodes[problem.jobs[i].job_id], cell.shape.gpus_per_node, problem.jobs[i].needs)
     waiting = [i for i, picked in enumerate(choice) if picked is None and problem.jobs[i].current is None]
     pairs = [(i, column) for i in waiting for column in columns(problem.jobs[i], problem.terms)]
@@ -37,14 +41,14 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:
-    """An allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay."""
+    """Return an allocation that is feasible: each job is placed on nodes as it is chosen. With `grow` False running jobs stay."""
     return greedy_on_nodes(problem, upper_bound, grow)[0]
 
 
 def greedy_on_nodes(
     problem: Problem, upper_bound: float = float("inf"), grow: bool = True
 ) -> tuple[Allocation, Placement]:
-    """`greedy` with the nodes of every job that has a Cell.
+    """Run `greedy`, and return its allocation with the nodes of every job that has a Cell.
 
     Waiting jobs come in order of gain per GPU (ties: first submitted), then changes in order of gain per extra GPU.
     """

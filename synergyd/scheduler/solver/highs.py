@@ -1,7 +1,7 @@
 """Integer programs for HiGHS: max gain x, lower <= A x <= upper, 0 <= x <= most, x whole.
 
-Through highspy and not scipy.optimize.milp: the HiGHS inside scipy writes lines of its own to standard output, among
-them into what a command prints as JSON.
+They are solved through highspy and not scipy.optimize.milp: the HiGHS inside scipy writes lines of its own to standard output,
+and they would get into the JSON that a command prints.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from synergyd.scheduler.solver.instance import Floats, Ints
 
 @dataclass(frozen=True)
 class IntegerSolution:
-    """`x` [n], None where nothing was found in time; `bound`: no x has a higher value (infinite where unknown); `ended`: the
-    search went on to its end, the gap asked for."""
+    """The solution of a program.
+
+    `x` [n], None where nothing was found in time; `bound`: no x has a higher value (infinite where unknown); `ended`: the
+    search went on to its end, the gap asked for.
+    """
 
     x: Ints | None
     bound: float
@@ -34,8 +37,11 @@ def maximise(
     time_limit_s: float,
     relative_gap: float,
 ) -> IntegerSolution:
-    """The best of the program found in time. `gain`, `most` [n]; `matrix` [m, n]; `lower`, `upper` [m], infinite where a
-    row has no such side. One thread, and the same answer for the same program wherever the time suffices."""
+    """Return the best solution of the program found in time.
+
+    `gain`, `most` [n]; `matrix` [m, n]; `lower`, `upper` [m], infinite where a row has no such side. It runs on one thread, and
+    gives the same answer for the same program wherever the time suffices.
+    """
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -43,13 +42,13 @@ class Instance:
         return len(self.indptr) - 1
 
     def costs(self, prices: Floats) -> Floats:
-        """Price of each kind [K]; infinite where it is more than there is."""
+        """Return the price of each kind [K], infinite where it is more than there is."""
         costs: Floats = self.use @ prices
         costs[(self.use > self.limit).any(axis=1)] = np.inf
         return costs
 
     def chunks(self) -> Iterator[tuple[int, int, int, int]]:
-        """(first job, end job, first column, end column) of pieces of about 65,536 columns."""
+        """Yield (first job, end job, first column, end column) of pieces of about 65,536 columns."""
         first, ptr = 0, self.indptr
         while first < self.jobs:
             end = int(np.searchsorted(ptr, ptr[first] + _CHUNK, side="right")) - 1
@@ -58,7 +57,7 @@ class Instance:
             first = end
 
     def rows(self, jobs: Ints) -> Instance:
-        """The same problem with those jobs only, limits in proportion."""
+        """Return the same problem with those jobs only, limits in proportion."""
         lens = self.indptr[jobs + 1] - self.indptr[jobs]
         ptr = pointers(lens)
         at = np.repeat(self.indptr[jobs] - ptr[:-1], lens) + np.arange(ptr[-1])
@@ -66,14 +65,14 @@ class Instance:
 
 
 def pointers(lens: Ints) -> Ints:
-    """Row lengths [n] -> CSR pointers [n + 1]."""
+    """Turn row lengths [n] into CSR pointers [n + 1]."""
     ptr = np.zeros(len(lens) + 1, dtype=np.intp)
     np.cumsum(lens, out=ptr[1:])
     return ptr
 
 
 def segment_max(values: Floats, ptr: Ints, least: float = 0.0) -> Floats:
-    """Largest value of each segment, at least `least`; `least` for empty segments."""
+    """Return the largest value of each segment, at least `least`; `least` for empty segments."""
     largest = np.full(len(ptr) - 1, least)
     if len(values):
         full = np.flatnonzero(ptr[1:] > ptr[:-1])
@@ -89,7 +88,7 @@ def instance(
     capacity: ArrayLike,
     previous: ArrayLike | None = None,
 ) -> Instance:
-    """The problem of GPU counts alone: one row a type. Shapes [N+1], [nnz], [nnz], [nnz], [T], [N].
+    """Return the problem of GPU counts alone: one row a type. Shapes [N+1], [nnz], [nnz], [nnz], [T], [N].
 
     Columns with a utility that is not finite are never chosen. Raises UsageError for arrays that do not fit together.
     """
@@ -117,7 +116,7 @@ def instance(
 
 
 def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
-    """Distinct (type, GPUs) numbered. Counts above every capacity are one: they are never chosen."""
+    """Assign a number to each distinct (type, GPUs). Counts above every capacity are one: they are never chosen."""
     most = int(limit.max(initial=0)) + 1
     if len(counts) and counts.max() > most:
         counts = np.minimum(counts, most)

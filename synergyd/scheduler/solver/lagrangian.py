@@ -18,7 +18,7 @@ import numpy as np
 from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound
 from synergyd.scheduler.solver.instance import Floats, Instance, Ints
 from synergyd.scheduler.solver.primal_rounding import PrimalRounding
-from synergyd.scheduler.solver.reduced_milp import grouped, milp_of
+from synergyd.scheduler.solver.reduced_milp import group_columns, milp_of
 from synergyd.scheduler.solver.smoothed_dual import ReducedCore, SmoothedDual, inside_box, newton, reduced_core
 
 _SAMPLE = 256
@@ -36,9 +36,11 @@ _NO_PRICE_BOUND = 1e200  # finite: 0 GPUs at this price cost 0
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to try. `gap`: relative gap that is good enough; `exact`: go on until it is proven optimal;
-    `time_limit_s` seconds for the exact program, all its runs together; `candidates`: jobs a row that the knapsack
-    chooses anew."""
+    """The effort of a solve.
+
+    `gap`: relative gap that is good enough; `exact`: go on until it is proven optimal; `time_limit_s` seconds for the exact
+    program, all its runs together; `candidates`: jobs a row that the knapsack chooses anew.
+    """
 
     gap: float = 1e-4
     exact: bool = False
@@ -48,8 +50,11 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class LagrangianSolution:
-    """`choice` [N]: column or -1. `upper_bound` holds for every feasible choice. `prices` [R] and `temperature` start
-    the next epoch's solve."""
+    """The best choice found.
+
+    `choice` [N]: column or -1. `upper_bound` holds for every feasible choice. `prices` [R] and `temperature` start the next
+    epoch's solve.
+    """
 
     choice: Ints
     objective: float
@@ -60,12 +65,12 @@ class LagrangianSolution:
 
     @property
     def gap(self) -> float:
-        """(upper bound - objective) / upper bound; 0 where nothing can be gained."""
+        """Return (upper bound - objective) / upper bound, or 0 where nothing can be gained."""
         return max(0.0, self.upper_bound - self.objective) / self.upper_bound if self.upper_bound > 0 else 0.0
 
 
 def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort | None = None) -> LagrangianSolution:
-    """The best choice found, with its bound. `warm` is the last epoch's answer, of any jobs but the same rows."""
+    """Return the best choice found, with its bound. `warm` is the last epoch's answer, of any jobs but the same rows."""
     effort = effort or Effort()
     nothing = np.full(full.jobs, -1, dtype=np.intp)
     if not len(full.utility) or not len(full.limit):
@@ -83,7 +88,7 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
     core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
     margins = best_margins(full, guess.prices)
     bound = upper_bound(full, guess.prices, margins)
-    choice = _repaired(full, core, guess, effort)
+    choice = _repair(full, core, guess, effort)
     for other in [full.previous] if full.previous is not None else []:
         if feasible(full, other) and objective(full, other) > objective(full, choice):
             choice = other
@@ -97,20 +102,20 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
         temperature=guess.temperature,
     )
     if effort.exact or solution.gap > effort.gap or (full.jobs < _FEW_JOBS and solution.gap > _PROVEN):
-        solution = _refined(full, solution, margins, effort)
+        solution = _solve_exactly(full, solution, margins, effort)
     return replace(solution, optimal=solution.gap <= _PROVEN)
 
 
 def _cold(full: Instance, target: float) -> tuple[ReducedCore, SmoothedDual]:
-    """Prices from nothing: samples of 256, 2,048, ... jobs, then all."""
+    """Compute prices from nothing: for samples of 256, 2,048, ... jobs, then for all."""
     guess: SmoothedDual | None = None
     count = _SAMPLE
     rng = np.random.default_rng(0)
     while count * 2 < full.jobs:
         sample = full.rows(np.sort(rng.choice(full.jobs, count, replace=False)))
-        _, guess = _priced(sample, guess, _BOX * np.sqrt(_SAMPLE / count), max(target, 3e-4))
+        _, guess = _compute_prices(sample, guess, _BOX * np.sqrt(_SAMPLE / count), max(target, 3e-4))
         count *= _GROWTH
-    return _priced(full, guess, _BOX * np.sqrt(_SAMPLE * _GROWTH / count) if guess else 0.0, target)
+    return _compute_prices(full, guess, _BOX * np.sqrt(_SAMPLE * _GROWTH / count) if guess else 0.0, target)
 
 
 def _warm(full: Instance, warm: LagrangianSolution, target: float) -> tuple[ReducedCore, SmoothedDual]:
@@ -124,13 +129,13 @@ def _warm(full: Instance, warm: LagrangianSolution, target: float) -> tuple[Redu
         share=np.zeros(0),
         none=np.zeros(0),
     )
-    return _priced(full, start, 0.03, target)
+    return _compute_prices(full, start, 0.03, target)
 
 
-def _priced(
+def _compute_prices(
     full: Instance, start: SmoothedDual | None, width: float, target: float
 ) -> tuple[ReducedCore, SmoothedDual]:
-    """Prices at which the expected use is the limit, near `start`'s; the core they hold for.
+    """Compute prices at which the expected use is the limit, near `start`'s, and the core they hold for.
 
     The box is `width` of the prices to either side, and grows until the prices are inside; below 0 there is none.
     """
@@ -139,24 +144,26 @@ def _priced(
         best = np.maximum.reduceat(core.utility, core.ptr[:-1]) if len(core.jobs) else np.zeros(1)
         total = np.maximum(full.limit, 1e-9) * len(full.limit)
         goal = target if width < 0 else max(target, _ROUGH)
-        core, rough = _cooled(core, best.sum() / total, 0.25 * float(best.mean()) + 1e-300, goal)
+        core, rough = _lower_temperature(core, best.sum() / total, 0.25 * float(best.mean()) + 1e-300, goal)
         if goal <= target:
             return core, rough
-        return _priced(full, rough, _ROUGH_BOX, target)
+        return _compute_prices(full, rough, _ROUGH_BOX, target)
     prices = start.prices
     while True:
         margin = width * (prices + 0.1 * prices.max(initial=0.0))
         core = reduced_core(full, np.maximum(prices - margin, 0.0), prices + margin)
-        core, guess = _cooled(core, prices, start.temperature, target)
+        core, guess = _lower_temperature(core, prices, start.temperature, target)
         if inside_box(core, guess):
             return core, guess
         if width > 3:
-            return _priced(full, None, -1.0, target)
+            return _compute_prices(full, None, -1.0, target)
         prices, width = guess.prices, width * 4
 
 
-def _cooled(core: ReducedCore, prices: Floats, temperature: float, target: float) -> tuple[ReducedCore, SmoothedDual]:
-    """Lowers the temperature until smoothing costs at most `target` of the value."""
+def _lower_temperature(
+    core: ReducedCore, prices: Floats, temperature: float, target: float
+) -> tuple[ReducedCore, SmoothedDual]:
+    """Lower the temperature until smoothing costs at most `target` of the value."""
     while True:
         now = newton(core, prices, temperature, 8, 1e-3)
         if now.entropy_gap <= target * abs(now.value) or now.value <= 0:
@@ -166,7 +173,7 @@ def _cooled(core: ReducedCore, prices: Floats, temperature: float, target: float
     return core, newton(core, now.prices, temperature, 25, target / 10)
 
 
-def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Effort) -> Ints:
+def _repair(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Effort) -> Ints:
     choice = np.full(full.jobs, -1, dtype=np.intp)
     if not len(core.jobs):
         return choice
@@ -177,7 +184,7 @@ def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Ef
     work.knapsacks(effort.candidates)
     work.fill()
     for _ in range(_SWEEPS):
-        if work.lost() <= effort.gap * abs(guess.value):
+        if work.gap_to_bound() <= effort.gap * abs(guess.value):
             break
         work.knapsacks(5 * effort.candidates)
         work.fill()
@@ -186,18 +193,18 @@ def _repaired(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Ef
     return choice
 
 
-def _refined(full: Instance, solution: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
-    """The exact program over what the certificate leaves open."""
+def _solve_exactly(full: Instance, solution: LagrangianSolution, margins: Floats, effort: Effort) -> LagrangianSolution:
+    """Solve the exact program over what the certificate leaves open."""
     slack = solution.upper_bound - solution.objective
     columns, jobs = near_columns(full, solution.prices, margins, slack * (1 + 1e-9) + 1e-12)
-    groups = grouped(full, columns, jobs)
+    groups = group_columns(full, columns, jobs)
     whole = groups.size <= _MILP_COLUMNS or effort.exact
     if not whole:
         cost = full.costs(solution.prices)
         regret = margins[jobs] - full.utility[columns] + cost[full.kind[columns]]
         near = np.sort(np.argpartition(regret, _MILP_COLUMNS)[:_MILP_COLUMNS])
         columns, jobs = columns[near], jobs[near]
-        groups = grouped(full, columns, jobs)
+        groups = group_columns(full, columns, jobs)
     unit = max(solution.objective / max(full.jobs, 1), 1e-300)
     goal = 0.0 if effort.exact or full.jobs < _FEW_JOBS else effort.gap / 2
     best = milp_of(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
@@ -207,6 +214,6 @@ def _refined(full: Instance, solution: LagrangianSolution, margins: Floats, effo
         if value > solution.objective:
             solution = replace(solution, choice=best.choice, objective=value)
     bound = max(bound, solution.objective)
-    # HiGHS proves to 1e-6 of its own unit: what is within that of the bound is the optimum.
+    # HiGHS proves to 1e-6 of its own unit: a choice within that of the bound is the optimum.
     closed = whole and bound - solution.objective <= 2e-6 * unit + _PROVEN * abs(bound)
     return replace(solution, upper_bound=solution.objective if closed else bound)

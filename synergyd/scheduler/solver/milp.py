@@ -47,7 +47,7 @@ class Program:
     upper: list[float] = field(default_factory=list)
 
     def variable(self, gain: float, most: float) -> int:
-        """A new integer variable 0 <= x <= most."""
+        """Add an integer variable 0 <= x <= most, and return its index."""
         self.gain.append(gain)
         self.most.append(most)
         return len(self.gain) - 1
@@ -61,7 +61,7 @@ class Program:
         self.upper.append(upper)
 
     def solve(self, time_limit_s: float, relative_gap: float) -> IntegerSolution:
-        """The most that can be gained."""
+        """Return the solution of the highest gain."""
         matrix = coo_array((self.data, (self.rows, self.cols)), shape=(len(self.lower), len(self.gain)))
         limits = np.array(self.lower), np.array(self.upper)
         return maximise(
@@ -81,7 +81,7 @@ class JobGroup:
 
 
 def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
-    """The program of a problem, and what its variables stand for (see `read`). Empty where nothing can change."""
+    """Return the program of a problem, and what its variables stand for (see `read`). It is empty where nothing can change."""
     program = Program()
     pools, open_to = pools_of(problem)
     groups = _groups(problem, open_to)
@@ -145,7 +145,7 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
 def _node_slots(
     program: Program, node: NodeCapacity, stays: list[tuple[int, int]], size: int
 ) -> tuple[list[tuple[int, float]], int]:
-    """How many pieces of `size` GPUs fit on a node beside the jobs that stay there: (terms to subtract, constant)."""
+    """Return how many pieces of `size` GPUs fit on a node beside the jobs that stay there: (terms to subtract, constant)."""
     whole = node.free // size
     if whole == 0:
         return [], 0
@@ -163,7 +163,7 @@ def _node_slots(
 def _route(
     program: Program, pieces: dict[tuple[Pools, int], list[tuple[int, float]]]
 ) -> dict[tuple[int, int], list[tuple[int, float]]]:
-    """(pool, size) -> terms that count the pieces placed there; flows where a job may use several pools."""
+    """Return (pool, size) -> terms that count the pieces placed there; flows where a job may use several pools."""
     demand: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for (usable, size), terms in pieces.items():
         if len(usable) == 1:
@@ -177,7 +177,7 @@ def _route(
 
 
 def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
-    """Pools (nodes that differ for the jobs of this problem by their free GPUs alone), and those open to each node filter."""
+    """Return pools (nodes that differ for the jobs of this problem by their free GPUs alone), and those open to each node filter."""
     filters = sorted({job.node_filter for job in problem.jobs})
     pool_of: dict[Hashable, list[NodeCapacity]] = {}
     for node in problem.nodes:
@@ -188,7 +188,7 @@ def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilte
 
 
 def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup]:
-    """Identical jobs together (parameter sweeps): solved one by one their ties make branch and bound explode."""
+    """Group identical jobs (parameter sweeps): solved one by one their ties make branch and bound explode."""
     groups: dict[Hashable, JobGroup] = {}
     for i in sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
         job = problem.jobs[i]
@@ -209,8 +209,10 @@ def _held(job: JobRequest) -> Hashable:
 
 
 def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[int | None], frozenset[int]]:
-    """Each job's choice, and the jobs that move. Of identical waiting jobs the first submitted get the best columns; of running ones
-    the last submitted change."""
+    """Return each job's choice, and the jobs that move.
+
+    Among identical waiting jobs the first submitted get the best columns; among running ones the last submitted change.
+    """
     choice: list[int | None] = [job.current for job in problem.jobs]
     moved = set()
     for group in groups:

@@ -31,8 +31,10 @@ class PrimalRounding:
         self.free = core.limit.copy()
 
     def round(self, guess: SmoothedDual) -> None:
-        """The likeliest choice of each job; those that are torn one after another, so that the use stays close to its
-        expectation (error feedback)."""
+        """Round to the likeliest choice of each job.
+
+        Jobs that are torn are rounded one after another, so that the use stays close to its expectation (error feedback).
+        """
         core = self.core
         top = segment_max(guess.share, core.ptr)
         at = np.flatnonzero(guess.share >= top[self.row])
@@ -66,7 +68,7 @@ class PrimalRounding:
                 regrets = np.append(regrets, self.best[j])
             expected += mean
             offers.append((float(np.abs(uses - mean).max(initial=0.0)), j, likely, uses, mean, regrets))
-        # What is left to the torn jobs over what they would take on average is theirs too.
+        # The rest beyond what the torn jobs would take on average is theirs too.
         left = np.where(bound, core.limit - taken, 0.0) * scale - expected
         offers.sort(key=lambda o: (-o[0], o[1]))
         for _, j, likely, uses, mean, regrets in offers:
@@ -76,18 +78,18 @@ class PrimalRounding:
             left = left - uses[chosen]
 
     def count(self) -> None:
-        """Works `free` out again."""
+        """Compute `free` again from the choice."""
         core, taken = self.core, self.pick[self.pick >= 0]
         self.free = core.limit - np.bincount(core.kind[taken], minlength=len(core.use)) @ core.use
 
-    def lost(self) -> float:
-        """Regrets plus price of what is unused: how far the choice is from the dual bound."""
+    def gap_to_bound(self) -> float:
+        """Return regrets plus price of what is unused: how far the choice is from the dual bound."""
         taken = self.pick >= 0
         regrets = self.regret[self.pick[taken]].sum() + self.best[~taken].sum()
         return float(regrets + self.prices @ self.free)
 
     def _changes(self) -> tuple[Ints, Ints, Floats, Floats]:
-        """(job, column or -1, utility gained [n], use added [n, R]) of every single change."""
+        """Return (job, column or -1, utility gained [n], use added [n, R]) of every single change."""
         core = self.core
         sits = self.pick >= 0
         at = np.where(sits, self.pick, 0)
@@ -101,7 +103,7 @@ class PrimalRounding:
         return job, column, gain, added
 
     def _take(self, job: int, column: int) -> Floats:
-        """Makes one change; the use it adds."""
+        """Make one change, and return the use that it adds."""
         core, old = self.core, int(self.pick[job])
         added: Floats = np.zeros(len(core.limit))
         if old >= 0:
@@ -113,7 +115,7 @@ class PrimalRounding:
         return added
 
     def fit(self) -> None:
-        """Changes single jobs, least loss per unit freed first, until no limit is exceeded."""
+        """Change single jobs, least loss per unit freed first, until no limit is exceeded."""
         core = self.core
         eps = 1e-9 * (1.0 + core.limit)
         weight = self.prices + 1e-3 * self.prices.max(initial=0.0) + 1e-12
@@ -137,7 +139,7 @@ class PrimalRounding:
                 self._take(j, int(column[change]))
 
     def fill(self, rounds: int = 50) -> None:
-        """Takes single changes that gain and fit, best first, until there are none."""
+        """Take single changes that gain and fit, best first, until there are none."""
         eps = 1e-9 * (1.0 + self.core.limit)
         for _ in range(rounds):
             job, column, gain, added = self._changes()
@@ -153,9 +155,9 @@ class PrimalRounding:
                     self._take(j, int(column[change]))
 
     def knapsacks(self, candidates: int) -> None:
-        """Row by row: the jobs that lose least by another choice are chosen anew, all together, by dynamic programming.
+        """Choose anew, row by row and all together, for the jobs that lose least by another choice, by dynamic programming.
 
-        For rows that stand alone: kinds take of one row only (GPU counts of one type).
+        This is for rows that stand alone: kinds take of one row only (GPU counts of one type).
         """
         alone = (self.core.use > 0).sum(axis=1) <= 1
         for r in range(len(self.core.limit)):

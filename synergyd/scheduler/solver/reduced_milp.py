@@ -14,8 +14,11 @@ from synergyd.scheduler.solver.instance import Bools, Instance, Ints
 
 @dataclass(frozen=True)
 class MilpAnswer:
-    """`choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns has a
-    higher value (infinite where unknown)."""
+    """The answer of the program.
+
+    `choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns has a higher value
+    (infinite where unknown).
+    """
 
     choice: Ints | None
     bound: float
@@ -23,7 +26,7 @@ class MilpAnswer:
 
 @dataclass(frozen=True)
 class ColumnGroups:
-    """Identical jobs together: `members` of each group, `group_of` each column, `first`: is it its group's first job's."""
+    """Identical jobs together: `members` of each group, `group_of` each column, `first`: whether it is of its group's first job."""
 
     members: list[list[int]]
     group_of: Ints
@@ -31,15 +34,15 @@ class ColumnGroups:
 
     @property
     def size(self) -> int:
-        """Columns that the program has."""
+        """Return the number of columns that the program has."""
         return int(self.first.sum())
 
 
 def milp_over(
     full: Instance, columns: Ints, jobs: Ints, unit: float, time_limit_s: float, relative_gap: float = 0.0
 ) -> MilpAnswer:
-    """Best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one."""
-    return milp_of(full, columns, jobs, grouped(full, columns, jobs), unit, time_limit_s, relative_gap)
+    """Return the best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one."""
+    return milp_of(full, columns, jobs, group_columns(full, columns, jobs), unit, time_limit_s, relative_gap)
 
 
 def milp_of(
@@ -51,7 +54,7 @@ def milp_of(
     time_limit_s: float,
     relative_gap: float = 0.0,
 ) -> MilpAnswer:
-    """`milp_over` with the groups known.
+    """Run `milp_over` with the groups known.
 
     Identical jobs are one integer variable a column: taken one by one, their ties make branch and bound explode.
     """
@@ -76,8 +79,8 @@ def milp_of(
     return MilpAnswer(choice, result.bound * unit)
 
 
-def grouped(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
-    """Jobs whose columns are equal in kind and utility."""
+def group_columns(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
+    """Group the jobs whose columns are equal in kind and utility."""
     edges = np.flatnonzero(np.diff(jobs, prepend=-1, append=full.jobs + 1))
     seen: dict[bytes, int] = {}
     members: list[list[int]] = []
@@ -105,7 +108,10 @@ def _share_out(
     counts: Ints,
     choice: Ints,
 ) -> None:
-    """Writes into `choice`. Of identical jobs those that had a column before keep it, the others come in order."""
+    """Write the jobs' columns into `choice`.
+
+    Among identical jobs those that had a column before keep it, the others come in order.
+    """
     starts = np.searchsorted(jobs, np.array([m[0] for m in members]))
     taken: dict[int, list[tuple[int, int]]] = {}
     for column, g, many in zip(own, group, counts, strict=True):
@@ -127,5 +133,5 @@ def _share_out(
 
 
 def _same(columns: Ints, jobs: Ints, job: int, number: int) -> int:
-    """The `number`-th kept column of a job."""
+    """Return the `number`-th kept column of a job."""
     return int(columns[np.searchsorted(jobs, job) + number])

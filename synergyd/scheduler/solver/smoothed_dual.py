@@ -35,14 +35,17 @@ class ReducedCore:
 
     @property
     def row(self) -> Ints:
-        """Number within `jobs` of each column's job [n]."""
+        """Return the number within `jobs` of each column's job [n]."""
         return np.repeat(np.arange(len(self.jobs)), np.diff(self.ptr))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothedDual:
-    """The smoothed dual at some prices. `entropy_gap` = temperature x entropy: D - D* is no more than that where the
-    expected use is the limit. `share` [n]: probability of each column, `none` [m] of no column."""
+    """The smoothed dual at some prices.
+
+    `entropy_gap` = temperature x entropy: D - D* is no more than that where the expected use is the limit. `share` [n]:
+    probability of each column, `none` [m] of no column.
+    """
 
     prices: Floats
     temperature: float
@@ -55,7 +58,7 @@ class SmoothedDual:
 
 
 def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
-    """Columns that are some job's best choice for some prices within [low, high] (R each), and better than no column."""
+    """Return the columns that are some job's best choice for some prices within [low, high] (R each), and better than no column."""
     cheap, dear = full.costs(low), full.costs(high)
     kept_columns, lens = [], []
     for first, end, start, stop in full.chunks():
@@ -88,7 +91,7 @@ def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
 
 
 def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDual:
-    """Value, gradient and Hessian of the smoothed dual."""
+    """Compute the value, gradient and Hessian of the smoothed dual."""
     row, starts = core.row, core.ptr[:-1]
     margin = np.take(core.use @ prices, core.kind)
     np.subtract(core.utility, margin, out=margin)
@@ -117,7 +120,7 @@ def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDua
 
 
 def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, tolerance: float) -> SmoothedDual:
-    """Projected Newton within the core's box, until prices.|excess use| <= tolerance x value or `steps` are done."""
+    """Run projected Newton within the core's box, until prices.|excess use| <= tolerance x value or `steps` are done."""
     now = smooth(core, np.clip(prices, core.low, core.high), temperature)
     # A price of the right order: a row that is free of charge may be exceeded all the same.
     usual = abs(now.value) / max(float(core.limit.sum()), 1e-9)
@@ -146,7 +149,7 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
 
 
 def inside_box(core: ReducedCore, now: SmoothedDual) -> bool:
-    """Are the prices a minimum over all prices >= 0, not only over the box?"""
+    """Return whether the prices are a minimum over all prices >= 0, not only over the box."""
     stuck_high = (now.prices >= core.high) & (now.gradient < 0)
     stuck_low = (now.prices <= core.low) & (core.low > 0) & (now.gradient > 0)
     return not bool((stuck_high | stuck_low).any())

@@ -11,11 +11,13 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from synergyd.errors import UsageError, one_line
-from synergyd.settings import FIGURES, GPU_TYPE, SETTINGS, TABLE, Settings
+from synergy_core.errors import UsageError, one_line
+
+from synergyd.settings import FIGURES, GPU_TYPE, REMOVED, SETTINGS, TABLE, Settings
 from synergyd.slurm.directives.conf_lines import MAX_PROBLEMS, ConfLine, Lint, read_lines
 from synergyd.slurm.directives.slurm_conf import read_slurm_conf
 from synergyd.slurm.directives.tokenizer import WordError, as_bytes, as_text, nearest, words
@@ -43,12 +45,12 @@ _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _OF_CLUSTER = "{cluster}"  # in Database: the cluster's name
 _BY_KEY = {setting.key.lower(): setting for setting in SETTINGS}
 KEYS = tuple(setting.key for setting in TABLE)
-_RETIRED = frozenset(("guaranteedshare", "guaranteedprice"))  # of 0.2.0
+_REMOVED = {key.lower(): right for key, right in REMOVED.items()}
 
 
 @dataclass
 class _Reading:
-    """What has been read so far."""
+    """The state of the reading so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -57,10 +59,10 @@ class _Reading:
 
 
 def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
-    """The settings of slurm.conf `path` and of all it Includes. `cluster`: another one's name, whose database is meant.
+    """Read the settings of slurm.conf `path` and of all it Includes.
 
-    A wrong line is a Lint of severity "error" and leaves the default in place. Raises UsageError when `path` itself
-    can't be read.
+    `cluster`: another one's name, whose database is meant. A wrong line is a Lint of severity "error" and leaves
+    the default in place. Raises UsageError when `path` itself can't be read.
     """
     lines, problems = read_lines(path)
     reading = _Reading(problems=list(problems))
@@ -86,11 +88,11 @@ def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
             },
         ),
     ):
-        taken = [other for other, port in others.items() if port and port == values.get(key)]
-        if taken:
+        same_port = [other for other, port in others.items() if port and port == values.get(key)]
+        if same_port:
             port = values.pop(key)
             where = reading.origins.pop(key)
-            reading.problems.append(Lint(where, f"{name}={port} is also the {taken[0]}", "give each its own port"))
+            reading.problems.append(Lint(where, f"{name}={port} is also the {same_port[0]}", "give each its own port"))
     slurms = read_slurm_conf(path, lines)
     own = slurms.get("ClusterName").lower()  # as Slurm has it
     own = own if _CLUSTER.fullmatch(own) else ""
@@ -109,10 +111,10 @@ def load_settings(path: Path, cluster: str = "") -> LoadedSettings:
     return LoadedSettings(settings, reading.origins, tuple(reading.problems), files, own, hosts)
 
 
-def with_values(settings: Settings, where: str, given: Iterable[str]) -> Settings:
-    """`settings` with `Key=Value` texts of a `#SYNERGY` line put over them. Raises UsageError for the first wrong one."""
+def with_values(settings: Settings, where: str, pairs: Iterable[str]) -> Settings:
+    """Return `settings` with `Key=Value` texts of a `#SYNERGY` line put over them. Raises UsageError for the first wrong one."""
     reading = _Reading()
-    for text in given:
+    for text in pairs:
         key, equals, value = text.partition("=")
         if key.lower() == "gputype":
             raise UsageError(where, "GpuType stands in slurm.conf alone", "give a setting of one value")
@@ -150,10 +152,11 @@ def _read_line(line: ConfLine, reading: _Reading) -> None:
 
 def _read_pair(where: str, key: str, value: str, reading: _Reading) -> None:
     setting = _BY_KEY.get(key.lower())
-    if setting is None and key.lower() in _RETIRED:
-        what = f"{one_line(key, 60)} has no effect any more"
-        reading.problems.append(Lint(where, what, "drop it: the next release does not know it", "warning"))
-        return
+    for text, setting_text in ((key, key), (f"{key}={value}", one_line(f"{key}={value}", 60))):
+        right = next((to_do for pattern, to_do in _REMOVED.items() if fnmatchcase(text.lower(), pattern)), "")
+        if right:
+            reading.problems.append(Lint(where, f"{setting_text} has no effect any more", right, "warning"))
+            return
     if setting is None:
         near = nearest(key, KEYS)
         right = f"did you mean {near}?" if near else f"known keys: {', '.join(KEYS)}"
@@ -172,12 +175,12 @@ def _read_pair(where: str, key: str, value: str, reading: _Reading) -> None:
         reading.origins[setting.field] = where
     except ValueError:
         # A database URL may hold a password, so its text is not repeated.
-        shown = setting.key if setting.field == "database" else f"{setting.key}={one_line(value, 60)}"
-        reading.problems.append(Lint(where, f"{shown} is not right", f"{setting.key} takes {setting.type.takes}"))
+        shown_text = setting.key if setting.field == "database" else f"{setting.key}={one_line(value, 60)}"
+        reading.problems.append(Lint(where, f"{shown_text} is not right", f"{setting.key} takes {setting.type.takes}"))
 
 
 def _check_url(value: str) -> None:
-    """Raises ValueError for what is no URL. On compute nodes, without the server part, nobody opens a database."""
+    """Raise ValueError for what is no URL. On compute nodes, without the server part, nobody opens a database."""
     try:
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
@@ -190,7 +193,7 @@ def _check_url(value: str) -> None:
 
 
 def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> None:
-    """A line `GpuType=NAME peak_tflops=... memory_gib=...`: all of it holds, or nothing."""
+    """Read a line `GpuType=NAME peak_tflops=... memory_gib=...`: all of it holds, or nothing."""
     name = pairs[0][1]
     if pairs[0][0].lower() != "gputype" or not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name):
         what = "GpuType does not begin the line with a type's name"
@@ -224,12 +227,14 @@ def _read_gpu(where: str, pairs: list[tuple[str, str]], reading: _Reading) -> No
 
 
 def find_slurm_conf() -> Path:
-    """Where slurm.conf lies: $SLURM_CONF, else what scontrol says, else /etc/slurm/slurm.conf. Raises UsageError."""
-    named = os.environ.get("SLURM_CONF", "")
-    if named:
-        if not Path(named).is_file():
-            raise UsageError("SLURM_CONF", f"{named} is no file", "set SLURM_CONF to the cluster's slurm.conf")
-        return Path(named)
+    """Return where slurm.conf lies: $SLURM_CONF, else what scontrol says, else /etc/slurm/slurm.conf. Raises UsageError."""
+    from_environment = os.environ.get("SLURM_CONF", "")
+    if from_environment:
+        if not Path(from_environment).is_file():
+            raise UsageError(
+                "SLURM_CONF", f"{from_environment} is no file", "set SLURM_CONF to the cluster's slurm.conf"
+            )
+        return Path(from_environment)
     for path in (_ask_scontrol(), DEFAULT_SLURM_CONF):
         if path and path.is_file():
             return path
@@ -238,7 +243,7 @@ def find_slurm_conf() -> Path:
 
 
 def _ask_scontrol() -> Path | None:
-    """The SLURM_CONF line of `scontrol show config`; None if scontrol is absent, fails or takes over 10 s."""
+    """Return the path in the SLURM_CONF line of `scontrol show config`, or None if scontrol is absent, fails or takes over 10 s."""
     try:
         answer = subprocess.run(
             ["scontrol", "show", "config"], capture_output=True, timeout=10, check=True, stdin=subprocess.DEVNULL

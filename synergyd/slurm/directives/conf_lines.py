@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synergyd.errors import UsageError, one_line
-from synergyd.ordinary_file import read_bytes
+from synergy_core.errors import UsageError, one_line
+from synergy_core.ordinary_file import read_bytes
 
 MAX_FILES = 100
 MAX_FILE_BYTES = 4 * 2**20
-MAX_LINES = 50_000  # of all files together
-MAX_PROBLEMS = 100  # that are looked for; what follows is not read
+MAX_LINES = 50_000  # in all files together
+MAX_PROBLEMS = 100  # most that are looked for; the rest is not read
 _CLUSTER = re.compile(r'(?:^|[^#]*\s)ClusterName\s*=\s*"?([^\s"#]+)', re.IGNORECASE)
 
 
@@ -48,7 +48,10 @@ class ConfLine:
 
 @dataclass
 class _Reading:
-    """What has been read so far. `cluster`: the ClusterName in small letters, as Slurm puts it for %c in an Include."""
+    """The state of the reading so far.
+
+    `cluster`: the ClusterName in small letters, as Slurm puts it for %c in an Include.
+    """
 
     problems: list[Lint] = field(default_factory=list)
     files: int = 0
@@ -57,10 +60,10 @@ class _Reading:
 
 
 def read_lines(path: Path) -> tuple[list[ConfLine], tuple[Lint, ...]]:
-    """All lines of slurm.conf `path`, each Include in its place, and what went wrong with Includes.
+    """Read all lines of slurm.conf `path`, each Include in its place, and what went wrong with Includes.
 
-    As Slurm does it, a relative Include is looked for beside `path`, whichever file names it, and %c in it stands for the
-    ClusterName said before. Raises UsageError when `path` itself can't be read.
+    As in Slurm, a relative Include is looked for beside `path`, whichever file names it, and %c in it stands for
+    the ClusterName said before. Raises UsageError when `path` itself can't be read.
     """
     reading = _Reading()
     try:
@@ -86,8 +89,8 @@ def _lines(path: Path, folder: Path, above: tuple[Path, ...], reading: _Reading)
             continue
         match = re.match(r"\s*include\s+(.*)$", raw, re.IGNORECASE)
         if not match:
-            if named := _CLUSTER.match(raw):
-                reading.cluster = named[1].lower()
+            if cluster_line := _CLUSTER.match(raw):
+                reading.cluster = cluster_line[1].lower()
             continue
         name = match[1].split("#")[0].strip().strip('"')
         target = folder / name.replace("%c", reading.cluster)
@@ -103,7 +106,7 @@ def _lines(path: Path, folder: Path, above: tuple[Path, ...], reading: _Reading)
 
 
 def _include_problem(name: str, target: Path, chain: tuple[Path, ...], reading: _Reading) -> tuple[str, str] | None:
-    """(what, right) of an Include that is not to be followed."""
+    """Return (what, right) for an Include that is not to be followed, else None."""
     if any(c in name for c in "*?[\0") or not name:
         return "not the name of one file", "name each file on a line of its own; wildcards are not known"
     if "%c" in name and not reading.cluster:

@@ -1,4 +1,4 @@
-"""What the rest of slurm.conf says that Synergy depends on: warnings with what would be right; Slurm is not asked."""
+"""Warnings on those parts of slurm.conf that Synergy depends on, with what would be right; Slurm is not asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from synergyd.ordinary_file import read_bytes
+from synergy_core.ordinary_file import read_bytes
+
 from synergyd.slurm.directives.conf import LoadedSettings
 from synergyd.slurm.directives.conf_lines import MAX_FILE_BYTES, Lint, read_lines
 from synergyd.slurm.directives.slurm_conf import SlurmConf, read_slurm_conf
@@ -15,11 +16,11 @@ from synergyd.slurm.directives.tokenizer import nearest
 _LUA_COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
 
 
-def lint(path: Path, loaded: LoadedSettings) -> tuple[Lint, ...]:
-    """Warnings on slurm.conf `path` and on `loaded` beside it. Raises UsageError when `path` can't be read."""
+def lint(path: Path, conf_settings: LoadedSettings) -> tuple[Lint, ...]:
+    """Return the warnings on slurm.conf `path` and on `conf_settings` beside it. Raises UsageError when `path` can't be read."""
     lines, _ = read_lines(path)
     conf = read_slurm_conf(path, lines)
-    return (*_of_slurm(conf), *_of_settings(conf, loaded), *_of_files(conf, loaded))
+    return (*_of_slurm(conf), *_of_settings(conf, conf_settings), *_of_files(conf, conf_settings))
 
 
 def _not_in(conf: SlurmConf, key: str, token: str) -> bool:
@@ -115,59 +116,61 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
 
 
 def _of_slurm(conf: SlurmConf) -> list[Lint]:
-    found = [Lint(conf.where(key), what, right, "warning") for key, wrong, what, right in _RULES if wrong(conf)]
+    lints = [Lint(conf.where(key), what, right, "warning") for key, wrong, what, right in _RULES if wrong(conf)]
     match = re.search(r"cred_expire=([0-9]{1,9})", conf.get("AuthInfo"))
     if match and int(match[1]) > 120:
         what = f"cred_expire={match[1]} lengthens the wait of a requeued job wherever Synergy can't clear its StartTime"
-        found.append(Lint(conf.where("AuthInfo"), what, "leave cred_expire at its default, 120", "warning"))
-    return found
+        lints.append(Lint(conf.where("AuthInfo"), what, "leave cred_expire at its default, 120", "warning"))
+    return lints
 
 
-def _of_settings(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
-    found: list[Lint] = []
-    origins, settings = loaded.origins, loaded.settings
+def _of_settings(conf: SlurmConf, conf_settings: LoadedSettings) -> list[Lint]:
+    lints: list[Lint] = []
+    origins, settings = conf_settings.origins, conf_settings.settings
     for name in settings.partitions:
         if conf.partitions and name not in conf.partitions:
             near = nearest(name, conf.partitions)
             right = f"did you mean {near}?" if near else f"partitions are: {', '.join(conf.partitions[:20])}"
-            found.append(Lint(origins["partitions"], f"no partition is named {name}", right, "warning"))
+            lints.append(Lint(origins["partitions"], f"no partition is named {name}", right, "warning"))
     for name in settings.gpu_figures:
         if conf.gpu_types and name not in conf.gpu_types:
             near = nearest(name, conf.gpu_types)
             right = f"did you mean {near}?" if near else f"types are: {', '.join(conf.gpu_types[:20])}"
-            found.append(Lint(origins[f"gpu_figures.{name}"], f"no node has GPUs of type {name}", right, "warning"))
+            lints.append(Lint(origins[f"gpu_figures.{name}"], f"no node has GPUs of type {name}", right, "warning"))
     if "park_s" in origins and settings.park_s < 2 * settings.epoch_s:
         what = f"Park ({settings.park_s:g} s) is under two epochs of {settings.epoch_s:g} s"
         right = f"let Park be {2 * settings.epoch_s:g}s or more, so that one slow epoch lets no job go"
-        found.append(Lint(origins["park_s"], what, right, "warning"))
-    return found
+        lints.append(Lint(origins["park_s"], what, right, "warning"))
+    return lints
 
 
-def _of_files(conf: SlurmConf, loaded: LoadedSettings) -> list[Lint]:
-    """What can be seen of files: a readable password, a job_submit.lua without the hook."""
-    found: list[Lint] = []
-    origin = loaded.origins.get("database", "")
-    if origin and re.match(r"[^:/]+://[^/@]*:[^/@]+@", loaded.settings.database):
+def _of_files(conf: SlurmConf, conf_settings: LoadedSettings) -> list[Lint]:
+    """Return the warnings about files: a readable password, a job_submit.lua without the hook."""
+    lints: list[Lint] = []
+    origin = conf_settings.origins.get("database", "")
+    if origin and re.match(r"[^:/]+://[^/@]*:[^/@]+@", conf_settings.settings.database):
         file = Path(origin.rpartition(":")[0])
         if file.stat().st_mode & 0o044:
             what, right = "others can read the database password in this file", "use a .pgpass file or PGPASSFILE"
-            found.append(Lint(origin, what, right, "warning"))
+            lints.append(Lint(origin, what, right, "warning"))
     script = conf.path.parent / "job_submit.lua"
     if not {"lua", "job_submit/lua"} & set(conf.tokens("JobSubmitPlugins")):
-        return found
+        return lints
     try:
         text = read_bytes(script, MAX_FILE_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         what, right = "JobSubmitPlugins has lua, but this file is absent", "install slurm_plugins/job_submit.hook.lua"
-        return [*found, Lint(str(script), what, right, "warning")]
+        return [*lints, Lint(str(script), what, right, "warning")]
     except OSError:
-        return found  # not ours to read, as on a login node
+        return lints  # not ours to read, as on a login node
     text = _LUA_COMMENT.sub("", text)
     if "synergy" not in text:
         what, right = "it does not load Synergy's module", "add the lines of slurm_plugins/job_submit.hook.lua"
-        found.append(Lint(str(script), what, right, "warning"))
+        lints.append(Lint(str(script), what, right, "warning"))
     match = re.search(r"""\bstate_dir\s*=\s*["']([^"']*)["']""", text)
-    if match and Path(match[1]) != loaded.settings.state_dir:
-        what = f"its state_dir is {match[1]} but StateDir is {loaded.settings.state_dir}, so it sees no heartbeat"
-        found.append(Lint(str(script), what, "give both the same folder", "warning"))
-    return found
+    if match and Path(match[1]) != conf_settings.settings.state_dir:
+        what = (
+            f"its state_dir is {match[1]} but StateDir is {conf_settings.settings.state_dir}, so it sees no heartbeat"
+        )
+        lints.append(Lint(str(script), what, "give both the same folder", "warning"))
+    return lints

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
-from synergyd.errors import UsageError
-from synergyd.records import Directive
+from synergy_core.errors import UsageError
+from synergy_core.records import Directive
+from synergy_core.wire import admin_comment
+from synergy_core.wire.admin_comment import AdminCommentStamp
+
 from synergyd.slurm.directives.grammar import (
     BY_NAME,
     CONTINUES,
     IN_USE,
     KEYS,
+    LOOP,
     MAX_HEADER,
     MAX_LINE,
     MAX_LINES,
@@ -28,8 +32,6 @@ from synergyd.slurm.directives.grammar import (
     message,
 )
 from synergyd.slurm.directives.tokenizer import WordError, as_bytes, as_text, bad_column, nearest, show, words
-from synergyd.wire import admin_comment
-from synergyd.wire.admin_comment import AdminCommentStamp
 
 PREFIX = "#SYNERGY"
 _SPACE = " \t\r\v\f"
@@ -49,12 +51,12 @@ class DirectiveError(UsageError):
 
 
 def parse_script(script: str) -> Directive | None:
-    """The directive of a batch script, None if it has no `#SYNERGY` line.
+    """Return the directive of a batch script, or None if it has no `#SYNERGY` line.
 
-    Read are the lines before the first that is neither empty nor a comment, as sbatch reads its own. Raises
+    The lines before the first that is neither empty nor a comment are read, as sbatch reads its own. Raises
     DirectiveError, one line naming the script's line and the key.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     lines: dict[str, int] = {}
     last = 0
     for number, line in _directive_lines(script):
@@ -62,25 +64,25 @@ def parse_script(script: str) -> Directive | None:
         try:
             for name, value in words(line, len(PREFIX)):
                 key = _key(name)
-                if name in found:
+                if name in texts:
                     raise WordError("duplicate", key=name, line=lines[name])
-                found[name], lines[name] = _check(key, value), number
+                texts[name], lines[name] = _check(key, value), number
         except WordError as error:
             raise DirectiveError(number, error.code, error.values) from None
     if not last:
         return None
     try:
-        _check_together(found)
+        _check_together(texts)
     except WordError as error:
         last = max((lines[name] for name in error.keys if name in lines), default=last)
         raise DirectiveError(last, error.code, error.values) from None
-    return _directive(found)
+    return _directive(texts)
 
 
-def directive_words(directive: Directive) -> tuple[tuple[str, str], ...]:
-    """Keys and values for AdminComment; keys with their default are left out. `read_stamp` is the inverse.
+def directive_key_values(directive: Directive) -> tuple[tuple[str, str], ...]:
+    """Return keys and values for AdminComment; keys with their default are left out.
 
-    Raises DirectiveError for a directive that no script can say.
+    `read_stamp` is the inverse. Raises DirectiveError for a directive that no script can say.
     """
     try:
         return _stamp({name: _check(BY_NAME[name], _legible(value)) for name, value in _values(directive).items()})
@@ -88,49 +90,63 @@ def directive_words(directive: Directive) -> tuple[tuple[str, str], ...]:
         raise DirectiveError(0, error.code, error.values) from None
 
 
-def read_stamp(stamped: Iterable[tuple[str, str | None]]) -> Directive:
-    """The directive of an AdminComment's keys and values (None: can't be decoded). Raises DirectiveError where they are damaged."""
-    found: dict[str, str] = {}
+def read_stamp(pairs: Iterable[tuple[str, str | None]]) -> Directive:
+    """Return the directive of an AdminComment's keys and values (None: can't be decoded). Raises DirectiveError if they are damaged."""
+    texts: dict[str, str] = {}
     try:
-        for name, value in stamped:
-            if value is None or name in found:
+        for name, value in pairs:
+            if value is None or name in texts:
                 raise WordError("stamp", word=show(as_bytes(name)))
-            found[name] = _check(_key(as_bytes(name)), _legible(as_bytes(value)))
-        _check_together(found)
+            texts[name] = _check(_key(as_bytes(name)), _legible(as_bytes(value)))
+        _check_together(texts)
     except WordError as error:
         raise DirectiveError(0, error.code, error.values) from None
-    return _directive(found)
+    return _directive(texts)
 
 
 def notes(script: str) -> tuple[tuple[int, str], ...]:
-    """(line, remark) for lines that look like a directive but are not read as one."""
+    """Return (line, remark) for lines that look like a directive but are not read as one, and for what has no effect any more."""
     command = _COMMAND.search("\n" + script)
     first = len(script) if command is None else command.start()
-    found: list[tuple[int, str]] = []
+    numbered_notes: list[tuple[int, str]] = []
     at = 0
     for number, line in enumerate(script.split("\n"), 1):
         if _is_directive(line):
-            if at >= first:
-                found.append((number, "stands after the first command, so it is not read; move it to the top"))
-            for name in BY_NAME.keys() - set(IN_USE):
-                if re.search(rf"\s{name}=", line):
-                    found.append((number, "; ".join(message("retired", {"key": name}))))
+            if at >= first and "<<" not in script[first:at]:  # a here-document may hold another job's script
+                numbered_notes.append((number, "; ".join(message("unread_line", {}))))
+            numbered_notes += [(number, remark) for remark in _obsolete_remarks(line)]
         elif re.match(r"\s*#+\s*synergy(?=[\s:]|$)", line, re.IGNORECASE):
-            found.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
+            numbered_notes.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
         at += len(line) + 1
-    return tuple(found)
+    return tuple(numbered_notes)
+
+
+def _obsolete_remarks(line: str) -> Iterator[str]:
+    """Yield a remark for each key and word of a directive's line that has no effect any more."""
+    for key in KEYS:
+        value = re.search(rf"\s{key.name}=(\S*)", line)
+        if value is None:
+            continue
+        if key.kind == "retired":
+            yield "; ".join(message("retired", {"key": key.name}))
+        for word in set(re.split("[,'\"]", value[1])) & set(key.retired_words):
+            yield "; ".join(message("retired_word", _retired_word(key, word)))
+
+
+def _retired_word(key: Key, word: str) -> dict[str, str]:
+    return {"key": key.name, "word": word, "example": f"{key.name}={key.example}"}
 
 
 def calls_launcher(script: str) -> bool:
-    """Return whether synergy-launch stands in the script outside of its comments, as launches_nothing in slurm_plugins/synergy.lua has
-    it."""
+    """Return whether synergy-launch stands in the script outside its comments, like launches_nothing in slurm_plugins/synergy.lua."""
     return _LAUNCHER.search(_COMMENTS.sub("", script)) is not None
 
 
 def _directive_lines(script: str) -> list[tuple[int, str]]:
-    """(number, bytes) of the `#SYNERGY` lines before the first command. Raises DirectiveError beyond the bounds.
+    """Return (number, bytes) of the `#SYNERGY` lines before the first command.
 
-    The same steps as directive_lines in slurm_plugins/synergy.lua, which must not take long on any script.
+    Raises DirectiveError beyond the bounds. The steps are those of directive_lines in slurm_plugins/synergy.lua,
+    which must not take long on any script.
     """
     start = as_bytes(script[: MAX_HEADER + MAX_LINE + 2])  # a character is one byte or more
     limit = min(len(start), MAX_HEADER)
@@ -138,24 +154,24 @@ def _directive_lines(script: str) -> list[tuple[int, str]]:
     head = "\n" + start[:limit] + (after or "\n")
     command = _COMMAND.search(head)
     end = len(head) if command is None else command.start() + 1
-    found: list[tuple[int, str]] = []
+    lines: list[tuple[int, str]] = []
     number = at = 0
     for match in _DIRECTIVE.finditer(head, 0, end):
         number += head.count("\n", at, match.start() + 1)
         at = match.start() + 1
-        if len(found) == MAX_LINES:
+        if len(lines) == MAX_LINES:
             raise DirectiveError(number, "many_lines", {"max": MAX_LINES})
         line = start[match.start() : match.start() + MAX_LINE + 1].partition("\n")[0]
         if len(line) > MAX_LINE:
             raise DirectiveError(number, "long_line", {"max": MAX_LINE})
-        found.append((number, line))
-    if command is None and after and (found or _directive_beyond(script)):
+        lines.append((number, line))
+    if command is None and after and (lines or _directive_beyond(script)):
         raise DirectiveError(head.count("\n", 0, limit + 1), "long_header", {"max": MAX_HEADER})
-    return found
+    return lines
 
 
 def _directive_beyond(script: str) -> bool:
-    """Whether a `#SYNERGY` line stands before the first command, where the first bytes hold neither."""
+    """Return whether a `#SYNERGY` line stands before the first command, if the first bytes hold neither."""
     text = "\n" + as_bytes(script[:MAX_LOOK])[:MAX_LOOK] + "\n"
     match = _DIRECTIVE.search(text)
     return match is not None and not _COMMAND.search(text, 0, match.start() + 1)
@@ -176,17 +192,21 @@ def _key(name: str) -> Key:
 
 
 def _check(key: Key, value: str) -> str:
-    """`value` (bytes) in its canonical form. Raises WordError."""
-    named = {"key": key.name, "value": show(value), "takes": key.takes()}
-    bad = WordError("bad", **named)
+    """Return `value` (bytes) in its canonical form. Raise WordError."""
+    fields = {"key": key.name, "value": show(value), "takes": key.takes()}
+    bad = WordError("bad", **fields)
     match key.kind:
         case "text" | "path":
             if not 1 <= len(value) <= key.max_bytes or "\t" in value:
                 raise bad
             if value.startswith("-"):
-                raise WordError("dash", **named)
+                raise WordError("dash", **fields)
             if "$" in value or "`" in value or value.startswith("~"):
-                raise WordError("expand", **named)
+                raise WordError("expand", **fields)
+            return value
+        case "loop":
+            if not re.fullmatch(LOOP, value) or len(value) > key.max_bytes:
+                raise bad
             return value
         case "int":
             return str(_number(value, key, bad))
@@ -195,7 +215,7 @@ def _check(key: Key, value: str) -> str:
             first = _number(low, key, bad)
             second = _number(high, key, bad) if colon else first
             if first > second:
-                raise WordError("order", **named)
+                raise WordError("order", **fields)
             return f"{first}:{second}" if first != second else str(first)
         case "names":
             names = value.split(",")
@@ -205,9 +225,10 @@ def _check(key: Key, value: str) -> str:
                 raise bad
             return value
         case "words":
-            if not set(names := value.split(",")) <= set(key.words) or len(set(names)) != len(names):
+            names = value.split(",")
+            if not set(names) <= {*key.words, *key.retired_words} or len(set(names)) != len(names):
                 raise bad
-            return value
+            return ",".join(name for name in names if name not in key.retired_words) or key.default
         case "float":
             return _decimal(value, key, bad)
         case "flag":
@@ -237,7 +258,7 @@ def _number(value: str, key: Key, bad: WordError) -> int:
 
 
 def _decimal(value: str, key: Key, bad: WordError) -> str:
-    """A decimal number of at most 6 places, compared in millionths so that both readers agree to the last digit."""
+    """Check a decimal number of at most 6 places. It is compared in millionths so that both readers agree to the last digit."""
     match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?", value)
     if not match:
         raise bad
@@ -248,7 +269,7 @@ def _decimal(value: str, key: Key, bad: WordError) -> str:
 
 
 def _date(value: str, bad: WordError) -> int:
-    """Seconds since 1970 of `YYYY-MM-DDTHH:MM[:SS][Z|+HH:MM]`; without a zone it is this machine's local time."""
+    """Return the seconds since 1970 of `YYYY-MM-DDTHH:MM[:SS][Z|+HH:MM]`; without a zone it is this machine's local time."""
     match = _DATE.fullmatch(value)
     if not match:
         raise bad
@@ -272,10 +293,10 @@ def _date(value: str, bad: WordError) -> int:
     return int(moment.timestamp())
 
 
-def _check_together(found: Mapping[str, str]) -> None:
-    """The rules between keys, on canonical values. Raises WordError."""
-    least, most = int(found.get("min_gpus", 0)), int(found.get("max_gpus", 0))
-    per = int(found.get("tp", 1)) * int(found.get("pp", 1))
+def _check_together(texts: Mapping[str, str]) -> None:
+    """Check the rules between keys, on canonical values. Raises WordError."""
+    least, most = int(texts.get("min_gpus", 0)), int(texts.get("max_gpus", 0))
+    per = int(texts.get("tp", 1)) * int(texts.get("pp", 1))
     if most:
         if least > most:
             raise WordError("min_max", ("min_gpus", "max_gpus"), min=least, max=most)
@@ -285,74 +306,78 @@ def _check_together(found: Mapping[str, str]) -> None:
             better = -(-least // per) * per
             about = ("tp", "pp", "min_gpus", "max_gpus")
             raise WordError("multiple", about, per=per, min=least, max=most, better=better)
-    if "micro_batch" in found and "global_batch" in found:
-        micro = int(found["micro_batch"])
-        if micro > int(found["global_batch"].rpartition(":")[2]):
-            raise WordError("micro", ("micro_batch", "global_batch"), micro=micro, batch=found["global_batch"])
-    if found.get("adapt") == "yes" and ":" in found.get("global_batch", ""):
-        raise WordError("adapt", ("adapt", "global_batch"), batch=found["global_batch"])
-    if found.get("resize") == "no" and found.get("reshard") == "yes":
+    if "micro_batch" in texts and "global_batch" in texts:
+        micro = int(texts["micro_batch"])
+        if micro > int(texts["global_batch"].rpartition(":")[2]):
+            raise WordError("micro", ("micro_batch", "global_batch"), micro=micro, batch=texts["global_batch"])
+    if texts.get("adapt") == "yes" and ":" in texts.get("global_batch", ""):
+        raise WordError("adapt", ("adapt", "global_batch"), batch=texts["global_batch"])
+    if texts.get("resize") == "no" and texts.get("reshard") == "yes":
         raise WordError("reshard", ("resize", "reshard"))
-    _stamp(found)
+    if "loop" in texts and "checkpoint" not in texts:
+        raise WordError("loop", ("loop",))
+    _stamp(texts)
 
 
-def _stamp(found: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Keys and values of a stamp from canonical values. Raises WordError when its text would be too long."""
-    said = [(key.name, found[key.name]) for key in KEYS if key.name in found and found[key.name] != key.default]
-    stamped = tuple((name, as_text(value)) for name, value in said)
-    length = len(admin_comment.encode(AdminCommentStamp(stamped)))
+def _stamp(texts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the keys and values of a stamp from canonical values. Raises WordError when its text would be too long."""
+    pairs = [(key.name, texts[key.name]) for key in KEYS if key.name in texts and texts[key.name] != key.default]
+    stamp = tuple((name, as_text(value)) for name, value in pairs)
+    length = len(admin_comment.encode(AdminCommentStamp(stamp)))
     if length > MAX_STAMP:
         raise WordError("long_stamp", ("model", "checkpoint", "gpu_types"), bytes=length, max=MAX_STAMP)
-    return stamped
+    return stamp
 
 
 def _legible(value: str) -> str:
-    """`value` (bytes) if a script's line could hold it. Raises WordError."""
+    """Return `value` (bytes) if a script's line could hold it. Raises WordError."""
     if column := bad_column(value):
         raise WordError("character", column=column)
     return value
 
 
-def _directive(found: Mapping[str, str]) -> Directive:
-    """The record of canonical values."""
+def _directive(texts: Mapping[str, str]) -> Directive:
+    """Build the record from canonical values."""
 
     def text(name: str) -> str | None:
-        return as_text(found[name]) if name in found else None
+        return as_text(texts[name]) if name in texts else None
 
     def number(name: str) -> int | None:
-        return int(found[name]) if name in found else None
+        return int(texts[name]) if name in texts else None
 
-    low, colon, high = found.get("global_batch", "").partition(":")
+    low, colon, high = texts.get("global_batch", "").partition(":")
     return Directive(
         model=text("model"),
         min_gpus=number("min_gpus"),
         max_gpus=number("max_gpus"),
-        gpu_types=tuple(found["gpu_types"].split(",")) if "gpu_types" in found else (),
+        gpu_types=tuple(texts["gpu_types"].split(",")) if "gpu_types" in texts else (),
         global_batch=(int(low), int(high if colon else low)) if low else None,
         micro_batch=number("micro_batch"),
         max_micro_batch=number("max_micro_batch"),
         tp=number("tp"),
         pp=number("pp"),
-        weight=float(found.get("weight", "1")),
+        weight=float(texts.get("weight", "1")),
         checkpoint=text("checkpoint"),
-        resize=found.get("resize", "yes") == "yes",
-        reshard=found["reshard"] == "yes" if "reshard" in found else None,
-        deadline_s=float(found["deadline"]) if "deadline" in found else None,
-        continues=int(found.get("walltime", "").partition(":")[2] or 0),
-        notify=tuple(found["notify"].split(",")) if "notify" in found else (),
-        adapt=found.get("adapt", "no") == "yes",
-        comm=tuple(found["comm"].split(",")) if found.get("comm", "exact") != "exact" else (),
+        resize=texts.get("resize", "yes") == "yes",
+        reshard=texts["reshard"] == "yes" if "reshard" in texts else None,
+        deadline_s=float(texts["deadline"]) if "deadline" in texts else None,
+        continues=int(texts.get("walltime", "").partition(":")[2] or 0),
+        notify=tuple(texts["notify"].split(",")) if "notify" in texts else (),
+        loop=text("loop") or "",
+        adapt=texts.get("adapt", "no") == "yes",
+        comm=tuple(texts["comm"].split(",")) if texts.get("comm", "exact") != "exact" else (),
     )
 
 
 def _values(directive: Directive) -> dict[str, str]:
-    """The values of a record as a script would write them (bytes)."""
+    """Return the values of a record as a script would write them (bytes)."""
     values: dict[str, object] = {
         "model": directive.model,
         "min_gpus": directive.min_gpus,
         "max_gpus": directive.max_gpus,
         "gpu_types": ",".join(directive.gpu_types) or None,
         "global_batch": directive.global_batch and f"{directive.global_batch[0]}:{directive.global_batch[1]}",
+        "loop": directive.loop or None,
         "adapt": "yes" if directive.adapt else "no",
         "micro_batch": directive.micro_batch,
         "max_micro_batch": directive.max_micro_batch,

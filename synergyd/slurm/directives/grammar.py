@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergyd.exchange import KINDS
-from synergyd.notice import EVENTS
-from synergyd.wire.admin_comment import MARK
+from synergy_core.exchange import KINDS, REMOVED_KINDS
+from synergy_core.notice import EVENTS
+from synergy_core.wire.admin_comment import MARK
 
 MAX_STAMP = 1000  # characters of the text in AdminComment
 MAX_LINE = 4096
@@ -25,6 +25,9 @@ CONTINUES = 10  # times that `walltime=continue` stands for
 MAX_NAMES = 16
 MAX_NAME = 64
 SHOWN = 60  # bytes of a user's text repeated in an error
+
+# loop=, which Lua spells as patterns of its own (kinds.loop in slurm_plugins/synergy.lua)
+LOOP = r"(?:global:[1-9][0-9]{0,8}|gpu:-{0,2}[A-Za-z_][A-Za-z0-9_.-]*)(?:,resume:[^, \t$`]+)?"
 
 # Characters that no value may hold, as code points: controls, zero-width and direction marks, line separators.
 FORBIDDEN: tuple[tuple[int, int], ...] = (
@@ -39,10 +42,13 @@ FORBIDDEN: tuple[tuple[int, int], ...] = (
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `kind` is text, path, int, names, words, range, float, flag, time, walltime or retired (read for one release more, and
-    told to have no effect); `low` and `high` bound numbers (float:
-    millionths; time: seconds since 1970), `max_bytes` bounds texts, `default` is the value that a stamp leaves out, `words` may be
-    named."""
+    """One key of the grammar.
+
+    `kind` is text, path, loop, int, names, words, range, float, flag, time, walltime or retired (read for one release
+    more, and told to have no effect). `low` and `high` bound numbers (float: millionths; time: seconds since 1970),
+    `max_bytes` bounds texts, `default` is the value that a stamp leaves out. `words` may be named, and
+    `retired_words` too, without effect, for one release more.
+    """
 
     name: str
     kind: str
@@ -52,9 +58,10 @@ class Key:
     default: str = ""
     example: str = ""
     words: tuple[str, ...] = ()
+    retired_words: tuple[str, ...] = ()
 
     def takes(self) -> str:
-        """What would be right, as an error says it."""
+        """Return what would be right, as an error says it."""
         example = f", for example {self.name}={self.example}"
         match self.kind:
             case "text":
@@ -73,6 +80,8 @@ class Key:
                 return f"a number from {self.low / 1_000_000:g} to {self.high // 1_000_000}{example}"
             case "flag":
                 return "yes or no"
+            case "loop":
+                return f"global:N or gpu:NAME, and resume:ARGUMENT behind a comma{example}"
             case "walltime":
                 return f"stop, continue or continue:N with N from {self.low} to {self.high}{example}"
             case _:
@@ -92,12 +101,13 @@ KEYS: tuple[Key, ...] = (
     Key("pp", "int", 1, 1024, example="2"),
     Key("weight", "float", 1_000, 1_000_000_000, default="1", example="1.5"),
     Key("checkpoint", "path", max_bytes=512, example="/scratch/run1/checkpoints"),
+    Key("loop", "loop", max_bytes=128, example="gpu:--batch_size,resume:--resume"),
     Key("guaranteed", "retired"),
     Key("resize", "flag", default="yes", example="no"),
     Key("reshard", "flag", example="no"),
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
     Key("walltime", "walltime", 1, 1000, default="stop", example="continue:5"),
-    Key("comm", "words", default="exact", example="local,compressed", words=KINDS),
+    Key("comm", "words", default="exact", example="local,compressed", words=KINDS, retired_words=REMOVED_KINDS),
     Key("notify", "words", example="hold,deadline", words=EVENTS),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
@@ -135,7 +145,9 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
         "drop one of the two, or let global_batch be one number",
     ),
     "reshard": ("reshard=yes contradicts resize=no", "drop one of the two"),
+    "loop": ("loop= needs checkpoint=", "write checkpoint= and the folder that the script saves into"),
     "retired": ("{key}= has no effect any more", "drop it: the next release refuses it"),
+    "retired_word": ("{key}={word} has no effect any more", "drop it, or write {example}"),
     "long_stamp": (
         "the directive takes {bytes} characters when stamped",
         "shorten model and checkpoint: {max} at most",
@@ -162,6 +174,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "no_gpus": ("the job asks for no GPUs", "write --gres=gpu:N (GPUs per node), or resize=no"),
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),
+    "unread_line": ("it stands after the first command, so it is not read", "move it above the first command"),
     "no_launch": (
         "the script never calls synergy-launch",
         "unless something that it starts does, the job keeps the size it asks for",
@@ -172,7 +185,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
 
 
 def message(code: str, values: Mapping[str, object]) -> tuple[str, str]:
-    """(what, right) of error `code` with `values` filled in."""
+    """Return (what, right) of error `code` with `values` filled in."""
     what, right = MESSAGES[code]
     return what.format_map(values), right.format_map(values)
 
@@ -182,13 +195,17 @@ def _lua_text(text: str) -> str:
     return f'"{out}"'
 
 
-def _lua_words(words: tuple[str, ...]) -> str:
+def _lua_choices(key: Key) -> str:
     # in brackets: `local` is a word of Lua's own
-    return f" words = {{{', '.join(f'[{_lua_text(word)}] = true' for word in words)}}}," if words else ""
+    words = [f"[{_lua_text(word)}] = true" for word in key.words]
+    old_words = [f"[{_lua_text(word)}] = true" for word in key.retired_words]
+    if not words:
+        return ""
+    return f" words = {{{', '.join(words)}}}, retired_words = {{{', '.join(old_words)}}}, example = {_lua_text(key.example)},"
 
 
 def lua() -> str:
-    """The grammar as a Lua chunk that returns a table; runs in Lua 5.1 to 5.4."""
+    """Return the grammar as a Lua chunk that returns a table; it runs in Lua 5.1 to 5.4."""
     lines = [
         "-- Made by `python -m synergyd.slurm.directives.grammar --lua` from synergyd/slurm/directives/grammar.py. Do not edit.",
         "local keys = {",
@@ -197,7 +214,7 @@ def lua() -> str:
         takes = _lua_text(key.takes())
         lines.append(
             f'  {{name = "{key.name}", kind = "{key.kind}", low = {key.low}, high = {key.high}, '
-            f"max_bytes = {key.max_bytes}, default = {_lua_text(key.default)},{_lua_words(key.words)}\n   takes = {takes}}},"
+            f"max_bytes = {key.max_bytes}, default = {_lua_text(key.default)},{_lua_choices(key)}\n   takes = {takes}}},"
         )
     lines += ["}", "local messages = {"]
     for code, (what, right) in MESSAGES.items():
@@ -217,7 +234,7 @@ def lua() -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`--lua` prints the Lua table, `--write FILE` writes it."""
+    """Print the Lua table for `--lua`, or write it for `--write FILE`."""
     parser = argparse.ArgumentParser(
         prog="python -m synergyd.slurm.directives.grammar", description="Write the grammar as Lua."
     )

@@ -1,7 +1,7 @@
-"""What in a batch script ends its second run before the training begins, as far as it can be seen. Pure.
+"""Commands of a batch script that end its second run before the training begins, as far as they can be seen. Pure.
 
-Each resize requeues the job, and Slurm runs its script again from the first line. Only what stands before the line that starts the
-training counts: the rest has not run yet when the job is requeued.
+Each resize requeues the job, and Slurm runs its script again from the first line. Only the commands before the line
+that starts the training count: the rest has not run yet when the job is requeued.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _SEPARATORS = {";", "&&", "||", "|", "&", ";;"}
 
 
 def second_run_problem(script: str) -> tuple[int, str] | None:
-    """Return (line, what is wrong) of the first command that a second run would not get past; None where nothing is seen."""
+    """Return (line, what is wrong) of the first command that a second run would not get past, or None if nothing is seen."""
     return next(second_run_problems(script), None)
 
 
 def second_run_problems(script: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, what is wrong) for each of them."""
+    """Yield (line, what is wrong) for each command that a second run would not get past."""
     lines = script[:MAX_SCRIPT].split("\n")
     if not _SHELLS.match(lines[0]):
         return
     errexit = bool(re.search(r"\s-\w*e", lines[0]))
     branches, guarded_at = 0, 0  # open if and case; the `if` that looks at the restart count
-    removed: set[str] = set()
+    removed_paths: set[str] = set()
     for number, line in _commands_before_training(lines):
         for before, words, after in _simple_commands(line):
             word = words[0]
@@ -51,13 +51,13 @@ def second_run_problems(script: str) -> Iterator[tuple[int, str]]:
             if rest[0] == "set" and ("noclobber" in rest or any(re.match(r"-\w*C", w) for w in rest)):
                 yield number, "`set -C` lets no file be written a second time"
             if rest[0] == "rm" and any(re.match(r"-\w*[rR]", w) for w in rest):
-                removed.update(rest[1:])
+                removed_paths.update(rest[1:])
             if (
                 errexit
                 and not branches
                 and before != "||"
                 and after not in ("||", "&&")
-                and (why := _fails_again(rest, removed))
+                and (why := _fails_again(rest, removed_paths))
             ):
                 yield number, why
 
@@ -80,8 +80,8 @@ def _commands_before_training(lines: list[str]) -> Iterator[tuple[int, str]]:
             text += line[:-1] + " "
             continue
         text += line
-        if found := _HEREDOC.search(text):
-            document = found[2]
+        if heredoc := _HEREDOC.search(text):
+            document = heredoc[2]
         if len(text) <= MAX_LINE and not text.lstrip().startswith("#"):
             yield first, text
         text, first = "", 0
@@ -111,17 +111,17 @@ def _errexit(words: list[str], now: bool) -> bool:
     if words[0] != "set":
         return now
     for i, word in enumerate(words[1:], 1):
-        named = word in ("-o", "+o") and words[i + 1 : i + 2] == ["errexit"]
-        if named or re.match(r"[-+]\w*e", word):
+        is_errexit = word in ("-o", "+o") and words[i + 1 : i + 2] == ["errexit"]
+        if is_errexit or re.match(r"[-+]\w*e", word):
             now = word[0] == "-"
     return now
 
 
-def _fails_again(words: list[str], removed: set[str]) -> str:
-    """Why the command fails where it has been run before; "" where it does not."""
+def _fails_again(words: list[str], removed_paths: set[str]) -> str:
+    """Return why the command fails if it has been run before, or "" if it does not."""
     options = [w for w in words[1:] if w.startswith("-")]
     names = [w for w in words[1:] if not w.startswith("-")]
-    if any(_FRESH_NAME.search(name) for name in names) or (names and names[-1] in removed):
+    if any(_FRESH_NAME.search(name) for name in names) or (names and names[-1] in removed_paths):
         return ""
 
     def has(letter: str, long: str) -> bool:

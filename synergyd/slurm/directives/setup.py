@@ -1,4 +1,4 @@
-"""What Synergy adds to a site's files for Slurm, as texts: nothing is read or written here."""
+"""Synergy's additions to a site's files for Slurm, as texts: nothing is read or written here."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _LUA_TEXT = re.compile(r"""(?:--)?\[(=*)\[.*?\]\1\]|--[^\n]*|"(?:\\.|[^"\\\n])*"
 
 
 def hook_for(hook: str, module: str, state_dir: str) -> str:
-    """The text of job_submit.hook.lua for a module at another place and another StateDir."""
+    """Return the text of job_submit.hook.lua for a module at another place and another StateDir."""
     return hook.replace(lua_string(MODULE_PATH), lua_string(module)).replace(
         lua_string(STATE_DIR), lua_string(state_dir)
     )
 
 
 def lua_string(text: str) -> str:
-    """A Lua literal."""
-    shown = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{shown}"'
+    """Return `text` as a Lua literal."""
+    literal = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{literal}"'
 
 
 def has_hook(script: str) -> bool:
-    """Whether a job_submit.lua calls Synergy's module; a comment, a string or another use of the word does not count."""
+    """Return whether a job_submit.lua calls Synergy's module; a comment, a string or another use of the word does not count."""
     return re.search(r"\bsynergy\.submit\b", _code(script)) is not None
 
 
 def _code(script: str) -> str:
-    """The script with blanks for its comments and strings, line for line."""
+    """Return the script with blanks for its comments and strings, line for line."""
     return _LUA_TEXT.sub(lambda text: re.sub(r"[^\n]", " ", text[0]), script)
 
 
-def merged(script: str, hook: str) -> tuple[str, str]:
-    """(a site's job_submit.lua with the hook's three statements in it, ""); or ("", why that can't be done here)."""
+def merge_scripts(script: str, hook: str) -> tuple[str, str]:
+    """Return (a site's job_submit.lua with the hook's three statements in it, ""), or ("", why that can't be done here)."""
     code = _code(script)
     if re.search(r"\b(synergy|loaded)\b", code):
         return "", "it uses the names `synergy` or `loaded` for something else"
@@ -44,15 +44,15 @@ def merged(script: str, hook: str) -> tuple[str, str]:
     places: list[tuple[int, str]] = []
     for name, statement in (("slurm_job_submit", submit), ("slurm_job_modify", modify)):
         head = rf"^[ \t]*function[ \t]+{name}[ \t]*\(([^()]*)\)"
-        found = list(re.finditer(head, code, re.MULTILINE))
-        names = [word.strip() for word in found[0][1].split(",")] if found else []
-        wanted = _parameters(hook, name)
-        if len(found) != 1 or len(re.findall(rf"\b{name}\b", code)) != 1:
+        heads = list(re.finditer(head, code, re.MULTILINE))
+        names = [word.strip() for word in heads[0][1].split(",")] if heads else []
+        parameters = _parameters(hook, name)
+        if len(heads) != 1 or len(re.findall(rf"\b{name}\b", code)) != 1:
             return "", f"it does not define `function {name}(...)` once, at a line's begin"
-        if len(names) != len(wanted) or not all(re.fullmatch(r"[A-Za-z_]\w*", word) for word in names):
-            return "", f"its {name} takes other arguments than {', '.join(wanted)}"
-        text = _renamed(statement, dict(zip(wanted, names, strict=True)))
-        places.append((found[0].end(), "\n" + text.rstrip("\n") + "\n"))
+        if len(names) != len(parameters) or not all(re.fullmatch(r"[A-Za-z_]\w*", word) for word in names):
+            return "", f"its {name} takes other arguments than {', '.join(parameters)}"
+        text = _rename_words(statement, dict(zip(parameters, names, strict=True)))
+        places.append((heads[0].end(), "\n" + text.rstrip("\n") + "\n"))
     for place, text in sorted(places, reverse=True):
         script = script[:place] + text + script[place:]
     begin = script.find("\n") + 1 if script.startswith("#!") else 0
@@ -60,7 +60,7 @@ def merged(script: str, hook: str) -> tuple[str, str]:
 
 
 def _statements(hook: str) -> Iterator[str]:
-    """The three marked statements, each with its comment, to the next empty line."""
+    """Yield the three marked statements, each with its comment, to the next empty line."""
     for mark in HOOK_PARTS:
         begin = hook.index(mark)
         begin = hook.rfind("\n", 0, begin) + 1
@@ -68,7 +68,7 @@ def _statements(hook: str) -> Iterator[str]:
         yield re.sub(r"-- \d\. (?:At the top|First in \w+)\. ?", "-- Synergy. ", hook[begin:end]) + "\n"
 
 
-def _renamed(statement: str, names: dict[str, str]) -> str:
+def _rename_words(statement: str, names: dict[str, str]) -> str:
     return re.sub(r"\b(" + "|".join(names) + r")\b", lambda word: names[word[0]], statement)
 
 
@@ -79,16 +79,16 @@ def _parameters(hook: str, name: str) -> list[str]:
 
 
 def with_line(text: str, number: int, key: str, value: str) -> str:
-    """The conf `text` with `key`'s value in line `number` (from 1) replaced."""
+    """Return the conf `text` with `key`'s value in line `number` (from 1) replaced."""
     lines = text.split("\n")
     pattern = re.compile(rf'(?<![A-Za-z0-9_])({re.escape(key)}\s*=\s*)("[^"]*"|[^\s#]*)', re.IGNORECASE)
-    changed, times = pattern.subn(lambda match: f"{match[1]}{value}", lines[number - 1], count=1)
+    line, times = pattern.subn(lambda match: f"{match[1]}{value}", lines[number - 1], count=1)
     if times != 1:
         raise ValueError(f"line {number} does not say {key}")
-    lines[number - 1] = changed
+    lines[number - 1] = line
     return "\n".join(lines)
 
 
 def with_end(text: str, lines: list[str]) -> str:
-    """The conf `text` with `lines` at its end. The empty line between ends a last line with a backslash."""
+    """Return the conf `text` with `lines` at its end. The empty line between ends a last line with a backslash."""
     return text + ("" if text.endswith("\n") or not text else "\n") + "\n" + "".join(f"{line}\n" for line in lines)

@@ -38,24 +38,27 @@ class SlurmConf:
         return self.places.get(key.lower(), str(self.path))
 
     def tokens(self, key: str) -> list[str]:
-        """The parts of a value with commas between, in small letters."""
+        """Return the parts of a comma-separated value, in small letters."""
         return [part.strip().lower() for part in self.get(key).split(",") if part.strip()]
 
 
 def read_slurm_conf(path: Path, lines: Sequence[ConfLine]) -> SlurmConf:
-    """Sort the lines of slurm.conf `path` (conf_lines.read_lines) by key. What is no key=value is passed over."""
+    """Sort the lines of slurm.conf `path` (conf_lines.read_lines) by key.
+
+    Lines that are no key=value are passed over.
+    """
     values: dict[str, str] = {}
     places: dict[str, str] = {}
     partitions: list[str] = []
     gpu_types: list[str] = []
     controllers: list[str] = []
-    carried = ""
+    continuation = ""
     for line in lines:
-        text = carried + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
+        text = continuation + re.split(r"(?<!\\)#", line.text, maxsplit=1)[0].rstrip()
         if (len(text) - len(text.rstrip("\\"))) % 2 and len(text) < _MAX_JOINED:
-            carried = text[:-1]  # the next line goes on at its very end
+            continuation = text[:-1]  # the next line goes on at its very end
             continue
-        carried = ""
+        continuation = ""
         pairs = [(key.lower(), value.strip('"')) for key, value in _PAIR.findall(text)]
         if not pairs:
             continue

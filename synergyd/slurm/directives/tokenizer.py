@@ -20,9 +20,9 @@ class WordError(Exception):
 
 
 def as_bytes(text: str) -> str:
-    """`text` with one character per byte of its UTF-8, so that lengths are those that Lua sees. Never fails.
+    """Return `text` with one character per byte of its UTF-8, so that lengths are those that Lua sees.
 
-    A byte that was no UTF-8, kept by "surrogateescape", is that byte again.
+    Never fails. A byte that was no UTF-8, kept by "surrogateescape", is that byte again.
     """
     try:
         return text.encode("utf-8", "surrogateescape").decode("latin-1")
@@ -31,30 +31,30 @@ def as_bytes(text: str) -> str:
 
 
 def as_text(value: str) -> str:
-    """The inverse of as_bytes for valid UTF-8; raises UnicodeDecodeError else."""
+    """Return the inverse of as_bytes for valid UTF-8; raises UnicodeDecodeError otherwise."""
     return value.encode("latin-1").decode("utf-8")
 
 
 def show(value: str) -> str:
-    """A stranger's bytes as printable ASCII, cut to SHOWN bytes, for an error line."""
-    shown = "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in value[:SHOWN])
-    return shown + "..." if len(value) > SHOWN else shown
+    """Return a stranger's bytes as printable ASCII, cut to SHOWN bytes, for an error line."""
+    text = "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in value[:SHOWN])
+    return text + "..." if len(value) > SHOWN else text
 
 
 def bad_column(line: str) -> int:
-    """1-based byte column of the first character that no value may hold (tabs are blanks), 0 if there is none."""
+    """Return the 1-based byte column of the first character that no value may hold (tabs are blanks), or 0 if there is none."""
     raw = line.encode("latin-1")
     try:
         text, bad = raw.decode("utf-8"), len(raw)
     except UnicodeDecodeError as error:
         text, bad = raw[: error.start].decode("utf-8"), error.start
-    if found := _FORBIDDEN.search(text):
-        return len(text[: found.start()].encode("utf-8")) + 1
+    if match := _FORBIDDEN.search(text):
+        return len(text[: match.start()].encode("utf-8")) + 1
     return bad + 1 if bad < len(raw) else 0
 
 
 def words(line: str, start: int = 0) -> list[tuple[str, str]]:
-    """The (key, value) pairs of `line` from `start` on; `#` at a word's start begins a remark.
+    """Return the (key, value) pairs of `line` from `start` on; `#` at a word's start begins a remark.
 
     A value may stand in double or single quotes; there are no escapes. Raises WordError.
     """
@@ -62,13 +62,13 @@ def words(line: str, start: int = 0) -> list[tuple[str, str]]:
         raise WordError("long_line", max=MAX_LINE)
     if column := bad_column(line):
         raise WordError("character", column=column)
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     at, end = start, len(line)
     while True:
         while at < end and line[at] in BLANKS:
             at += 1
         if at >= end or line[at] == "#":
-            return found
+            return pairs
         begin = at
         while at < end and line[at] not in BLANKS and line[at] != "=":
             at += 1
@@ -96,26 +96,26 @@ def words(line: str, start: int = 0) -> list[tuple[str, str]]:
                 raise WordError("no_value", word=show(key + "="))
             if '"' in value or "'" in value:
                 raise WordError("inner_quote", key=show(key), value=show(value))
-        found.append((key, value))
+        pairs.append((key, value))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """The first of `names` with the least edit distance to `word`, case and dashes aside; "" if that is over 2."""
+    """Return the first of `names` with the least edit distance to `word`, case and dashes aside, or "" if that is over 2."""
     best, least = "", 3
     if len(word) > 40:
         return ""
-    folded = word.lower().replace("-", "_")
+    spelling = word.lower().replace("-", "_")
     for name in names:
-        if abs(len(folded) - len(name)) >= least:
+        if abs(len(spelling) - len(name)) >= least:
             continue
-        distance = _distance(folded, name.lower())
+        distance = _distance(spelling, name.lower())
         if distance < least and distance < len(name):
             best, least = name, distance
     return best
 
 
 def _distance(a: str, b: str) -> int:
-    """Levenshtein's edit distance."""
+    """Compute Levenshtein's edit distance."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i

@@ -19,12 +19,12 @@ _WHOLE = re.compile(r"[0-9]{1,10}\Z")
 _MEM = re.compile(r"\bmem=(\d{1,12}(?:\.\d{1,6})?)([MGTP])")
 _PARTITION = re.compile(r"PartitionName=(\S+) .*? QoS=(\S+)")
 QOS_FIELDS = ("Name", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "Flags")
-ALL_PRIVATE = frozenset(("accounts", "jobs", "nodes", "usage", "users"))  # what PrivateData may hide
+ALL_PRIVATE = frozenset(("accounts", "jobs", "nodes", "usage", "users"))  # all that PrivateData may hide
 _VALUE = re.compile(r"(N|\d{1,20})(?:\((\d{1,20}(?:\.\d{1,20})?)\))?\Z")
 
 
 class Usage(NamedTuple):
-    """What may be used (None: no limit), and what is."""
+    """A limit (None: no limit), and what is used of it."""
 
     limit: float | None = None
     used: float = 0.0
@@ -37,15 +37,17 @@ Key = tuple[str, str, str]  # account, user, partition
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an association and a QOS have in common. `mins`: TRES minutes used up; `run_mins`: that running jobs may yet use, those
-    without a limit too."""
+    """The limits that an association and a QOS have in common.
+
+    `mins`: TRES minutes used up; `run_mins`: TRES minutes that running jobs may yet use, those without a limit too.
+    """
 
     tres: Tres = field(default_factory=dict)
     mins: Tres = field(default_factory=dict)
     run_mins: Tres = field(default_factory=dict)
     jobs: Usage = UNLIMITED
     wall_min: Usage = UNLIMITED
-    #: of one job
+    #: limits of one job
     job_tres: Tres = field(default_factory=dict)
     node_tres: Tres = field(default_factory=dict)
     least_tres: Tres = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Association(Limits):
 
 @dataclass(frozen=True, kw_only=True)
 class HolderLimits:
-    """Of one user's, or one account's, jobs in a QOS."""
+    """The limits of one user's, or one account's, jobs in a QOS."""
 
     jobs: Usage = UNLIMITED
     tres: Tres = field(default_factory=dict)
@@ -88,7 +90,7 @@ class Qos(Limits):
 
 @dataclass(frozen=True, kw_only=True)
 class QosRules:
-    """What slurmdbd alone tells of a QOS: its limits of one user and of one account, whoever has jobs."""
+    """The rules of a QOS that only slurmdbd tells: its limits of one user and of one account, whoever has jobs."""
 
     user: HolderLimits = HolderLimits()
     account: HolderLimits = HolderLimits()
@@ -96,52 +98,52 @@ class QosRules:
 
     @property
     def over_partition(self) -> bool:
-        """Does it come over the QOS of the partition?"""
+        """Return whether this QOS comes over the QOS of the partition."""
         return "OverPartQOS" in self.flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountingRules:
-    """What changes seldom: AccountingStorageEnforce, the QOS as slurmdbd has them, and those of partitions, by name."""
+    """The rules that change seldom: AccountingStorageEnforce, the QOS as slurmdbd has them, and those of partitions, by name."""
 
-    enforced: frozenset[str] = frozenset()
+    enforcement: frozenset[str] = frozenset()
     #: Slurm takes tokens (AuthAltTypes=auth/jwt): SlurmUser may have one made for any user
     tokens: bool = False
-    #: what PrivateData hides from users
+    #: words of PrivateData: hidden from users
     private: frozenset[str] = frozenset()
     qos: Mapping[str, QosRules] = field(default_factory=dict)
     partition_qos: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def limits(self) -> bool:
-        """Does Slurm hold jobs to limits?"""
-        return "limits" in self.enforced
+        """Return whether Slurm holds jobs to limits."""
+        return "limits" in self.enforcement
 
     @property
     def safe(self) -> bool:
-        """Does a job start only where its whole time limit fits into the minutes left?"""
-        return "safe" in self.enforced
+        """Return whether a job starts only if its whole time limit fits into the minutes left."""
+        return "safe" in self.enforcement
 
 
 class Associations:
-    """All that Slurm showed. A record is read when it is asked for: of thousands, an epoch needs a few."""
+    """All that Slurm showed. A record is read only when it is asked for: an epoch needs a few out of thousands."""
 
     def __init__(self, records: Mapping[Key, str] | None = None, qos: Mapping[str, Qos] | None = None) -> None:
         self._records, self._read = records or {}, dict[Key, Association]()
         self.qos = qos or {}
 
     def of(self, account: str, user: str, partition: str) -> Association | None:
-        """The association that Slurm counts a job to; None where there is none (any more)."""
+        """Return the association that Slurm counts a job to, or None if there is none (any more)."""
         return self._at((account, user, partition.split(",")[0])) or self._at((account, user, ""))
 
     def chain(self, leaf: Association) -> Iterator[Association]:
-        """`leaf`, its account, and the accounts above it."""
+        """Yield `leaf`, its account, and the accounts above it."""
         if leaf.user:
             yield leaf
-        seen: set[int] = set()
+        visited_ids: set[int] = set()
         at = self._at((leaf.account, "", ""))
-        while at is not None and at.number not in seen:
-            seen.add(at.number)
+        while at is not None and at.number not in visited_ids:
+            visited_ids.add(at.number)
             yield at
             at = self._at((at.parent, "", "")) if at.parent else None
 
@@ -158,30 +160,30 @@ class Associations:
 
 
 def parse(text: str) -> Associations:
-    """The records of `scontrol show assoc_mgr`. Lines that are not understood are passed over."""
+    """Parse the records of `scontrol show assoc_mgr`. Lines that are not understood are passed over."""
     associations: dict[Key, str] = {}
     qos: dict[str, Qos] = {}
     for record in _RECORD.split(text):
         head, _, lines = record.partition("\n")
-        if named := _named(head):
-            associations[named[0]] = record
+        if key_and_id := _read_head(head):
+            associations[key_and_id[0]] = record
         elif match := _QOS.match(head):
             qos[match[1]] = _qos(match[1], lines.split("\n"))
     return Associations(associations, qos)
 
 
-def _named(head: str) -> tuple[Key, int] | None:
-    """(whose, number) of `ClusterName=c Account=chem UserName=mina(1000) Partition= Priority=0 ID=7`."""
+def _read_head(head: str) -> tuple[Key, int] | None:
+    """Return (whose, number) from `ClusterName=c Account=chem UserName=mina(1000) Partition= Priority=0 ID=7`."""
     rest, _, number = head.rstrip().rpartition(" ID=")
     if not rest.startswith("ClusterName=") or not _WHOLE.match(number):
         return None
-    found = []
+    keys = []
     for word in (" Priority=", " Partition=", " UserName=", " Account="):
         rest, between, value = rest.rpartition(word)
         if not between:
             return None
-        found.append(value)
-    _, partition, user, account = found
+        keys.append(value)
+    _, partition, user, account = keys
     return (account, user.rpartition("(")[0] or user, partition), int(number)
 
 
@@ -189,14 +191,14 @@ def _association(key: Key, record: str) -> Association:
     account, user, partition = key
     lines = record.split("\n")
     values = _values(lines[1:])
-    named = _named(lines[0])
+    key_and_id = _read_head(lines[0])
     parent = next((m[1] for line in lines if (m := _PARENT.match(line))), "")
     shares = next((line for line in lines if "SharesRaw/" in line), "")
     return Association(
         account=account,
         user=user,
         partition=partition,
-        number=named[1] if named else 0,
+        number=key_and_id[1] if key_and_id else 0,
         parent=parent,
         fair_share=_fraction(shares.rpartition("/")[2].strip()) if user else None,
         user_jobs=usage(values.get("MaxJobs", "")),
@@ -229,7 +231,7 @@ def _holder(lines: list[str], ending: str) -> HolderLimits:
 
 
 def _common(values: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of Limits."""
+    """Return the fields of Limits."""
     value = values.get
     return {
         "tres": tres(value("GrpTRES", "")),
@@ -246,12 +248,12 @@ def _common(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _values(lines: list[str]) -> dict[str, str]:
-    """Every `Key=value`; no value here holds a blank."""
+    """Return every `Key=value`; no value here holds a blank."""
     return {key: value for line in lines for key, value in _PAIR.findall(line)}
 
 
 def usage(text: str) -> Usage:
-    """`4(2)`, `N(0.00)`, `1440`; UNLIMITED for other text."""
+    """Parse `4(2)`, `N(0.00)` or `1440`; return UNLIMITED for other text."""
     match = _VALUE.match(text)
     if match is None:
         return UNLIMITED
@@ -259,33 +261,33 @@ def usage(text: str) -> Usage:
 
 
 def tres(text: str) -> dict[str, Usage]:
-    """`cpu=N(0),gres/gpu=8(2)`, or without what is used: those that are limited."""
-    return {name: found for name, found in _all_tres(text).items() if found.limit is not None}
+    """Return the limited ones of `cpu=N(0),gres/gpu=8(2)`, which may also come without what is used."""
+    return {name: tres for name, tres in _all_tres(text).items() if tres.limit is not None}
 
 
 def _all_tres(text: str) -> dict[str, Usage]:
-    """Those without a limit too."""
+    """Return all of them, also those without a limit."""
     pairs = (item.partition("=") for item in text.split(","))
     return {name: usage(value) for name, _, value in pairs if name and _VALUE.match(value)}
 
 
 def qos_rules(text: str) -> dict[str, QosRules]:
-    """The lines of `sacctmgr -nP show qos` with the fields QOS_FIELDS."""
-    found = {}
+    """Parse the lines of `sacctmgr -nP show qos` with the fields QOS_FIELDS."""
+    rules = {}
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) == len(QOS_FIELDS) and cells[0]:
             user, account, user_jobs, account_jobs, flags = cells[1:]
-            found[cells[0]] = QosRules(
+            rules[cells[0]] = QosRules(
                 user=HolderLimits(jobs=usage(user_jobs), tres=tres(_in_mib(user))),
                 account=HolderLimits(jobs=usage(account_jobs), tres=tres(_in_mib(account))),
                 flags=frozenset(flags.split(",")) - {""},
             )
-    return found
+    return rules
 
 
-def enforced(config: str) -> frozenset[str]:
-    """The words of AccountingStorageEnforce in `scontrol show config`."""
+def enforcement_words(config: str) -> frozenset[str]:
+    """Return the words of AccountingStorageEnforce in `scontrol show config`."""
     match = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", config, re.MULTILINE)
     return frozenset(match[1].lower().split(",")) - {"none"} if match else frozenset()
 
@@ -297,24 +299,24 @@ def private_data(config: Mapping[str, str]) -> frozenset[str]:
 
 
 def has_slurmdbd(config: str) -> bool:
-    """Does AccountingStorageType in `scontrol show config` name slurmdbd?"""
+    """Return whether AccountingStorageType in `scontrol show config` names slurmdbd."""
     return re.search(r"^AccountingStorageType\s*=\s*\S*slurmdbd\s*$", config, re.MULTILINE) is not None
 
 
 def takes_tokens(config: str) -> bool:
-    """Does AuthAltTypes in `scontrol show config` name auth/jwt?"""
+    """Return whether AuthAltTypes in `scontrol show config` names auth/jwt."""
     match = re.search(r"^AuthAltTypes\s*=\s*(\S+)", config, re.MULTILINE)
     return match is not None and "auth/jwt" in match[1].lower().split(",")
 
 
 def partition_qos(text: str) -> dict[str, str]:
-    """QOS by partition, of `scontrol show partition -o`."""
-    found = (_PARTITION.match(line) for line in text.splitlines())
-    return {match[1]: match[2] for match in found if match and match[2] != "N/A"}
+    """Return the QOS by partition, from `scontrol show partition -o`."""
+    matches = (_PARTITION.match(line) for line in text.splitlines())
+    return {match[1]: match[2] for match in matches if match and match[2] != "N/A"}
 
 
 def _in_mib(text: str) -> str:
-    """`mem=50G` as `mem=51200`: sacctmgr writes units."""
+    """Return `mem=50G` as `mem=51200`: sacctmgr writes units."""
     return _MEM.sub(lambda m: f"mem={int(float(m[1]) * 1024 ** 'MGTP'.index(m[2]))}", text)
 
 

@@ -1,5 +1,6 @@
-"""Jobs that Synergy does not decide about and that wait for GPUs: where nobody grows beyond the size asked for meanwhile, and which
-running jobs give back what they have beyond it. Pure.
+"""Jobs that Synergy does not decide about and that wait for GPUs. Pure.
+
+Nobody grows beyond the size asked for where they wait, and running jobs give back what they have beyond it.
 
 A running job gives back only where that lets one of them start: as Slurm would start them, in their order, on the nodes that
 each may use.
@@ -12,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from synergyd.constraint import has_features
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Job, JobState, Node
+from synergy_core.constraint import has_features
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.records import Job, JobState, Node
+
 from synergyd.slurm.parsed.needs import needs_of
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, gpus_of
 
@@ -26,23 +28,26 @@ _NO_LISTS: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 @dataclass(frozen=True)
 class Crowded:
-    """`partitions` and `accounts` of jobs that wait; `keeps`: by job id, the nodes that a running job keeps where giving the others
-    back lets one of them start. `filled`: accounts whose own jobs fill a limit, for an epoch at least."""
+    """The places where such jobs wait: `partitions` and `accounts`.
+
+    `keeps`: by job id, the nodes that a running job keeps if giving the others back lets one of them start.
+    `full_accounts`: accounts whose own jobs fill a limit, for an epoch at least.
+    """
 
     partitions: frozenset[str] = frozenset()
     accounts: frozenset[str] = frozenset()
     keeps: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    filled: frozenset[str] = frozenset()
+    full_accounts: frozenset[str] = frozenset()
 
     def why(self, job: Job) -> str:
-        """Return why the job may have no more than it asked for, "" where it may."""
+        """Return why the job may have no more than it asked for, or "" if it may."""
         if self.partitions & set(job.partition.split(",")):
             return "jobs that Synergy does not decide about wait for GPUs in its partition"
         return "jobs of its account wait for what a limit leaves to it" if job.account in self.accounts else ""
 
     def is_of_use(self, job: Job) -> bool:
-        """Does one of them start if this running job gives back what it did not ask for?"""
-        return job.account in self.filled or job.job_id in self.keeps
+        """Return whether one of the waiting jobs starts if this running job gives back what it did not ask for."""
+        return job.account in self.full_accounts or job.job_id in self.keeps
 
 
 def waiting_of(rows: Iterable[JobRow], ours: Container[int]) -> list[JobRow]:
@@ -60,32 +65,41 @@ def reason_of(row: JobRow) -> str:
     return row.reason.strip("()")
 
 
-def crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Container[int]) -> Crowded:
-    """Return where they wait. `ready`: jobs whose reason has stood for an epoch at least."""
-    wanted, accounts, filled = set[tuple[str, str]](), set[str](), set[str]()  # partitions and GPU type ("": any)
+def find_crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Container[int]) -> Crowded:
+    """Return where jobs wait that Synergy does not decide about.
+
+    `ready`: jobs whose reason has stood for an epoch at least.
+    """
+    partition_types, accounts, full_accounts = (
+        set[tuple[str, str]](),
+        set[str](),
+        set[str](),
+    )  # partitions and GPU type ("": any)
     for r in waiting:
         if reason_of(r) in _WAITING:
             kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
-            wanted.update((name, kind) for name in r.partition.split(","))
+            partition_types.update((name, kind) for name in r.partition.split(","))
         elif is_filled_now(reason_of(r)) and r.account:
             accounts.add(r.account)
-            filled |= {r.account} if r.job_id in ready else set()
-    partitions = {name for name, _ in wanted}
-    for node in nodes if wanted else ():
-        if any((p, kind) in wanted for p in node.partitions for kind in ("", node.gpu_type)):
+            full_accounts |= {r.account} if r.job_id in ready else set()
+    partitions = {name for name, _ in partition_types}
+    for node in nodes if partition_types else ():
+        if any((p, kind) in partition_types for p in node.partitions for kind in ("", node.gpu_type)):
             partitions.update(node.partitions)
-    return Crowded(frozenset(partitions), frozenset(accounts), filled=frozenset(filled))
+    return Crowded(frozenset(partitions), frozenset(accounts), full_accounts=frozenset(full_accounts))
 
 
 def is_filled_now(reason: str) -> bool:
-    """Does Slurm's reason name a limit of an account that is free again as soon as its running jobs have less? A budget of minutes
-    that is used up is not."""
+    """Return whether Slurm's reason names a limit of an account that is free again as soon as its running jobs have less.
+
+    A budget of minutes that is used up is not.
+    """
     used_up = "Wall" in reason or ("Minutes" in reason and "RunMinutes" not in reason)
     return reason.startswith("AssocGrp") and "Jobs" not in reason and not used_up
 
 
 def can_use(row: JobRow, names: Collection[str], nodes: Iterable[Node]) -> bool:
-    """May the waiting job have one of the nodes `names`, as far as partition, GPU type, features and --nodelist tell?"""
+    """Return whether the waiting job may have one of the nodes `names`, as far as partition, GPU type, features and --nodelist tell."""
     return any(n.name in names and _may_have(row, n, _NO_LISTS) for n in nodes)
 
 
@@ -95,8 +109,11 @@ def most_of(job: Job) -> int:
 
 
 def held_to_asked(job: Job, why: str, keeps: tuple[str, ...] | None = ()) -> Job:
-    """Return the job as it is where others wait (`why`): at most the size it asked for. What it runs on beyond that it gives back on
-    all nodes but those of `keeps` (empty: any); None: it keeps that, which would be of no use to them."""
+    """Return the job as it is while others wait (`why`): at most the size it asked for.
+
+    It gives back what it runs on beyond that, on all nodes but those of `keeps` (empty: any). If `keeps` is None it
+    keeps that, as it would be of no use to them.
+    """
     if job.directive is None:
         return job
     most = most_of(job)
@@ -120,13 +137,13 @@ class _Holder:
     many: int
     each: int
 
-    def keeps(self, wanted: Container[str]) -> tuple[str, ...]:
-        """Return the nodes that it keeps where those `wanted` are to be given back."""
-        names = sorted(self.job.node_names, key=lambda name: name in wanted)[: self.many]
+    def keeps(self, nodes_to_free: Container[str]) -> tuple[str, ...]:
+        """Return the nodes that the job keeps if the `nodes_to_free` ones are to be given back."""
+        names = sorted(self.job.node_names, key=lambda name: name in nodes_to_free)[: self.many]
         return tuple(name for name in self.job.node_names if name in names)
 
     def frees(self, name: str, keeps: Container[str]) -> int:
-        """Return the GPUs that it gives back on a node of its own."""
+        """Return the GPUs that the job gives back on a node of its own."""
         return self.job.shape.gpus_per_node - (self.each if name in keeps else 0)
 
 
@@ -134,10 +151,10 @@ def holders_of(jobs: Iterable[Job]) -> list[_Holder]:
     """Return the running jobs that Synergy may shrink to the size asked for."""
     able = []
     for job in jobs:
-        most, held = most_of(job), job.shape
+        most, present = most_of(job), job.shape
         may = job.directive is not None and job.directive.resize and not (job.fixed or job.paused or job.gives_back)
-        if job.state is JobState.RUNNING and may and held.gpus > most > 0 and job.node_names:
-            many = -(-most // held.gpus_per_node)
+        if job.state is JobState.RUNNING and may and present.gpus > most > 0 and job.node_names:
+            many = -(-most // present.gpus_per_node)
             able.append(_Holder(job, many, most // many))
     return able
 
@@ -149,14 +166,15 @@ def who_gives_back(
     lists: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]],
     partitions: Mapping[str, PartitionRow],
     now_s: float,
-    barred: Container[str] = (),
+    exempt: Container[str] = (),
 ) -> dict[int, tuple[str, ...]]:
-    """Return, by job id, the nodes that each job keeps that gives back the others.
+    """Return by job id the nodes that each job keeps that gives back the others.
 
-    `waiting` in Slurm's order; `lists`: their (ReqNodeList, ExcNodeList); `barred`: nodes of reservations. A job that can't start even
-    so has those behind it in its partitions wait, but for what ends before Slurm expects to start it.
+    `waiting` in Slurm's order; `lists`: their (ReqNodeList, ExcNodeList); `exempt`: nodes of reservations. A job
+    that can't start even so makes those behind it in its partitions wait, except for jobs that end before Slurm
+    expects to start it.
     """
-    stock = _Stock([n for n in nodes if n.up and n.name not in barred])
+    stock = _Stock([n for n in nodes if n.up and n.name not in exempt])
     giving: dict[int, tuple[str, ...]] = {}
     not_before_s: dict[str, float] = {}
     for row in waiting:
@@ -169,17 +187,17 @@ def who_gives_back(
         asks = replace(row, partition=",".join(open_names))
         free = [h for h in holders if h.job.job_id not in giving]
         needs = needs_of(row, row.num_cpus // max(1, row.num_nodes), limits)
-        found = stock.place(asks, needs, free, lists.get(row.job_id, _NO_LISTS))
-        if found is None:
+        places = stock.place(asks, needs, free, lists.get(row.job_id, _NO_LISTS))
+        if places is None:
             begins_s = row.start_s if row.start_s is not None and row.start_s > now_s else now_s
             not_before_s.update({p: min(begins_s, not_before_s.get(p, math.inf)) for p in names})
         else:
-            giving.update(found)
+            giving.update(places)
     return giving
 
 
 class _Stock:
-    """Free GPUs and what else there is of each node, as jobs are placed one after another."""
+    """The free GPUs, and what else there is, of each node, as jobs are placed one after another."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -189,30 +207,33 @@ class _Stock:
     def place(
         self, row: JobRow, needs: NodeNeeds, holders: Sequence[_Holder], lists: tuple[tuple[str, ...], tuple[str, ...]]
     ) -> dict[int, tuple[str, ...]] | None:
-        """Take what the job asks for. Return what each of the `holders` keeps that gives back for that; None where it can't start."""
+        """Take what the job asks for.
+
+        Return what each of the `holders` keeps that gives back for that, or None if the job can't start.
+        """
         per_node, nodes = gpus_of(row.tres_per_node)[1], max(1, row.num_nodes)
         gpus = per_node or -(-gpus_of(row.tres_other)[1] // nodes)
-        allowed = [n for n in self._nodes if _may_have(row, n, lists)]
-        wanted = {n.name for n in allowed}
-        keeps = {h.job.job_id: h.keeps(wanted) for h in holders}
+        nodes_for_row = [n for n in self._nodes if _may_have(row, n, lists)]
+        names = {n.name for n in nodes_for_row}
+        keeps = {h.job.job_id: h.keeps(names) for h in holders}
         on: defaultdict[tuple[str, str], list[_Holder]] = defaultdict(list)
         for holder in holders:
             for name in holder.job.node_names:
                 if holder.frees(name, keeps[holder.job.job_id]):
                     on[name, holder.job.shape.gpu_type].append(holder)
         fits: list[tuple[bool, int, int, list[_Holder]]] = []
-        for i, node in enumerate(allowed):
+        for i, node in enumerate(nodes_for_row):
             givers = self._givers(node, gpus, needs, on[self._key(node)], keeps)
             if givers is not None:
                 fits.append((node.name not in lists[0], len(givers), i, givers))
-        chosen = sorted(fits, key=lambda fit: fit[:3])[:nodes]
-        if len(chosen) < nodes or not set(lists[0]) <= {allowed[i].name for _, _, i, _ in chosen}:
+        best = sorted(fits, key=lambda fit: fit[:3])[:nodes]
+        if len(best) < nodes or not set(lists[0]) <= {nodes_for_row[i].name for _, _, i, _ in best}:
             return None
-        giving = {h.job.job_id: h for *_, givers in chosen for h in givers}
+        giving = {h.job.job_id: h for *_, givers in best for h in givers}
         for holder in giving.values():
             self._give(holder, keeps[holder.job.job_id])
-        for _, _, i, _ in chosen:
-            node = allowed[i]
+        for _, _, i, _ in best:
+            node = nodes_for_row[i]
             self._free[self._key(node)] -= gpus
             if node.room is not None:
                 room = needs.on(gpus, node.threads_per_core, node.room.memory_mib)
@@ -227,16 +248,16 @@ class _Stock:
         holders: Sequence[_Holder],
         keeps: Mapping[int, tuple[str, ...]],
     ) -> list[_Holder] | None:
-        """Return the fewest of the holders that have to give back for so many GPUs of the node; None where all are too few."""
+        """Return the fewest of the holders that have to give back for so many GPUs of the node, or None if all are too few."""
         free, room, givers = self._free[self._key(node)], self._room.get(node.name), list[_Holder]()
-        left = sorted(holders, key=lambda h: -h.frees(node.name, keeps[h.job.job_id]))
+        others = sorted(holders, key=lambda h: -h.frees(node.name, keeps[h.job.job_id]))
         while free < gpus or not _holds(node, room, needs, gpus):
-            if not left:
+            if not others:
                 return None
-            holder = left.pop(0)
+            holder = others.pop(0)
             givers.append(holder)
             free += holder.frees(node.name, keeps[holder.job.job_id])
-            room = None if room is None else room.plus(_freed(holder, node, keeps[holder.job.job_id]))
+            room = None if room is None else room.plus(_freed_room(holder, node, keeps[holder.job.job_id]))
         return givers
 
     def _give(self, holder: _Holder, keeps: tuple[str, ...]) -> None:
@@ -244,15 +265,15 @@ class _Stock:
             if node.name in holder.job.node_names and node.gpu_type == holder.job.shape.gpu_type:
                 self._free[self._key(node)] += holder.frees(node.name, keeps)
                 if node.name in self._room:
-                    self._room[node.name] = self._room[node.name].plus(_freed(holder, node, keeps))
+                    self._room[node.name] = self._room[node.name].plus(_freed_room(holder, node, keeps))
 
     @staticmethod
     def _key(node: Node) -> tuple[str, str]:
         return node.name, node.gpu_type
 
 
-def _freed(holder: _Holder, node: Node, keeps: Container[str]) -> Room:
-    """What goes with the GPUs that the holder gives back on the node."""
+def _freed_room(holder: _Holder, node: Node, keeps: Container[str]) -> Room:
+    """Return what goes with the GPUs that the holder gives back on the node."""
     threads, memory = node.threads_per_core, node.room.memory_mib if node.room is not None else 0
     before = holder.job.needs.on(holder.job.shape.gpus_per_node, threads, memory)
     return before.plus(holder.job.needs.on(holder.each, threads, memory), -1) if node.name in keeps else before
@@ -263,19 +284,19 @@ def _holds(node: Node, room: Room | None, needs: NodeNeeds, gpus: int) -> bool:
         return True
     if needs.whole_nodes:
         return room == node.room
-    return room.holds(needs.on(gpus, node.threads_per_core, node.room.memory_mib))
+    return room.has_room_for(needs.on(gpus, node.threads_per_core, node.room.memory_mib))
 
 
 def _may_have(row: JobRow, node: Node, lists: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:
-    """May the waiting job have this node, whoever holds it now?"""
+    """Return whether the waiting job may have this node, whoever holds it now."""
     kind = gpus_of(row.tres_per_node)[0] or gpus_of(row.tres_other)[0]
-    required = lists[0] or row.req_nodes
+    required_nodes = lists[0] or row.req_nodes
     return (
         node.gpus > 0
         and (not kind or kind == node.gpu_type)
         and not set(row.partition.split(",")).isdisjoint(node.partitions)
         and node.name not in lists[1]
-        # of one node at least as many are required as it has
-        and (not required or node.name in required or row.num_nodes > len(required))
+        # with --nodelist, a job may have other nodes only if it asks for more than the list names
+        and (not required_nodes or node.name in required_nodes or row.num_nodes > len(required_nodes))
         and has_features(row.features, node.features)
     )

@@ -12,30 +12,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from synergyd.records import Cluster, Job, JobState
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpu_items
+from synergy_core.records import Cluster, Job, JobState
+
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow, gpu_items
 
 Parts = Mapping[int, tuple[JobRow, ...]]  # by the leader's job id: a heterogeneous job's components, by offset
 
 
 def parts_of(rows: Iterable[JobRow]) -> dict[int, tuple[JobRow, ...]]:
-    """The components of each heterogeneous job."""
-    found: dict[int, list[JobRow]] = defaultdict(list)
+    """Return the components of each heterogeneous job."""
+    by_leader: dict[int, list[JobRow]] = defaultdict(list)
     for row in rows:
         if row.het:
-            found[row.het_job_id].append(row)
-    return {leader: tuple(sorted(parts, key=lambda r: r.het_offset)) for leader, parts in found.items()}
+            by_leader[row.het_job_id].append(row)
+    return {leader: tuple(sorted(parts, key=lambda r: r.het_offset)) for leader, parts in by_leader.items()}
 
 
 def is_resized(row: JobRow, parts: tuple[JobRow, ...]) -> bool:
-    """Is it the component that the directive is about, or (where there is none such) the one that tells why?"""
+    """Return whether this is the component that the directive is about, or (if there is none such) the one that tells why."""
     with_gpus = [r for r in parts if _asks(r)]
-    chosen = with_gpus[0] if len(with_gpus) == 1 else parts[0] if parts else row
-    return chosen.job_id == row.job_id
+    component = with_gpus[0] if len(with_gpus) == 1 else parts[0] if parts else row
+    return component.job_id == row.job_id
 
 
-def beyond_resizing(parts: tuple[JobRow, ...]) -> str:
-    """Why Synergy leaves the heterogeneous job of these components to Slurm, or ''."""
+def resize_obstacle(parts: tuple[JobRow, ...]) -> str:
+    """Return why Synergy leaves the heterogeneous job of these components to Slurm, or ''."""
     if not parts or parts[0].het_offset:
         return "not all of its components are known"
     with_gpus = [r for r in parts if _asks(r)]
@@ -51,7 +52,7 @@ def beyond_resizing(parts: tuple[JobRow, ...]) -> str:
 
 
 def with_leader(row: JobRow, parts: Parts) -> JobRow:
-    """A component with what Slurm holds the whole job by: dependencies and start times may be another component's."""
+    """Return a component with what Slurm holds the whole job by: dependencies and start times may be another component's."""
     whole = parts.get(row.het_job_id, ()) if row.het else ()
     if not whole:
         return row
@@ -60,26 +61,26 @@ def with_leader(row: JobRow, parts: Parts) -> JobRow:
     return replace(row, dependency=dependency, eligible_s=max(eligible_s, default=row.eligible_s))
 
 
-def apart(job: Job, row: JobRow, parts: Parts, cluster: Cluster, nodes: Iterable[NodeRow]) -> Job:
-    """The job, kept off the nodes that its other components hold, and off as many as they will need. `nodes`: all that Slurm has."""
+def apart(job: Job, row: JobRow, parts: Parts, cluster: Cluster, nodes: Iterable[SlurmNodeRow]) -> Job:
+    """Keep the job off the nodes that its other components hold, and off as many as they will need. `nodes`: all that Slurm has."""
     if not row.het or job.directive is None:
         return job
     others = [r for r in parts.get(row.het_job_id, ()) if r.job_id != row.job_id]
-    held = {name for r in others for name in r.node_names} if job.state is JobState.RUNNING else set()
+    held_nodes = {name for r in others for name in r.node_names} if job.state is JobState.RUNNING else set()
     own = set(row.partition.split(","))
     mine = [n for n in cluster.nodes if (n.up or n.name in job.node_names) and own & set(n.partitions)]
-    names, kinds = {n.name for n in mine} - held, {n.gpu_type for n in mine}
+    names, kinds = {n.name for n in mine} - held_nodes, {n.gpu_type for n in mine}
     theirs = {p for r in others for p in r.partition.split(",")}
     aside = {n.name for n in nodes if theirs & set(n.partitions)} - names
     room = max(1, len(names) - max(0, sum(r.num_nodes for r in others) - len(aside)))
-    fixed = job.fixed
-    if not fixed and len(kinds) > 1 and not any(kind for kind, _ in gpu_items(row.tres_per_node)):
-        fixed = "its partition has several types of GPUs, and Slurm places components of heterogeneous jobs itself"
+    why_fixed = job.fixed
+    if not why_fixed and len(kinds) > 1 and not any(kind for kind, _ in gpu_items(row.tres_per_node)):
+        why_fixed = "its partition has several types of GPUs, and Slurm places components of heterogeneous jobs itself"
     return replace(
         job,
-        exclude=tuple(sorted({*job.exclude, *held})),
+        exclude=tuple(sorted({*job.exclude, *held_nodes})),
         max_nodes=min(room, job.max_nodes or room),
-        fixed=fixed,
+        fixed=why_fixed,
         placed_by_slurm=True,
     )
 

@@ -15,49 +15,54 @@ from dataclasses import dataclass, field
 from synergyd.slurm.parsed.rows import JobRow
 
 TASKS_AHEAD = 32  # tasks of one array that pend as jobs of their own: as many can start at an epoch
-SPLITS_AN_EPOCH = 50  # of all arrays; each is an update to slurmctld
+SPLITS_AN_EPOCH = 50  # for all arrays; each is an update to slurmctld
 _ONE = re.compile(r"[0-9]+(%[0-9]+)?\Z")
-_TASKS = re.compile(r"[0-9][0-9,:-]*")  # of `1-9:2%3`; Slurm cuts a long list, and ends it with dots
+_TASKS = re.compile(r"[0-9][0-9,:-]*")  # the tasks in `1-9:2%3`; Slurm cuts a long list, and ends it with dots
 
 
-def is_rest(row: JobRow) -> bool:
-    """Is this the record of several pending tasks of an array?"""
+def is_pending_array_remainder(row: JobRow) -> bool:
+    """Return whether this is the record of several pending tasks of an array."""
     return row.array and not _ONE.match(row.array_task)
 
 
-def name_of(row: JobRow) -> int | str:
-    """What names this record alone in Slurm's commands: a job id, `ARRAY_TASK`, `ARRAY_[TASKS]`; "" where its list is cut, and for
-    a heterogeneous job's leader, whose id names all components."""
+def slurm_name(row: JobRow) -> int | str:
+    """Return what names this record alone in Slurm's commands: a job id, `ARRAY_TASK` or `ARRAY_[TASKS]`.
+
+    Return "" if its list is cut, and for a heterogeneous job's leader, whose id names all components.
+    """
     if not row.array:
         return "" if row.het and not row.het_offset else row.job_id
     tasks = row.array_task.partition("%")[0]
-    if not is_rest(row):
+    if not is_pending_array_remainder(row):
         return f"{row.array_job_id}_{tasks}"
     return f"{row.array_job_id}_[{tasks}]" if _TASKS.fullmatch(tasks) else ""
 
 
-def shown_name(row: JobRow) -> str:
-    """What squeue calls this record, '' where that is its id: `ARRAY_TASK`, `ARRAY_[TASKS]`, `LEADER+OFFSET`."""
+def squeue_name(row: JobRow) -> str:
+    """Return what squeue calls this record, or '' if that is its id: `ARRAY_TASK`, `ARRAY_[TASKS]`, `LEADER+OFFSET`."""
     if row.het:
         return f"{row.het_job_id}+{row.het_offset}"
-    return str(name_of(row)) if row.array else ""
+    return str(slurm_name(row)) if row.array else ""
 
 
-def whole_of(row: JobRow) -> int | str:
-    """What names all that starts, is requeued and has its time limit together: a heterogeneous job by its leader."""
-    return row.het_job_id if row.het else name_of(row)
+def slurm_name_of_whole_job(row: JobRow) -> int | str:
+    """Return what names all that starts, is requeued and has its time limit together: a heterogeneous job by its leader."""
+    return row.het_job_id if row.het else slurm_name(row)
 
 
 def throttle_of(row: JobRow) -> int:
-    """The most tasks that may run at once, 0 where the record does not say: only the one of several pending tasks does."""
+    """Return the most tasks that may run at once, or 0 if the record does not say: only the one of several pending tasks does."""
     limit = row.array_task.partition("%")[2]
     return int(limit) if limit.isdecimal() else 0
 
 
 @dataclass
 class Forms:
-    """`waits`: why Synergy does not decide about a pending job now. `park`: those of them that are not to start by themselves.
-    `split`: (job id of an array's record, its task that is to become a job of its own)."""
+    """The forms of Synergy's jobs, as far as they matter to decisions.
+
+    `waits`: why Synergy does not decide about a pending job now. `park`: those of them that are not to start by
+    themselves. `split`: (job id of an array's record, its task that is to become a job of its own).
+    """
 
     waits: dict[int, str] = field(default_factory=dict)
     park: list[int] = field(default_factory=list)
@@ -69,11 +74,14 @@ def forms_of(
     rows: Iterable[JobRow],
     throttles: Mapping[int, int],
     in_transit: Container[int],
-    untouched: Container[int],
-    fixed: Container[int],
+    untouched_ids: Container[int],
+    fixed_ids: Container[int],
 ) -> Forms:
-    """`rows`: Synergy's jobs. `throttles`: by array id. `in_transit`: being resized or started. `untouched`: held or paused
-    jobs, and those whose user's begin time has not come. `fixed`: that keep their size."""
+    """Sort Synergy's jobs `rows` by what their forms allow.
+
+    `throttles`: by array id. `in_transit`: being resized or started. `untouched_ids`: held or paused jobs, and those
+    whose user's begin time has not come. `fixed_ids`: jobs that keep their size.
+    """
     forms = Forms()
     arrays: dict[int, list[JobRow]] = defaultdict(list)
     for row in rows:
@@ -82,7 +90,7 @@ def forms_of(
         if row.state == "PENDING" and row.dependency and row.job_id not in in_transit:
             forms.waits[row.job_id] = f"Slurm does not start it yet: it depends on other jobs ({row.dependency})"
     for array_id, tasks in arrays.items():
-        _array(forms, tasks, throttles.get(array_id, 0), in_transit, untouched, fixed)
+        _array(forms, tasks, throttles.get(array_id, 0), in_transit, untouched_ids, fixed_ids)
     del forms.split[SPLITS_AN_EPOCH:]
     return forms
 
@@ -92,10 +100,10 @@ def _array(
     rows: list[JobRow],
     throttle: int,
     in_transit: Container[int],
-    untouched: Container[int],
-    fixed: Container[int],
+    untouched_ids: Container[int],
+    fixed_ids: Container[int],
 ) -> None:
-    rest = next((r for r in rows if is_rest(r)), None)
+    rest = next((r for r in rows if is_pending_array_remainder(r)), None)
     single = [r for r in rows if r is not rest]
     active = sum(r.state != "PENDING" or r.job_id in in_transit for r in single)
     pending = sorted(
@@ -103,7 +111,9 @@ def _array(
             r
             for r in single
             if r.state == "PENDING"
-            if not (r.job_id in in_transit or r.job_id in untouched or r.job_id in fixed or r.job_id in forms.waits)
+            if not (
+                r.job_id in in_transit or r.job_id in untouched_ids or r.job_id in fixed_ids or r.job_id in forms.waits
+            )
         ),
         key=lambda r: int(r.array_task.partition("%")[0]),
     )
@@ -113,7 +123,7 @@ def _array(
         forms.park.append(row.job_id)
     if rest is None or rest.job_id in forms.waits:
         return
-    if rest.job_id in untouched or rest.job_id in fixed or not name_of(rest):
+    if rest.job_id in untouched_ids or rest.job_id in fixed_ids or not slurm_name(rest):
         forms.waits[rest.job_id] = f"tasks {rest.array_task} of its array wait for Slurm"
         forms.slurms.add(rest.job_id)
         return
@@ -125,13 +135,15 @@ def _array(
 
 
 def _first(text: str, count: int) -> list[int]:
-    """The first tasks of `1,3-9:2%4`."""
-    found: list[int] = []
+    """Return the first `count` tasks of a list such as `1,3-9:2%4`."""
+    first_ids: list[int] = []
     for part in text.partition("%")[0].split(","):
         span, _, step = part.partition(":")
         low, _, high = span.partition("-")
-        if not low.isdecimal() or len(found) >= count:
+        if not low.isdecimal() or len(first_ids) >= count:
             break
         last = int(high) if high.isdecimal() else int(low)
-        found += range(int(low), last + 1, int(step) if step.isdecimal() and int(step) else 1)[: count - len(found)]
-    return found[: max(0, count)]
+        first_ids += range(int(low), last + 1, int(step) if step.isdecimal() and int(step) else 1)[
+            : count - len(first_ids)
+        ]
+    return first_ids[: max(0, count)]

@@ -1,13 +1,14 @@
-"""What a job asks of each node besides GPUs, and which of its partitions would take it, out of Slurm's rows. Pure."""
+"""The job's needs on each node besides GPUs, and which of its partitions would take it, from Slurm's rows. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from synergyd.constraint import beyond_honouring
-from synergyd.node_needs import NO_ROOM, NodeNeeds, Room
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow, gres_items
+from synergy_core.constraint import constraint_obstacle
+from synergy_core.node_needs import NO_ROOM, NodeNeeds, Room
+
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gres_items
 
 _COUNT = re.compile(r"([0-9]{1,12})([KMGT]?)\Z")
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -19,26 +20,29 @@ _SHUT = ("DOWN", "INACTIVE")  # a partition that drains still starts what waits 
 
 
 def needs_of(row: JobRow, cpus_per_node: int, partitions: Sequence[PartitionRow]) -> NodeNeeds:
-    """What Slurm would charge on each node. `cpus_per_node`: of its sbatch line, which our updates keep; `partitions`: those that
-    it may run in, of several the strictest."""
+    """Return what Slurm would charge on each node.
+
+    `cpus_per_node`: from its sbatch line, which our updates keep; `partitions`: those that it may run in; the
+    strictest of several counts.
+    """
     cpus = max(cpus_per_node, row.min_cpus, row.tasks_per_node * row.cpus_per_task)
     cpus_per_gpu = row.cpus_per_gpu or max((p.def_cpus_per_gpu for p in partitions), default=0)
     defaults = [p.def_mem_per_gpu_mib for p in partitions if p.def_mem_per_gpu_mib]
     per_gpu = row.memory_per_gpu_mib or (max(defaults, default=0) if not row.min_memory_mib else 0)
-    # of one CPU a node squeue's figures say nothing: then it is of a CPU if its partition's default is
+    # with one CPU a node squeue's figures don't tell: the memory is then per CPU if its partition's default is
     same = row.num_cpus == row.num_nodes and any(p.def_mem_per_cpu_mib == row.min_memory_mib for p in partitions)
     node = cpu = 0
     if not per_gpu:
         node, cpu = (0, row.min_memory_mib) if row.memory_per_cpu or same else (row.min_memory_mib, 0)
-    counted = any(p.counts_memory for p in partitions)
+    is_memory_counted = any(p.counts_memory for p in partitions)
     others = other_gres(row.tres_per_node)
     return NodeNeeds(
         cpus=cpus,
         cpus_per_gpu=cpus_per_gpu,
-        memory_mib=node if counted else 0,
-        memory_per_cpu_mib=cpu if counted else 0,
-        memory_per_gpu_mib=per_gpu if counted else 0,
-        whole_memory=counted and not (node or cpu or per_gpu),
+        memory_mib=node if is_memory_counted else 0,
+        memory_per_cpu_mib=cpu if is_memory_counted else 0,
+        memory_per_gpu_mib=per_gpu if is_memory_counted else 0,
+        whole_memory=is_memory_counted and not (node or cpu or per_gpu),
         whole_nodes=row.oversubscribe in ("NO", "USER", "MCS")
         or any(p.whole_nodes or p.exclusive_user for p in partitions),
         one_thread=row.threads_per_core == 1,
@@ -57,8 +61,10 @@ def open_partitions(
     groups: frozenset[str] | None = None,
     qos_flags: frozenset[str] | None = None,
 ) -> tuple[tuple[str, ...], str]:
-    """(the job's partitions that would take it at the size asked for, "" or why none would). One that is not known would.
-    `groups`: its user's, `qos_flags`: its QOS's; None: not known."""
+    """Return (the job's partitions that would take it at the size it asked for, "" or why none would).
+
+    A partition that is not known would. `groups`: its user's, `qos_flags`: its QOS's; None: not known.
+    """
     names, shut = [], []
     for name in row.partition.split(","):
         why = _shut(row, asked_nodes, partitions.get(name), groups, qos_flags)
@@ -97,8 +103,8 @@ def _shut(
     return ""
 
 
-def beyond_placing(row: JobRow, topology: bool = False) -> str:
-    """Why Synergy can't name nodes for this job, or ''. `topology`: the nodes' leaf switches are known."""
+def placement_obstacle(row: JobRow, topology: bool = False) -> str:
+    """Return why Synergy can't name nodes for this job, or ''. `topology`: the nodes' leaf switches are known."""
     if row.licenses:
         return f"it asks for licences ({row.licenses}), which Slurm counts"
     if row.switches and not topology:
@@ -109,11 +115,11 @@ def beyond_placing(row: JobRow, topology: bool = False) -> str:
         return "it reserves cores for the system (--core-spec)"
     if row.sockets_cores:
         return f"it asks for sockets and cores ({row.sockets_cores})"
-    return beyond_honouring(row.features)
+    return constraint_obstacle(row.features)
 
 
-def room_of(row: NodeRow) -> tuple[Room | None, Room]:
-    """(what the node has besides GPUs, what of it is in use); (None, nothing) where Slurm did not say."""
+def room_of(row: SlurmNodeRow) -> tuple[Room | None, Room]:
+    """Return (what the node has besides GPUs, what of it is in use), or (None, nothing) if Slurm did not say."""
     if not row.cpus:
         return None, NO_ROOM
     total, used = (tuple(sorted(other_gres(text).items())) for text in (row.gres, row.gres_used))
@@ -121,7 +127,10 @@ def room_of(row: NodeRow) -> tuple[Room | None, Room]:
 
 
 def other_gres(gres: str) -> dict[str, int]:
-    """Counts of what is no GPU in a GRES text, by name: `gres:nic:ib:2,gpu:4` -> {nic: 2}. What is not consumed is left out."""
+    """Return counts of what is no GPU in a GRES text, by name: `gres:nic:ib:2,gpu:4` -> {nic: 2}.
+
+    Anything not consumed is left out.
+    """
     counts: dict[str, int] = {}
     for item in gres_items(gres):
         words = item.partition("(")[0].replace("/", ":").replace("=", ":").split(":")

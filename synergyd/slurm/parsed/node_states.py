@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MARKS = "*~#!%$@^-+"  # of sinfo's short states, as base `idle~`
+_MARKS = "*~#!%$@^-+"  # marks of sinfo's short states, such as `idle~`
 _FREE = frozenset(("idle", "mixed", "mix", "allocated", "alloc", "completing", "comp", "planned", "plnd"))
 #: no job starts there
 _SHUT = frozenset((
@@ -28,7 +28,7 @@ UNHEARD = "unknown"
 
 @dataclass(frozen=True)
 class NodeOffer:
-    """What a node offers to jobs that are to start."""
+    """The offer of a node to jobs that are to start."""
 
     #: jobs start there now
     up: bool = False
@@ -40,25 +40,26 @@ class NodeOffer:
     waking: bool = False
 
 
-def offered(state: str) -> NodeOffer:
-    """Of a state as `rows.node_state` writes it."""
+def offer_of(state: str) -> NodeOffer:
+    """Return what a node in this state offers. `state` is written as by `rows.node_state`."""
     base, *flags = state.lower().split("+")
-    marked = base.rstrip(_MARKS)
-    if marked != base:  # no reader of ours prints marks: they are not told apart
+    base_state = base.rstrip(_MARKS)
+    if base_state != base:  # no reader of ours prints marks: they are not told apart
         return NodeOffer()
     words = frozenset((base, *flags))
-    reserved = bool(words & _RESERVED)
+    is_reserved = bool(words & _RESERVED)
     free = base in _FREE or base in _RESERVED
     waking = bool(words & {"powering_up", "power_up"})
     silent = frozenset(("not_responding",)) if "powering_up" in words else frozenset[str]()
     asleep = "powered_down" in words or "powering_up" in words
     wakeable = free and asleep and frozenset(flags) <= _ASLEEP | _RESERVED | silent
-    return NodeOffer(free and not words & _SHUT, reserved, wakeable, wakeable and waking)
+    return NodeOffer(free and not words & _SHUT, is_reserved, wakeable, wakeable and waking)
 
 
-def heard(state: str, version: str) -> str:
-    """`state`, or `unknown` where slurmctld calls a node free that has not registered with it yet: it has no `version` of slurmd.
+def registered_state(state: str, version: str) -> str:
+    """Return `state`, or `unknown` for a node that slurmctld calls free but that has not registered with it yet.
 
-    A second slurmctld that takes over does so for some seconds. Slurm 22.05.8 starts jobs there without their GPUs.
+    Such a node has no `version` of slurmd. A second slurmctld that takes over shows nodes so for some seconds.
+    Slurm 22.05.8 starts jobs there without their GPUs.
     """
-    return state if version or not offered(state).up else UNHEARD
+    return state if version or not offer_of(state).up else UNHEARD

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import expand
+
 from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.rows import PartitionRow, seconds_of
-from synergyd.wire.hostlist import expand
 
 _NONE = ("", "ALL", "NONE", "N/A", "(null)", "UNLIMITED", "INFINITE")
 
 
 def partition_rows(partitions: str, config: str) -> tuple[PartitionRow, ...]:
-    """One row for each line of `partitions`. What a partition does not say itself is the cluster's, from `config`.
+    """Return one row for each line of `partitions`.
 
-    No value in either has white space that matters here, and each key=value ends at the first `=`.
+    Values that a partition does not give itself are the cluster's, from `config`. No value in either has white
+    space that matters here, and each key=value ends at the first `=`.
     """
     cluster = config_values(config)
     rows = []
@@ -38,15 +40,12 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         name=f["PartitionName"],
         state=f.get("State", "UP"),
         max_nodes=_number(f.get("MaxNodes", "")),
-        min_nodes=_number(f.get("MinNodes", "")) or 0,
         max_time_s=seconds_of(f.get("MaxTime", "")),
-        default_time_s=seconds_of(f.get("DefaultTime", "")),
         max_cpus_per_node=_number(f.get("MaxCPUsPerNode", "")),
         def_mem_per_node_mib=defaults.get("Node"),
         def_mem_per_cpu_mib=defaults.get("CPU"),
         def_mem_per_gpu_mib=_number(per_gpu.get("DefMemPerGPU", "")),
         max_mem_per_node_mib=most.get("Node"),
-        max_mem_per_cpu_mib=most.get("CPU"),
         def_cpus_per_gpu=_number(per_gpu.get("DefCpuPerGPU", "")) or 0,
         allow_accounts=_names(f.get("AllowAccounts", "")),
         deny_accounts=_names(f.get("DenyAccounts", "")),
@@ -55,13 +54,11 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         allow_groups=_names(f.get("AllowGroups", "")),
         oversubscribe=f.get("OverSubscribe", "NO"),
         exclusive_user=f.get("ExclusiveUser", "NO") == "YES" or exclusive == "USER",
-        preempt_mode=f.get("PreemptMode", "OFF"),
         grace_s=float(_number(f.get("GraceTime", "")) or 0),
         nodes=_nodes(f.get("Nodes", "")),
         gpus=_number(dict(x.partition("=")[::2] for x in f.get("TRES", "").split(",")).get("gres/gpu", "")),
         resume_timeout_s=_seconds(f.get("ResumeTimeout", "")) or _seconds(cluster.get("ResumeTimeout", "")),
         qos="" if f.get("QoS", "") in _NONE else f["QoS"],
-        priority_tier=_number(f.get("PriorityTier", "")) or 0,
         counts_memory="MEMORY" in select,
         whole_nodes=f.get("OverSubscribe", "") == "EXCLUSIVE"
         or exclusive in ("NODE", "TOPO")
@@ -71,7 +68,7 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
 
 
 def _memory(kind: str, f: Mapping[str, str], cluster: Mapping[str, str]) -> dict[str, int]:
-    """{Node or CPU: MiB} of `DefMemPerNode=...`, `MaxMemPerCPU=...`; empty where there is neither default nor limit."""
+    """Return {Node or CPU: MiB} of `DefMemPerNode=...`, `MaxMemPerCPU=...`, or {} if there is neither default nor limit."""
     for where in (f, cluster):
         for unit in ("Node", "CPU"):
             mib = _number(where.get(f"{kind}MemPer{unit}", ""))
@@ -85,7 +82,7 @@ def _number(text: str) -> int | None:
 
 
 def _seconds(text: str) -> float | None:
-    """Of `60` or `60 sec`; None for other words (`GLOBAL`)."""
+    """Return the seconds of `60` or `60 sec`, or None for other words (`GLOBAL`)."""
     number = _number(text.removesuffix("sec").strip())
     return None if number is None else float(number)
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synergyd.control.known.time_view import Reservation
-from synergyd.errors import UsageError
-from synergyd.wire.hostlist import expand
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import expand
+
+from synergyd.control.state.time_view import Reservation
 
 _MOST_LINES = 10_000  # far above any site's
 SHIELD_S = 300
@@ -50,7 +51,7 @@ def _shield(fields: Mapping[str, str]) -> Shield | None:
 
 
 def _nodes(fields: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the reservation's nodes; None where they make no sense."""
+    """Return the reservation's nodes, or None if they make no sense."""
     try:
         return frozenset(expand(fields.get("Nodes", "").replace("(null)", ""), "a reservation's nodes"))
     except UsageError:
@@ -58,13 +59,14 @@ def _nodes(fields: Mapping[str, str]) -> frozenset[str] | None:
 
 
 def read_reservations(text: str, cpus_of_node: Mapping[str, int]) -> tuple[Reservation, ...]:
-    """Reservations that have nodes, by start. Never raises: a line that makes no sense is passed over.
+    """Return the reservations that have nodes, by start.
 
-    `cpus_of_node`: one that has only some of its nodes' CPUs leaves the others to any job, so it is left to Slurm. One without
-    nodes (licences, burst buffers) bars nobody.
+    Never raises: a line that makes no sense is passed over. `cpus_of_node`: a reservation that has only some of its
+    nodes' CPUs leaves the others to any job, so it is left to Slurm. A reservation without nodes (licences, burst
+    buffers) bars nobody.
     """
-    found = (_reservation(line, cpus_of_node) for line in text.splitlines()[:_MOST_LINES])
-    return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.start_s, r.name)))
+    reservations = (_reservation(line, cpus_of_node) for line in text.splitlines()[:_MOST_LINES])
+    return tuple(sorted((r for r in reservations if r is not None), key=lambda r: (r.start_s, r.name)))
 
 
 def _reservation(line: str, cpus_of_node: Mapping[str, int]) -> Reservation | None:

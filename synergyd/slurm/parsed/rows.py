@@ -17,7 +17,7 @@ class JobRow:
 
     `num_nodes`, `num_cpus` are what the job holds or asks for: of a pending job they come from its TRES, since NumNodes
     shows the old number until it starts. `tres_per_node` as Slurm prints it (`gres:gpu:a100:4`). `name` and `reason`
-    are cut, see `shown`. A job's --exclude is not here: squeue's long format has no column for it (`node_lists`).
+    are cut, see `shorten`. A job's --exclude is not here: squeue's long format has no column for it (`node_lists`).
     """
 
     job_id: int
@@ -35,7 +35,7 @@ class JobRow:
     node_names: tuple[str, ...]
     submit_s: float
     start_s: float | None
-    eligible_s: float | None  # of a pending job: when it may start at the earliest
+    eligible_s: float | None  # when a pending job may start at the earliest
     restarts: int
     requeue: bool
     priority: int
@@ -57,8 +57,8 @@ class JobRow:
     cpus_per_gpu: int = 0
     min_cpus: int = 1  # of a node
     tasks_per_node: int = 0  # --ntasks-per-node, 0 where it was not said
-    threads_per_core: int = 0  # that it may use (--threads-per-core, --hint=nomultithread), 0: all
-    sockets_cores: str = ""  # of a node, as `2:8` where it asks for either; `*` for what it does not ask for
+    threads_per_core: int = 0  # usable threads (--threads-per-core, --hint=nomultithread), 0: all
+    sockets_cores: str = ""  # per node, as `2:8` if it asks for either; `*` for the one it does not ask for
     tmp_disk_mib: int = 0
     max_nodes: int = 0  # 0 where there is no number
     req_nodes: tuple[str, ...] = ()  # ReqNodeList: its user's --nodelist, or what was written into it
@@ -79,11 +79,11 @@ class JobRow:
     merged: bool = (
         False  # its record was shown with other tasks' in it: `array_task` has no throttle, whether there is one or not
     )
-    tres_gpus: int = 0  # of all nodes, as Slurm counts them (AccountingStorageTRES); 0: it does not
+    tres_gpus: int = 0  # on all nodes, as Slurm counts them (AccountingStorageTRES); 0: it does not
 
 
 @dataclass(frozen=True)
-class NodeRow:
+class SlurmNodeRow:
     """One node of a bulk read; `gres` and `gres_used` as Slurm prints them ('' for none), `state` from `node_state`."""
 
     name: str
@@ -108,16 +108,13 @@ class PartitionRow:
     name: str
     state: str = "UP"
     max_nodes: int | None = None
-    min_nodes: int = 0
     max_time_s: float | None = None
-    default_time_s: float | None = None
     max_cpus_per_node: int | None = None
     #: memory of a job that names none, MiB: of a node, of a CPU, of a GPU; all None: whole nodes'
     def_mem_per_node_mib: int | None = None
     def_mem_per_cpu_mib: int | None = None
     def_mem_per_gpu_mib: int | None = None
     max_mem_per_node_mib: int | None = None
-    max_mem_per_cpu_mib: int | None = None
     def_cpus_per_gpu: int = 0
     allow_accounts: tuple[str, ...] = ()
     deny_accounts: tuple[str, ...] = ()
@@ -126,10 +123,8 @@ class PartitionRow:
     allow_groups: tuple[str, ...] = ()
     oversubscribe: str = "NO"
     exclusive_user: bool = False
-    preempt_mode: str = "OFF"
     grace_s: float = 0.0
     qos: str = ""
-    priority_tier: int = 1
     #: its nodes, shown or not
     nodes: tuple[str, ...] = ()
     #: GPUs of all of them; None where Slurm does not count them (AccountingStorageTRES)
@@ -144,25 +139,28 @@ class PartitionRow:
     whole_cores: bool = True
 
 
-def shown(text: str, limit: int) -> str:
-    """`text` cut to `limit` bytes of UTF-8, whole characters only, without white space around it."""
+def shorten(text: str, limit: int) -> str:
+    """Return `text` cut to `limit` bytes of UTF-8, whole characters only, without white space around it."""
     return text.encode(errors="replace")[:limit].decode(errors="ignore").strip()
 
 
 def job_state(text: str) -> str:
-    """Slurm's word for a job's state, but for one of 25.11: EXPEDITING is PENDING, with priority over all others (--requeue=expedite)."""
+    """Return Slurm's word for a job's state, except for one of 25.11.
+
+    EXPEDITING is PENDING, with priority over all others (--requeue=expedite).
+    """
     return "PENDING" if text == "EXPEDITING" else text
 
 
 def node_state(text: str) -> str:
-    """Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
+    """Return Slurm's full state with its flags in one order: `MIXED+PLANNED+DRAIN` -> `mixed+drain+planned`."""
     base, *flags = text.lower().split("+")
     return "+".join([base, *sorted(set(flags))])
 
 
 @lru_cache(_TEXTS)
 def seconds_of(text: str) -> float | None:
-    """`1-02:03:04`, `02:03:04`, `3:04`: a duration as Slurm prints it, seconds; None for other text (`UNLIMITED`)."""
+    """Return the seconds of a duration as Slurm prints it: `1-02:03:04`, `02:03:04`, `3:04`. Return None for other text (`UNLIMITED`)."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     if len(parts) > 3 or (dash and len(days) > 6) or not all(_WHOLE.match(x) for x in (*parts, days or "0")):
@@ -180,7 +178,7 @@ _UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0*
 
 @lru_cache(_TEXTS)
 def mib_of(text: str) -> int:
-    """`62.50G`, `1500M`, `64000` (MiB) -> MiB; 0 for other text."""
+    """Return the MiB of `62.50G`, `1500M` or `64000` (MiB), or 0 for other text."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_MIB else (text, "M")
     whole, _, part = number.partition(".")
     if not (_WHOLE.match(whole) and (not part or _WHOLE.match(part))):
@@ -190,19 +188,19 @@ def mib_of(text: str) -> int:
 
 @lru_cache(_TEXTS)
 def per_gpu(tres: str) -> int:
-    """The count that `gres:gpu:4`, of cpus-per-tres or mem-per-tres, names for each GPU; 0 for none."""
+    """Return the count that `gres:gpu:4`, of cpus-per-tres or mem-per-tres, names for each GPU, or 0 for none."""
     return next((count for _, count in gpu_items(tres)), 0)
 
 
 def memory_is_per_cpu(min_memory_mib: int, memory_mib: int, cpus: int, nodes: int) -> bool:
-    """Whether MinMemory is of a CPU: squeue does not say so, but the job's TRES (all its memory) do."""
+    """Return whether MinMemory is per CPU: squeue does not say so, but the job's TRES (all its memory) do."""
     if cpus == nodes or not min_memory_mib:
         return False  # the same
     return abs(memory_mib - min_memory_mib * cpus) < abs(memory_mib - min_memory_mib * nodes)
 
 
 def gres_items(gres: str) -> list[str]:
-    """A GRES text's parts; commas inside `(IDX:0,2-3)` do not separate."""
+    """Return a GRES text's parts; commas inside `(IDX:0,2-3)` do not separate."""
     depth, part, parts = 0, "", []
     for c in gres:
         depth += (c == "(") - (c == ")")
@@ -215,11 +213,11 @@ def gres_items(gres: str) -> list[str]:
 
 
 def gpu_items(gres: str) -> list[tuple[str, int]]:
-    """(type, count) of each part of a GRES text that is about GPUs: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
+    """Return (type, count) of each part of a GRES text that is about GPUs: `gpu:a100:4(S:0-1)`, `gres:gpu:2`, `gres/gpu=2`, `gpu`.
 
-    The type is '' where none is named.
+    The type is '' if none is named.
     """
-    found = []
+    items = []
     for item in gres_items(gres):
         words = item.partition("(")[0].replace("/", ":").replace("=", ":").split(":")
         if words[0] == "gres":
@@ -227,15 +225,15 @@ def gpu_items(gres: str) -> list[tuple[str, int]]:
         if not words or words[0] != "gpu":
             continue
         count = int(words[-1]) if _WHOLE.match(words[-1]) else 1
-        found.append((words[1] if len(words) > 1 and not _WHOLE.match(words[1]) else "", count))
-    return found
+        items.append((words[1] if len(words) > 1 and not _WHOLE.match(words[1]) else "", count))
+    return items
 
 
 @lru_cache(_TEXTS)
 def gpus_of(gres: str) -> tuple[str, int]:
-    """(type, count) of the GPUs in a GRES text; ('', 0) where there are none.
+    """Return (type, count) of the GPUs in a GRES text, or ('', 0) if there are none.
 
-    Of several types on one node the first with a count is taken, and one that is named before the untyped total.
+    If one node has several types, the first with a count is taken, and one that is named before the untyped total.
     """
-    found = sorted(gpu_items(gres), key=lambda item: (item[1] == 0, item[0] == ""))
-    return found[0] if found else ("", 0)
+    items = sorted(gpu_items(gres), key=lambda item: (item[1] == 0, item[0] == ""))
+    return items[0] if items else ("", 0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Shape
+
 from synergyd.control.power_up import RESUME_TIMEOUT_S
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape
-from synergyd.slurm.parsed.job_forms import shown_name
-from synergyd.slurm.parsed.needs import MORE_NODES, beyond_placing, needs_of, open_partitions, room_of
-from synergyd.slurm.parsed.node_states import offered
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, PartitionRow, gpu_items, gpus_of
+from synergyd.slurm.parsed.job_forms import squeue_name
+from synergyd.slurm.parsed.needs import MORE_NODES, needs_of, open_partitions, placement_obstacle, room_of
+from synergyd.slurm.parsed.node_states import offer_of
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpu_items, gpus_of
 
 _STATES = {
     "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
@@ -25,8 +26,8 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Known:
-    """What was learnt of a job when it was first seen: its directive, or why that is wrong; the size of its sbatch line."""
+class SubmittedJob:
+    """The facts learnt of a job when it was first seen: its directive, or why that is wrong; the size of its sbatch line."""
 
     directive: Directive | None
     error: str
@@ -37,9 +38,9 @@ class Known:
     note: str = ""  # an operator's own AdminComment, kept
     nodelist: tuple[str, ...] = ()  # its user's own --nodelist, which our ReqNodeList keeps
     excluded: tuple[str, ...] = ()  # its --exclude
-    time_limit_s: float | None = None  # of its sbatch line
-    continued: int = 0  # times that it has begun anew
-    throttle: int = 0  # of its array
+    time_limit_s: float | None = None  # as on its sbatch line
+    continued: int = 0  # number of times that it began again
+    throttle: int = 0  # its array's
     mail: str = ""  # MailType as its user set it, while a resize keeps some of its mails from being sent
     put_off_s: float | None = (
         None  # the plugin put off its start, which may come from then on; None: it did not, or no more
@@ -48,11 +49,11 @@ class Known:
         ""  # why its script would not get to its training again, so that it keeps its size; "" where nothing is seen
     )
     uid: int = 0  # its owner's
-    leader: int = 0  # of a heterogeneous job, whose component it is; 0: it is none
+    leader: int = 0  # leader of the heterogeneous job that it is a component of; 0: it is none
     batches: tuple[int, int] | None = None  # Job.batches as it was last found, of a job with adapt=yes
 
     def keeps_batch(self, plan: Plan | None) -> bool:
-        """Is the global batch of `plan` nobody's choice, so that the script keeps its own?"""
+        """Return whether the global batch of `plan` is nobody's choice, so that the script keeps its own."""
         if plan is None or self.directive is None or self.directive.global_batch:
             return False
         if not self.directive.adapt or self.batches is None:
@@ -61,45 +62,49 @@ class Known:
 
 
 def state_of(row: JobRow) -> JobState:
-    """Slurm's state, as far as Synergy tells them apart.
+    """Return Slurm's state, as far as Synergy tells states apart.
 
-    A state that is not known (of a newer Slurm) counts as COMPLETING: such a job is neither forgotten nor written to.
+    A state that is not known (of a newer Slurm) counts as COMPLETING: such a job is neither forgotten nor written
+    to.
     """
     return _STATES.get(row.state.split("+")[0].upper(), JobState.COMPLETING)
 
 
 def launch_failed(row: JobRow) -> bool:
-    """Slurm holds the job since slurmd did not start it: nobody asked for that hold."""
-    held = state_of(row) is JobState.PENDING and row.priority == 0
-    return held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
+    """Return whether Slurm holds the job because slurmd did not start it: nobody asked for that hold."""
+    is_held = state_of(row) is JobState.PENDING and row.priority == 0
+    return is_held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
 
 
 def gpuless(row: JobRow, limits: Mapping[str, PartitionRow]) -> bool:
-    """Slurm has started the job without the GPUs that it asks for, and it runs so or has failed so. False where Slurm does not count
-    GPUs (AccountingStorageTRES): there no record shows it. `limits`: partitions by name."""
+    """Return whether Slurm has started the job without the GPUs that it asks for, and it runs so or has failed so.
+
+    Return False if Slurm does not count GPUs (AccountingStorageTRES): then no record shows it. `limits`: partitions
+    by name.
+    """
     partition, began = limits.get(row.partition), state_of(row) is JobState.RUNNING or row.state == "FAILED"
     counts = partition is not None and bool(partition.gpus)
     return counts and began and bool(row.node_names) and not row.tres_gpus and gpus_of(row.tres_per_node)[1] > 0
 
 
-def node_of(row: NodeRow) -> Node:
-    """One node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
+def node_of(row: SlurmNodeRow) -> Node:
+    """Return one node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
     return nodes_of(row)[0]
 
 
-def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
-    """A node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
-    offer = offered(row.state)
+def nodes_of(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
+    """Return a node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
+    offer = offer_of(row.state)
     totals: dict[str, int] = {}
     for kind, count in gpu_items(row.gres):
         totals[kind] = totals.get(kind, 0) + count
     if any(totals.get(kind, 0) for kind in totals if kind):
         totals.pop("", None)  # the untyped total of the same GPUs
     room, used = room_of(row)
-    found = []
+    nodes = []
     for kind, gpus in sorted(totals.items(), key=lambda item: item[1] == 0) or [("", 0)]:
         in_use = sum(count for other, count in gpu_items(row.gres_used) if other in ("", kind))
-        found.append(
+        nodes.append(
             Node(
                 row.name,
                 kind or "gpu",
@@ -118,64 +123,66 @@ def nodes_of(row: NodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
                 reserved=offer.reserved,
             )
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
-def leaks(rows: Iterable[NodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
-    """By node: GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
-    held = {name for job in jobs if state_of(job) is not JobState.DONE for name in job.node_names}
-    used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in held}
+def leaks(rows: Iterable[SlurmNodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
+    """Return by node the GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
+    nodes_in_use = {name for job in jobs if state_of(job) is not JobState.DONE for name in job.node_names}
+    used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in nodes_in_use}
     return {name: count for name, count in used.items() if count}
 
 
-def with_leaks(cluster: Cluster, leaked: Mapping[str, int]) -> Cluster:
-    """The cluster with what `leaks` found."""
-    if not leaked:
+def with_leaks(cluster: Cluster, gpus_by_node: Mapping[str, int]) -> Cluster:
+    """Return the cluster with what `leaks` found."""
+    if not gpus_by_node:
         return cluster
-    return Cluster(tuple(replace(n, leaked=leaked.get(n.name, 0)) for n in cluster.nodes))
+    return Cluster(tuple(replace(n, leaked=gpus_by_node.get(n.name, 0)) for n in cluster.nodes))
 
 
 def cluster_of(
-    rows: Iterable[NodeRow],
+    rows: Iterable[SlurmNodeRow],
     partitions: tuple[str, ...] = (),
     leaves: Mapping[str, str] | None = None,
     limits: Mapping[str, PartitionRow] | None = None,
 ) -> Cluster:
-    """All nodes with GPUs, of the partitions named (all, where none is). `leaves`: leaf switch by node name; `limits`:
-    partitions by name."""
-    found = []
+    """Return all nodes with GPUs in the partitions named (all, if none is).
+
+    `leaves`: leaf switch by node name; `limits`: partitions by name.
+    """
+    kept_nodes = []
     timeouts = {name: p.resume_timeout_s for name, p in (limits or {}).items() if p.resume_timeout_s}
     for row in rows:
         wake_s = max((timeouts[p] for p in row.partitions if p in timeouts), default=RESUME_TIMEOUT_S)
         cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
         leaf = (leaves or {}).get(row.name, "")
         nodes = nodes_of(row, cores)
-        found += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
-    return Cluster(tuple(n for n in found if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
+        kept_nodes += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
+    return Cluster(tuple(n for n in kept_nodes if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
 def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
-    """What the job holds or asks for; type '' where it asks for any and has none yet."""
+    """Return what the job holds or asks for; the type is '' if it asks for any and has none yet."""
     kind, count = gpus_of(row.tres_per_node)
     if row.node_names:
         kind = gpu_type_of_node.get(row.node_names[0], kind)
     return Shape(kind, max(1, row.num_nodes), count)
 
 
-def is_as_submitted(row: JobRow, known: Known) -> bool:
-    """Return whether the pending job asks for the size and the nodes of its sbatch line, so that nothing but that can start."""
+def is_as_submitted(row: JobRow, submission: SubmittedJob) -> bool:
+    """Return whether the pending job asks for the size and the nodes of its sbatch line, so that nothing else can start."""
     now = shape_of(row, {})
-    size = (now.nodes, now.gpus_per_node) == (known.asked.nodes, known.asked.gpus_per_node)
-    return size and row.req_nodes == known.nodelist
+    size = (now.nodes, now.gpus_per_node) == (submission.asked.nodes, submission.asked.gpus_per_node)
+    return size and row.req_nodes == submission.nodelist
 
 
 def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
-    """Does the job run in one of these partitions (all, where none is named), or wait for several of which one is here?"""
+    """Return whether the job runs in one of these partitions (all, if none is named), or waits for several of which one is here."""
     return not partitions or not set(partitions).isdisjoint(row.partition.split(","))
 
 
 def not_resizable(row: JobRow, directive: Directive) -> str:
-    """Why this job keeps the size it asked for, or ''."""
+    """Return why this job keeps the size it asked for, or ''."""
     if not directive.resize:
         return "its directive says resize=no"
     if not row.batch:
@@ -189,8 +196,17 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
+def size_obstacle(row: JobRow, known: SubmittedJob) -> str:
+    """Return why a job that was seen before keeps the size it asked for, or ''.
+
+    Its own tasks are those of its sbatch line: the row's may be what a refused update left, or those of nodes that it has given back.
+    """
+    tasks = known.own_tasks or row.num_nodes
+    return not_resizable(replace(row, num_tasks=tasks), known.directive or Directive())
+
+
 def drains(row: JobRow, partitions: Mapping[str, PartitionRow]) -> str:
-    """Return why a running job may not be requeued, where its partition is to be empty one day; "" where it is not."""
+    """Return why a running job may not be requeued, if its partition is to be empty one day, or "" if it is not."""
     shut = row.node_names and row.partition in partitions and partitions[row.partition].state == "DRAIN"
     return f"its partition {row.partition} is DRAIN" if shut else ""
 
@@ -202,9 +218,11 @@ def passed_over(
     gpu_type_of_node: Mapping[str, str],
     partitions_of_node: Mapping[str, Sequence[str]],
 ) -> frozenset[int]:
-    """Those of `ours` that wait since before `before_s`, and that a job on a node of a partition of theirs has passed: one that is
-    not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that they ask for if they name
-    one. By Slurm's times: seconds since 1970."""
+    """Return those of `ours` that wait since before `before_s` and that a job on a node of one of their partitions has passed.
+
+    That job is not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that
+    they ask for if they name one. Times are Slurm's: seconds since 1970.
+    """
     rows = list(rows)
     newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
@@ -223,35 +241,38 @@ def passed_over(
 
 def job_of(
     row: JobRow,
-    known: Known,
+    submission: SubmittedJob,
     gpu_type_of_node: Mapping[str, str],
     *,
-    paused: bool,
+    is_paused: bool,
     partitions: Mapping[str, PartitionRow] | None = None,
     groups: frozenset[str] | None = None,
     topology: bool = False,
     qos_flags: frozenset[str] | None = None,
 ) -> Job:
-    """One Synergy job as Slurm shows it. `partitions`: limits by name, where they are known; `groups`: its user's, `qos_flags`:
-    its QOS's, likewise; `topology`: the nodes' leaf switches are known."""
+    """Return one Synergy job as Slurm shows it.
+
+    `partitions`: limits by name, if they are known; `groups`: its user's, `qos_flags`: its QOS's, likewise;
+    `topology`: the nodes' leaf switches are known.
+    """
     state = state_of(row)
-    directive, error = known.directive, known.error
-    names, shut = open_partitions(row, known.asked.nodes, partitions or {}, groups, qos_flags)
+    directive, error = submission.directive, submission.error
+    names, shut = open_partitions(row, submission.asked.nodes, partitions or {}, groups, qos_flags)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
-    if directive is not None and state is JobState.PENDING and (beyond := beyond_placing(row, topology) or shut):
+    if directive is not None and state is JobState.PENDING and (beyond := placement_obstacle(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
-    fixed = ""
+    why_fixed = ""
     if directive is not None:
-        typed = gpus_of(row.tres_per_node)[0]
-        if typed:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
-            directive = replace(directive, gpu_types=(typed,))
-        closed = shut or drains(row, partitions or {})  # a running job would not start again
-        fixed = not_resizable(row, directive) or known.second_run or closed
+        type_asked = gpus_of(row.tres_per_node)[0]
+        if type_asked:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
+            directive = replace(directive, gpu_types=(type_asked,))
+        is_closed = shut or drains(row, partitions or {})  # a running job would not start again
+        why_fixed = size_obstacle(row, submission) or submission.second_run or is_closed
     shape = shape_of(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,
         name=row.name,
-        slurm_name=shown_name(row),
+        slurm_name=squeue_name(row),
         user=row.user,
         uid=row.uid,
         partition=row.partition,
@@ -262,24 +283,24 @@ def job_of(
         begin_s=row.eligible_s if state is JobState.PENDING else None,
         restarts=row.restarts,
         shape=shape,
-        asked=known.asked if known.asked.gpu_type else replace(known.asked, gpu_type=shape.gpu_type),
+        asked=submission.asked if submission.asked.gpu_type else replace(submission.asked, gpu_type=shape.gpu_type),
         node_names=row.node_names,
         # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
         held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",
         launch_failed=launch_failed(row),
-        paused=paused,
+        paused=is_paused,
         directive=directive,
         directive_error=error,
-        fixed=fixed,
+        fixed=why_fixed,
         account=row.account,
         qos=row.qos,
         features=row.features,
         reservation=row.reservation,
         priority=float(row.priority),
         time_limit_s=row.time_limit_s,
-        needs=needs_of(row, known.cpus_per_node, limits),
-        nodelist=known.nodelist,
-        exclude=tuple(sorted(known.excluded)),
+        needs=needs_of(row, submission.cpus_per_node, limits),
+        nodelist=submission.nodelist,
+        exclude=tuple(sorted(submission.excluded)),
         open_partitions=",".join(names),
         max_nodes=min(
             (p.max_nodes for p in limits if p.max_nodes and MORE_NODES not in (qos_flags or ())), default=None

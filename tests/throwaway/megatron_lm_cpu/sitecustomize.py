@@ -69,7 +69,7 @@ def _torch_adam() -> None:
 
     def sharded_state_dict(self: Any, model: Any, is_loading: bool = False, metadata: Any = None) -> Any:
         if is_loading:
-            repairs._prime(self)
+            repairs._make_state(self)
         return described(self, model, is_loading, metadata=metadata)
 
     def load_state_dict(self: Any, state: Any) -> None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.job_report import Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import CALLED, NAMED, Action, Alternative, Cell, Decision, Plan, Shape
+from synergy_core.shared_links import SharedLink, Sharing
+from synergy_core.wire.admin_comment import AdminCommentStamp, encode
 
 from synergyd import __version__
-from synergyd.cli.shared.context import Context, guarded
+from synergyd.cli.shared.context import Context, run_command_line
 from synergyd.cli.synergyctl import VERBS, cli
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.job_report import Report
-from synergyd.records import CALLED, NAMED, Action, Alternative, Cell, Decision, Plan, Shape
 from synergyd.settings import Settings
-from synergyd.shared_links import SharedLink, Sharing
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
-from synergyd.wire.admin_comment import AdminCommentStamp, encode
 
 ROOT = Path(__file__).parents[3]
 EVIL = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\nrow \u202e"
@@ -78,7 +80,15 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def filled(url: str) -> str:
     """One job with everything that a stranger may name himself."""
-    decision = Decision(7, Action.RESIZE, CELL, ("n1",), f"grows {EVIL}", 1.5, (Alternative(CELL, f"less {EVIL}"),))
+    decision = Decision(
+        7,
+        Action.RESIZE,
+        CELL,
+        ("n1",),
+        text_reason(f"grows {EVIL}"),
+        1.5,
+        (Alternative(CELL, text_reason(f"less {EVIL}")[0]),),
+    )
     row = {"job_id": 7, "name": EVIL, "user": EVIL, "state": "RUNNING", "lifecycle": "RUNNING", "gpus": 2, "asked_gpus": 2,
            "plan": {"tp": 1, "pp": 1, "dp": 2, "micro_batch": 1}, "global_batch": 8, "restarts": 1, "step": 3, "loss": 0.25,
            "wanted_gpus": 4, "wanted_nodes": ["n1"], "action": "resize", "why": EVIL, "relative_goodput": 1.5, "paused": False,
@@ -92,7 +102,7 @@ def filled(url: str) -> str:
 
 
 def ctl(url: str, *words: str) -> Result:
-    """As `guarded` runs it, in this process."""
+    """As `run_command_line` runs it, in this process."""
     return CliRunner().invoke(cli, ["--database", url, *words])
 
 
@@ -145,8 +155,10 @@ def test_explain_tells_decision_alternatives_and_story(filled: str) -> None:
 def test_explain_tells_who_shares_links(url: str) -> None:
     cost = Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)), SharedLink(f"leaf:{EVIL}", (8, 9))))
     with open_store(url, create=True) as store:
-        decision = Decision(7, Action.KEEP, CELL, ("n1", "n2"), "keeps", sharing=cost)
-        store.save_epoch(EpochRecord(1000.0, 0.1, False, (decision, Decision(8, Action.KEEP, CELL, ("n1",), "keeps"))))
+        decision = Decision(7, Action.KEEP, CELL, ("n1", "n2"), text_reason("keeps"), sharing=cost)
+        store.save_epoch(
+            EpochRecord(1000.0, 0.1, False, (decision, Decision(8, Action.KEEP, CELL, ("n1",), text_reason("keeps"))))
+        )
     text = ctl(url, "explain", "7").output
     assert "links     shares the network of n1 with job 8" in text and "with jobs 8, 9" in text
     assert "steps take 1.25 times as long: goodput 7.2 in place of 9 sequences/s" in text
@@ -169,11 +181,11 @@ def test_status_without_an_epoch(url: str) -> None:
 def test_pause_and_resume(filled: str) -> None:
     assert ctl(filled, "pause", "7").exit_code == 0
     with open_store(filled) as store:
-        assert store.paused() == {7}
+        assert store.paused_jobs() == {7}
     assert "paused" in ctl(filled, "explain", "7").output
     assert ctl(filled, "resume", "7").exit_code == 0
     with open_store(filled) as store:
-        assert store.paused() == frozenset()
+        assert store.paused_jobs() == frozenset()
 
 
 @pytest.fixture
@@ -182,7 +194,7 @@ def named(url: str) -> str:
     row = {"name": "", "user": "", "state": "PENDING", "lifecycle": "QUEUED", "gpus": 0, "asked_gpus": 2}
     names = {71: "70_1", 70: "70_[3-9:3,20]", 81: "80+1"}
     present = tuple({**row, "job_id": i, "slurm_name": name} for i, name in names.items())
-    decisions = tuple(Decision(i, Action.WAIT, None, (), f"why {i}") for i in (*names, 72, 91))
+    decisions = tuple(Decision(i, Action.WAIT, None, (), text_reason(f"why {i}")) for i in (*names, 72, 91))
     with open_store(url, create=True) as store:
         store.save_epoch(EpochRecord(1000.0, 0.1, False, decisions, present=present))
         for job_id, name in ((60, "70_2"), (72, "70_2"), (91, "90+1")):
@@ -201,7 +213,7 @@ def test_jobs_go_by_the_names_that_slurm_shows(named: str, name: str, job: int) 
     for verb, paused in (("pause", {job}), ("resume", set())):
         assert ctl(named, verb, name).exit_code == 0
         with open_store(named) as store:
-            assert store.paused() == paused
+            assert store.paused_jobs() == paused
     if job in (70, 71, 81):
         assert [j["job_id"] for j in json.loads(ctl(named, "status", name, "--json").output)["jobs"]] == [job]
         assert {71: "70_1", 70: "70_[3-9:3,20]", 81: "80+1"}[job] in ctl(named, "status", name).output
@@ -276,7 +288,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             raise error
 
         with pytest.raises(SystemExit) as end:
-            guarded("synergyctl", fails)
+            run_command_line("synergyctl", fails)
         assert end.value.code == code
     assert capsys.readouterr().err == "synergyctl: a: b; c\nsynergyctl: a: b\\x1b; c\n"
 
@@ -367,3 +379,70 @@ def test_check_names_what_a_second_run_would_not_get_past(tmp_path: Path) -> Non
     assert told.exit_code == 0 and "line 4: `mkdir` without -p" in told.output
     script.write_text(text.format(" resize=no"))
     assert "mkdir" not in CliRunner().invoke(cli, ["check", str(script)]).output
+
+
+SCRIPTS = {
+    "trainer.py": "from transformers import Trainer, TrainingArguments\ntrainer = Trainer(args)\n",
+    "loop.py": "import model\n",
+    "model.py": "import torch\n",
+    "light.py": "import lightning\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "keys", "rows"),
+    [
+        (
+            "torchrun --nproc-per-node 4 trainer.py --output_dir /s/out --per_device_train_batch_size=16",
+            "",
+            [
+                "command       synergy-launch ",
+                "trainer       Trainer",
+                "checkpoint    Trainer's own, /s/out/checkpoint-N",
+                "batch         16 a GPU x 1 x 8 GPUs = 128",
+                "can change    dp and the batch, with no line changed",
+            ],
+        ),
+        (
+            "loop.py --batch_size 8",
+            "checkpoint=/s/out loop=gpu:--batch_size",
+            [
+                "trainer       a loop of its own, by model.py",
+                "checkpoint    the script's own, in /s/out",
+                "batch         --batch_size 8 x 8 GPUs = 64",
+                "can change    dp, at the script's own checkpoints; the batch stays",
+            ],
+        ),
+        (
+            "light.py",
+            "global_batch=64:256",
+            [
+                "trainer       Lightning",
+                "checkpoint    no folder is named",
+                "batch         64:256 by the directive; the script's own",
+                "can change    dp and the batch, with no line changed, if fit(...) gets a DataLoader",
+            ],
+        ),
+        ("gpt.py --num-layers 2 --micro-batch-size 2 --save /s", "", ["can change    tp, pp, dp and the batch, with no line changed"]),
+        ("none.py", "", ["trainer       unknown: none.py is not here, or can't be read", "can change    nothing is known"]),
+        ("torchrun --tee 3 loop.py", "", ["command       option --tee has no equivalent here; synergy-launch train.py ...,"]),
+    ],
+)  # fmt: skip
+def test_check_shows_what_the_launcher_detects_at_80_columns(
+    tmp_path: Path, line: str, keys: str, rows: list[str]
+) -> None:
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --gres=gpu:a100:4\n#SYNERGY max_gpus=8 {keys}\nsrun synergy-launch {line}\n"
+    )
+    told = CliRunner().invoke(cli, ["check", str(script)])
+    assert told.exit_code == 0, told.output
+    table = told.output.splitlines()
+    joined = re.sub(r"\n {14}", " ", told.output)
+    for row in rows:
+        assert f"\n{row}" in joined
+    assert all(len(shown) <= 80 for shown in table if not shown.startswith(str(script)))
+    if line.startswith("loop"):
+        assert next(shown for shown in table if shown.startswith("versions")).startswith("versions      torch ")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from synergy_core.errors import UsageError
 
-from synergyd.cli.init import Change, apply, proposed
+from synergyd.cli.init import Change, apply, propose_changes
 from synergyd.cli.synergyctl import cli
-from synergyd.errors import UsageError
 from synergyd.slurm.directives.conf import load_settings
 from tests.unit.slurm.directives.test_setup import SITE
 
@@ -124,7 +124,7 @@ def test_another_include_that_is_missing_is_named(conf: Path) -> None:
 
 
 def test_what_changed_since_it_was_shown_is_not_written(conf: Path) -> None:
-    changes, _ = proposed(conf)
+    changes, _ = propose_changes(conf)
     conf.write_text(f"{CONF}\n# by another admin\n")
     with pytest.raises(UsageError, match="has changed since"):
         apply(next(change for change in changes if change.path == conf))

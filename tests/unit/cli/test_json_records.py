@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from synergyd.cli.synergyctl import cli
-from synergyd.control.decision_log import present
-from synergyd.control.resize.lifecycle import JobLifecycle
-from synergyd.job_report import Report
-from synergyd.records import (
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason, text_reason
+from synergy_core.records import (
     Action,
     Alternative,
     Cell,
@@ -26,17 +23,21 @@ from synergyd.records import (
     Shape,
     Snapshot,
 )
-from synergyd.shared_links import SharedLink, Sharing
+from synergy_core.shared_links import SharedLink, Sharing
+from synergy_core.wire.codec import decode, encode
+
+from synergyd.cli.synergyctl import cli
+from synergyd.control.decision_log import job_statuses
+from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import open_store
 from synergyd.views import status
-from synergyd.views.json_records import ExplainJson, StatusJson, json_reference
-from synergyd.wire.codec import decode, encode
+from synergyd.views.json_records import ExplainJson, StatusJson, decision_json, json_reference
 
 PLAN = Plan(tp=2, dp=2, micro_batch=1, global_batch=8)
 CELL = Cell(Shape("a100", 1, 4), PLAN, 10.0, 0.9, 9.0, 0.8, 2**33)
 DECISION = Decision(
-    7, Action.RESIZE, CELL, ("n1",), "grows", 1.5, (Alternative(CELL, "less"),),
+    7, Action.RESIZE, CELL, ("n1",), text_reason("grows"), 1.5, (Alternative(CELL, Reason("text", {"text": "less"})),),
     (("goodput", 0.5),), 0.9, Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)),)),
 )  # fmt: skip
 # to the letter what a daemon of 0.1.0 left in the table of epochs
@@ -82,7 +83,7 @@ def test_the_keys_of_0_1_0_are_there(url: str) -> None:
 
 def test_what_is_printed_reads_back_as_the_records(url: str) -> None:
     assert decode(StatusJson, answer(url, "status")).jobs[0].plan == Plan(dp=2)
-    assert decode(ExplainJson, answer(url, "explain", "7")).decision == DECISION
+    assert decode(ExplainJson, answer(url, "explain", "7")).decision == decision_json(DECISION)
 
 
 def test_what_the_daemon_stores_is_what_status_reads(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_what_the_daemon_stores_is_what_status_reads(tmp_path: Path) -> None:
         7, "run", "ann", 1000, "gpu", JobState.RUNNING, "", 0.0, 1.0, None, 1, Shape("a100", 1, 2), Shape("a100", 1, 2)
     )
     snapshot, report = Snapshot(5.0, Cluster(()), (job,)), Report(7, 1, 44, loss=1.25, plan=PLAN)
-    (row,) = present(snapshot, (DECISION,), {7: JobLifecycle(7, 0.0)}, {7: report})
+    (row,) = job_statuses(snapshot, (DECISION,), {7: JobLifecycle(7, 0.0)}, {7: report})
     with open_store(f"sqlite:///{tmp_path / 's.db'}", create=True) as store:
         store.save_epoch(EpochRecord(5.0, 0.1, False, (), present=(row,)))
         assert status.collect(store).jobs == (replace(row, action="waits"),)
@@ -98,8 +99,8 @@ def test_what_the_daemon_stores_is_what_status_reads(tmp_path: Path) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    rows = [line for line in json_reference().splitlines() if line.startswith("| `")]
-    assert len(rows) > 90 and [row for row in rows if row.endswith("|  |")] == []
+    rows = [line for line in json_reference().splitlines() if line.startswith("- `")]
+    assert len(rows) > 90 and [row for row in rows if row.endswith("): ")] == []
 
 
 def test_the_reference_has_a_row_for_every_key(url: str) -> None:
@@ -112,13 +113,12 @@ def test_the_reference_has_a_row_for_every_key(url: str) -> None:
 
     used = keys(answer(url, "status")) | keys(answer(url, "explain", "7"))
     assert {"relative_goodput", "slowdown", "checkpoint_step"} <= used
-    assert [key for key in sorted(used) if f"| `{key}` | " not in page] == []
+    assert [key for key in sorted(used) if f"- `{key}` (" not in page] == []
     assert (
-        "| `epoch_s` | number or null | start of the last epoch, seconds since 1970; null before the first one |"
-        in page
+        "- `epoch_s` (number or null): start of the last epoch, seconds since 1970; null before the first one" in page
     )
-    assert "| `jobs` | list of [JobStatus](#jobstatus) | by job id |" in page and "\n## JobStatus\n" in page
-    assert "| `action` | `keep`, `start`, `resize`, `wait` |" in page and "list of [text, number]" in page
+    assert "- `jobs` (list of [JobStatus](#jobstatus)): by job id" in page and "\n## JobStatus\n" in page
+    assert "- `action` (`keep`, `start`, `resize`, `wait`):" in page and "list of [string, number]" in page
     linked = {part.partition(")")[0] for part in page.split("](#")[1:]}
     assert linked == {line[3:].lower() for line in page.splitlines() if line.startswith("## ")} - {
         "statusjson",

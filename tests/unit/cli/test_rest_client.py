@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UnavailableError
+from synergy_core.wire import munge
 
 from synergyd.cli.shared.context import Context
 from synergyd.cli.shared.rest_client import RestClient
-from synergyd.errors import UnavailableError
-from synergyd.wire import munge
 
 
 @contextmanager
@@ -96,8 +96,8 @@ def test_the_hosts_are_those_of_slurm_conf(tmp_path: Path, monkeypatch: pytest.M
             "SlurmctldHost=a(127.0.0.2)\nSlurmctldHost=b(127.0.0.1)\n"
             f"#SYNERGY RestPort={port} ReportPort=0 StateDir={tmp_path}/none\n"
         )
-        with Context(tmp_path / "slurm.conf").desk() as desk:
-            desk.set_paused(7, True)
+        with Context(tmp_path / "slurm.conf").backend() as backend:
+            backend.set_paused(7, True)
     assert asked == ["POST /v1/jobs/7/pause"]
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
+from synergy_sim.cli import simulate as simulate_module
+from synergy_sim.cli.simulate import parse_groups, parse_policies, simulate_verb, with_costs
+from synergy_sim.records import Costs
 
-from synergyd.cli.shared.numbers import FiniteRange
-from synergyd.cli.simulation.simulate import groups, policy_names, simulate_verb, with_costs
+from synergyd.cli.shared.key_values import FiniteRange
 from synergyd.cli.synergyctl import cli
-from synergyd.errors import UsageError
-from synergyd.sim.records import Costs
 
 SMALL = ["--trace", "generate:12,1", "--nodes", "2", "--gpus-per-node", "4"]
 KEYS = {"jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "restarts_per_job", "worst_ftf"}
@@ -50,7 +52,10 @@ def test_json_on_stdout_is_all_there_is() -> None:
         ([*SMALL, "--policy", "best"], "--policy: no policy is called 'best'"),
         ([*SMALL, "--types", "a100=2"], "--types: 'a100=2' is not TYPE=NODESxGPUS"),
         ([*SMALL, "--types", "a100=2x4,t4=1x1", "--policy", "tiresias"], "--policy: tiresias knows one GPU type only"),
-        ([*SMALL, "--set", "Epoch=30"], "--set: epoch has an option of its own; give --epoch"),
+        ([*SMALL, "--set", "RestartCost=30"], "--set: restartcost has an option of its own; give --resize-cost"),
+        ([*SMALL, "--epoch", "nan"], "--set: Epoch=nan is not right; Epoch takes 1 s to 1 day"),
+        ([*SMALL, "--fairness=inf"], "--set: Fairness=inf is not right"),
+        ([*SMALL, "--set", "MaxGrowth=2"], "--set: MaxGrowth has no effect any more; a job grows where it gains"),
         ([*SMALL, "--set", "ShortFirst=9"], "--set: ShortFirst=9 is not right"),
         ([*SMALL, "--policy", "fifo", "--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written"),
     ],
@@ -62,7 +67,7 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("option", ["--epoch", "--fairness", "--start-cost", "--resize-cost"])
+@pytest.mark.parametrize("option", ["--start-cost", "--resize-cost"])
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_numbers_are_finite(option: str, text: str) -> None:
     done = CliRunner().invoke(simulate_verb, [*SMALL, "--policy", "fifo", option, text])
@@ -77,11 +82,18 @@ def test_an_unbounded_range_takes_no_infinity() -> None:
     assert FiniteRange(min=0).convert("1e300", None, None) == 1e300
 
 
-def test_words_of_the_options() -> None:
-    assert groups("a100=8x8,t4=16x4") == {"a100": (8, 8), "t4": (16, 4)}
+def test_formatting_of_the_options() -> None:
+    assert parse_groups("a100=8x8,t4=16x4") == {"a100": (8, 8), "t4": (16, 4)}
     for text in ("a100=0x8", "a100=8x", "=8x8", "a=1x1,a=1x1"):
         with pytest.raises(UsageError, match="--types"):
-            groups(text)
-    assert policy_names("fifo, synergy,fifo") == ["fifo", "synergy"]
+            parse_groups(text)
+    assert parse_policies("fifo, synergy,fifo") == ["fifo", "synergy"]
     assert with_costs(Costs(), None, None) == Costs()
     assert with_costs(Costs(), 5.0, 60.0) == Costs(5.0, 16.0, 4.0, 40.0)
+
+
+@pytest.mark.slow
+def test_a_run_in_a_pipe_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate_module, "SILENT_S", 0.0)
+    done = CliRunner().invoke(simulate_verb, [*SMALL, "--policy", "fifo", "--json", "-"])
+    assert re.search(r"^fifo: \d+ of 12 jobs at \d+\.\d h$", done.stderr, re.MULTILINE)

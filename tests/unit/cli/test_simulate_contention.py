@@ -7,11 +7,11 @@ import statistics
 
 import pytest
 from click.testing import CliRunner
+from synergy_sim.cli.contention import mean_over_seeds
+from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.contention.run import Setup, run_contention
 
-from synergyd.cli.simulation.contention import over_seeds
-from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.cli.synergyctl import cli
-from synergyd.sim.contention.run import Setup, run_contention
 
 SMALL = ["--workload", "contention", "--jobs", "12", "--scale", "2"]
 
@@ -46,7 +46,7 @@ def test_the_table_and_the_json_tell_what_was_run() -> None:
 
 def test_one_node_has_no_links_to_share() -> None:
     runs = run_contention(["srsf-1"], 1, Setup(jobs=4, scale=1, nodes=1))
-    told = over_seeds(runs, runs)
+    told = mean_over_seeds(runs, runs)
     assert told["multi_node_jct_s"] is None and told["sending_s"] == 0.0 and told["mean_jct_sd_s"] == 0.0
     done = CliRunner().invoke(
         simulate_verb, ["--workload=contention", "--jobs", "4", "--nodes", "1", "--policy", "srsf-1"]
@@ -61,12 +61,12 @@ def test_one_node_has_no_links_to_share() -> None:
         ([*SMALL, "--policy", "fifo"], "--policy: no discipline 'fifo'; some of: srsf-1, srsf-2, srsf-3, ada-srsf, look-ahead"),
         ([*SMALL, "--policy", "best-fit+srsf-1"], "--policy: no placement 'best-fit'"),
         ([*SMALL, "--policy", ","], "--policy: names none"),
-        ([*SMALL, "--link", "token-ring"], "--link: no figures for 'token-ring'; one of 1gbe"),
-        ([*SMALL, "--load", "0"], "--load: 0.0 is no use; a number above 0"),
-        ([*SMALL, "--link", "nvlink4"], "--link: no figures for 'nvlink4'; one of 1gbe, 10gbe"),
-        ([*SMALL, "--scale", "nan"], "--scale: nan is no use"),
-        ([*SMALL, "--penalty", "inf"], "--penalty: inf is no use"),
-        ([*SMALL, "--penalty", "-1"], "--penalty: -1.0 is no use"),
+        ([*SMALL, "--link", "token-ring"], "--set link: no figures for 'token-ring'; one of 1gbe"),
+        ([*SMALL, "--load", "0"], "--set load: 0.0 is no use; a number above 0"),
+        ([*SMALL, "--link", "nvlink4"], "--set link: no figures for 'nvlink4'; one of 1gbe, 10gbe"),
+        ([*SMALL, "--scale", "nan"], "--set scale: nan is no use"),
+        ([*SMALL, "--penalty", "inf"], "--set penalty: inf is no use"),
+        ([*SMALL, "--penalty", "-1"], "--set penalty: -1.0 is no use"),
         ([*SMALL, "--policy", "srsf-1", "--json", "/nowhere/x.json"], "--json: /nowhere/x.json can't be written"),
     ],
 )  # fmt: skip

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
+from synergy_sim.cli.database import read_database, recorded_cluster, recorded_jobs
+from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.records import PlacedGpus
+from synergy_sim.traces.queue import UNREADABLE, RecordedJob, replay_queue
 
-from synergyd.cli.simulation.database import read_database, recorded_cluster, recorded_jobs
-from synergyd.cli.simulation.simulate import simulate_verb
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import Action, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
-from synergyd.sim.records import Placed
-from synergyd.sim.traces.queue import UNREADABLE, RecordedJob, replay
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store, open_store
 from tests.unit.daemon.daemon_world import START_S, Site
@@ -36,8 +37,8 @@ def profile(step_s: float = 0.5, noise: float | None = None, plan: Plan = PLAN) 
 def gone(store: Store, job_id: int, start_s: float, end_s: float, step: int, one: Profile | None = None) -> None:
     """A job that was seen, ran and left."""
     cell = Cell(TWO, PLAN, 64.0, 1.0, 64.0, 0.5, 0)
-    wait = Decision(job_id, Action.WAIT, None, (), "no GPUs free")
-    given = Decision(job_id, Action.START, cell, ("n1",), "its size")
+    wait = Decision(job_id, Action.WAIT, None, (), text_reason("no GPUs free"))
+    given = Decision(job_id, Action.START, cell, ("n1",), text_reason("its size"))
     store.save_epoch(EpochRecord(T0 + start_s - 60, 0.1, False, (wait,), SUMMARY))
     store.save_epoch(EpochRecord(T0 + start_s, 0.1, False, (given,), SUMMARY))
     store.append_events(
@@ -107,7 +108,7 @@ def test_what_is_not_known_is_left_out_and_counted(url: str) -> None:
     )
     assert json.loads(out)["jobs"] == 3 and sum(json.loads(out)["left_out"].values()) == 5
     where, kept = read_database(url)
-    found = {job.name: job for job in replay(recorded_jobs(kept), where, ["a100"]).jobs}
+    found = {job.name: job for job in replay_queue(recorded_jobs(kept), where, ["a100"]).jobs}
     assert set(found) == {"job 11", "sixteen", "job 17"}
     assert (found["sixteen"].gpus, found["sixteen"].truth.end(0), found["sixteen"].submit_s) == (1, 200.0, 3.0)
     assert (found["job 17"].truth.end(0), found["job 17"].submit_s) == (80.0, 200.0)
@@ -118,22 +119,22 @@ def test_measured_plans_keep_their_times_and_others_follow_the_profile() -> None
     one = Profile(samples=40, global_batch=32, noise_scale=32.0,
                   measured=(Measurement(small, TWO, 0.25, 30), Measurement(PLAN, TWO, 0.5, 10)))  # fmt: skip
     record = RecordedJob(3, T0, T0 + 900, first_shape=TWO, profile=one, report=Report(3, 0, 50, done=5000.0))
-    (only,) = replay([record], "db", ["a100"]).jobs
+    (only,) = replay_queue([record], "db", ["a100"]).jobs
     truth = only.truth
     assert (truth.low, truth.high, only.batch_fixed, only.max_micro_batch) == (8, 32, False, 8)
-    pace = truth.pace(0, Placed("a100", (2,)), PLAN)
+    pace = truth.pace(0, PlacedGpus("a100", (2,)), PLAN)
     assert pace is not None and (pace.step_s, pace.noise_scale) == (0.5, 32.0)
     # (32 + 8) / (32 + 32) of the examples of a batch of 32 count as ones of 8
     assert pace.rate == pytest.approx(32 * 0.625 / 0.5 / 8)
     # 30 reports at 32 examples a second, 10 at 64: weights 960 and 640 of the 5,000 examples
     assert truth.end(0) == pytest.approx(5000 * (960 * 1 + 640 * 0.625) / 1600 / 8)
-    four = truth.pace(0, Placed("a100", (4,)), Plan(dp=4, micro_batch=8, global_batch=32, zero_stage=0))
-    spread = truth.pace(0, Placed("a100", (3, 1)), Plan(dp=4, micro_batch=8, global_batch=32, zero_stage=0))
+    four = truth.pace(0, PlacedGpus("a100", (4,)), Plan(dp=4, micro_batch=8, global_batch=32, zero_stage=0))
+    spread = truth.pace(0, PlacedGpus("a100", (3, 1)), Plan(dp=4, micro_batch=8, global_batch=32, zero_stage=0))
     assert four is not None and spread is not None
     assert spread.step_s > four.step_s and four.step_s < 0.5
     best = truth.best_rates(TWO)
     assert best is not None and best[0] >= pace.rate
-    assert truth.pace(0, Placed("a100", (4,)), PLAN) is None
+    assert truth.pace(0, PlacedGpus("a100", (4,)), PLAN) is None
 
 
 def test_numbers_that_make_no_sense_leave_a_job_out() -> None:
@@ -144,7 +145,7 @@ def test_numbers_that_make_no_sense_leave_a_job_out() -> None:
         replace(good, profile=profile(noise=math.inf)),
         replace(good, end_s=None, report=Report(1, 0, 9, total=math.inf)),
     ):
-        made = replay([good, wrong], "db", ["a100"])
+        made = replay_queue([good, wrong], "db", ["a100"])
         assert len(made.jobs) == 1 and made.left_out == {UNREADABLE: 1}
 
 
@@ -153,10 +154,10 @@ def test_a_known_model_is_replayed_with_its_degrees() -> None:
     one = Profile(samples=5, speed=0.5, resharding=True, model=SPEC, global_batch=32,
                   measured=(Measurement(plan, TWO, 2.0, 5),))  # fmt: skip
     record = RecordedJob(3, T0, T0 + 9, first_shape=TWO, profile=one, report=Report(3, 0, 9, tokens=256 * 640))
-    (only,) = replay([record], "db", ["h100"]).jobs
+    (only,) = replay_queue([record], "db", ["h100"]).jobs
     assert (only.model, only.spec, only.reshard, only.gpu_type, only.batch) == ("gpt-mini", SPEC, True, "", 32)
     assert only.truth.end(0) == 640 / 32
-    other = only.truth.pace(0, Placed("a100", (2,)), Plan(dp=2, micro_batch=4, global_batch=32))
+    other = only.truth.pace(0, PlacedGpus("a100", (2,)), Plan(dp=2, micro_batch=4, global_batch=32))
     assert other is not None and 0 < other.step_s != 2.0
     assert only.truth.plans(TWO, 64) == ()
 
@@ -233,7 +234,7 @@ def test_what_a_daemon_itself_has_stored_can_be_replayed(tmp_path: Path) -> None
     assert (gone.submit_s, gone.end_s, gone.ran) == (START_S, START_S + 1 + 60 + 600 + 60, True)
     assert (there.submit_s, there.end_s, there.asked_gpus) == (gone.end_s, None, 2)
     assert recorded_cluster(kept, where) == {"a100": (2, 4)}
-    made = replay([gone, there], where, ["a100"])
+    made = replay_queue([gone, there], where, ["a100"])
     assert not made.left_out and made.recorded_jcts_s == (721.0,)
     # the one that is still there is replayed to the end that it states
     assert [job.truth.end(0) for job in made.jobs] == [1000.0, 1000.0]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from synergy_core.errors import UsageError
+from synergy_core.usage import Usage
 
 from synergyd.cli.synergyctl import cli
-from synergyd.errors import UsageError
 from synergyd.store.records import EpochRecord, StoredEvent
 from synergyd.store.store import open_store
-from synergyd.usage import Usage
 from synergyd.views.months import present_month
 
 EVIL = "x\x1b[31m\nrow"
@@ -96,7 +96,7 @@ def test_a_months_table_has_the_gain_and_the_audit(url: str) -> None:
     assert total["gain"] == pytest.approx((900 + 1530) / (1800 + 140) - 1)
     shown = ctl(url, "usage").output
     assert "GAIN" in shown and f"{100 * total['gain']:+.1f} %" in shown and "SAVED" in shown
-    assert "AUDIT: of 2 restarts by Synergy 1 left out" in shown and "h as measured" in shown
+    assert "AUDIT: of 2 changes by Synergy 1 left out" in shown and "h as measured" in shown
     row = next(r for r in csv.DictReader(io.StringIO(ctl(url, "usage", "--csv").output)) if r["user"] == "mina")
     assert (row["changes"], row["gain"]) == ("2", f"{total['gain']:.4f}")
 
@@ -126,3 +126,36 @@ def test_nothing_of_a_strangers_reaches_the_terminal_as_it_is(url: str) -> None:
 def test_what_is_wrong_is_one_line(url: str, words: list[str], what: str) -> None:
     error = ctl(url, "usage", *words).exception
     assert isinstance(error, UsageError) and str(error).startswith(what)
+
+
+def test_a_run_has_a_row_for_each_size_that_it_had(tmp_path: Path) -> None:
+    """Nodes have joined it, left it again, and one of its own has left."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    change: dict[str, Any] = {"changed_s": BEGIN_S + 340, "predicted_ratio": 1.9, "before_goodput": 10.0}
+    trained: dict[str, Any] = {"trained_s": 260.0, "measured_s": 260.0, "measured_work": 260.0 * 18}
+    with open_store(url, create=True) as store:
+        store.put_usage(
+            [
+                part(100, 340, nodes="n[1-2]", waited_s=5.0, trained_s=240.0),
+                part(340, 600, start_s=BEGIN_S + 100, nodes="n[1-2]", checkpoint_s=7.0, **change, **trained),
+                part(600, 700, start_s=BEGIN_S + 100, nodes="n[1-2]", state="RESIZING", **change),
+                part(700, 800, gpus=1, nodes="n1", state="COMPLETED", **change),
+                part(300, 600, job_id=9, of_job=7, nodes="n3", gpus=2, state="CANCELLED"),
+            ]
+        )
+        store.put_usage([part(50, 50)])  # one that takes no time is none
+    usage = json.loads(ctl(url, "usage", "7", "--json").output)
+    assert [(r["gpus"], r["nodes"], r["state"], r["run_s"]) for r in usage["incarnations"]] == [
+        (2, ["n1", "n2"], "RESIZING", 200), (4, ["n1", "n2", "n3"], "RESIZING", 300),
+        (2, ["n1", "n2"], "RESIZING", 100), (1, ["n1"], "COMPLETED", 100),
+    ]  # fmt: skip
+    assert [(r["predicted"], r["measured"]) for r in usage["incarnations"]][:2] == [
+        (None, None),
+        (1.9, pytest.approx(1.8)),
+    ]
+    assert (usage["restarts"], usage["waited_s"], usage["total"]["changes"], usage["total"]["audited"]) == (0, 5, 1, 1)
+    assert usage["total"]["held_gpu_h"] * 3600 == pytest.approx(2 * 600 + 100 + 2 * 300)
+    assert usage["total"]["change_h"] * 3600 == pytest.approx(7.0)
+    assert json.loads(ctl(url, "usage", "--json").output)["total"] == usage["total"]
+    error = ctl(url, "usage", "9").exception
+    assert isinstance(error, UsageError) and str(error).startswith("job 9: has nodes of job 7")

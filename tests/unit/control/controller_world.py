@@ -10,8 +10,11 @@ import random
 from collections import deque
 from dataclasses import dataclass, replace
 
+from synergy_core.job_report import EarlyFailure, Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+
 from synergyd.control.controller import Controller
-from synergyd.control.known.node_health import DrainNode, RememberNodes
 from synergyd.control.resize.events import (
     Answered,
     BatchReviewed,
@@ -37,9 +40,8 @@ from synergyd.control.resize.lifecycle import (
     ResizeState,
     ResizeTimes,
 )
-from synergyd.control.tracked import Learnt, ParkAgain, Remember, TellBatch
-from synergyd.job_report import EarlyFailure, Report
-from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.control.state.node_health import DrainNode, RememberNodes
+from synergyd.control.tracked import KeepReport, ParkAgain, Remember, TellBatch
 
 TIMES = ResizeTimes(checkpoint_timeout_s=30, resend_s=5, park_s=60, release_timeout_s=20, attempts=3, retry_s=20)
 EPOCH_S = 15.0
@@ -157,7 +159,7 @@ class World:
                             self.stored.pop(lifecycle.job_id, None)
                         elif not self.forget:  # else the store is away
                             self.stored[lifecycle.job_id] = lifecycle
-                    case Learnt() | TellBatch() | ParkAgain() | RememberNodes() | DrainNode():
+                    case KeepReport() | TellBatch() | ParkAgain() | RememberNodes() | DrainNode():
                         assert not isinstance(output, ParkAgain) or output.job_id != PLAIN
                     case _:
                         if (answer := self.send(output)) is not None:
@@ -170,7 +172,7 @@ class World:
         gone = what.job_id not in self.controller.jobs
         assert not gone or (isinstance(what, LowerShield) and what.job_id not in self.slurm.jobs), "it is forgotten"
         if isinstance(what, Requeue):
-            restarts = self.controller.jobs[what.job_id].lifecycle.restarts
+            restarts = self.controller.jobs[what.job_id].lifecycle.incarnation
             assert what.restarts == restarts, "an incarnation that is over was requeued"
         if isinstance(what, Update):
             lifecycle = self.controller.jobs[what.job_id].lifecycle
@@ -225,7 +227,7 @@ class World:
         action = self.random.choice((Action.START, Action.RESIZE, Action.RESIZE, Action.WAIT, Action.KEEP))
         if job.state is JobState.PENDING and action is Action.RESIZE:
             action = Action.START
-        return Decision(job.job_id, action, None if action is Action.WAIT else cell, nodes, "random")
+        return Decision(job.job_id, action, None if action is Action.WAIT else cell, nodes, text_reason("random"))
 
     def report(self, job_id: int) -> None:
         job = self.slurm.jobs[job_id]
@@ -287,7 +289,7 @@ class World:
                 JobObserved(job_id, 900.0, Observed(job.state, job.restarts, begin_s) if job else Observed("GONE"))
             )
             self.run(Ticked(job_id))
-        for job_id in self.controller.unblockable(self.cluster(), self.slurm.now_s):
+        for job_id in self.controller.jobs_to_unblock(self.cluster(), self.slurm.now_s):
             self.run(Unblocked(job_id, self.controller.jobs[job_id].job if self.random.random() < 0.8 else None))
 
     def calm(self) -> None:

@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 from itertools import product
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
 
-from synergyd.control.clock_set import TIMES, moved, read_back, set_clock
+from synergyd.control.clock_set import TIMES, read_back, set_clock, with_clock_set
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
     Acknowledged,
@@ -29,10 +31,8 @@ from synergyd.control.resize.lifecycle import (
     validate,
     wait_ends_s,
 )
-from synergyd.control.resize.starts import advance
-from synergyd.control.tracked import Remember, Tracked
-from synergyd.job_report import Report
-from synergyd.records import Plan
+from synergyd.control.resize.machine import advance
+from synergyd.control.tracked import Remember, TrackedJob
 from tests.unit.control.resize.resize_world import JOB, LARGE, LIMITS, SMALL
 
 NOW_S, HOUR_S = 100_000.0, 3600.0
@@ -64,10 +64,10 @@ def lives(state: ResizeState) -> list[JobLifecycle]:
 def test_in_every_state_all_goes_on_as_if_the_clock_had_not_been_set(state: ResizeState, by_s: float) -> None:
     for life, event, later_s in product(lives(state), EVENTS, (0.0, 30.0, 200.0)):
         usual = advance(life, event, NOW_S + later_s, LIMITS)
-        set_ = advance(moved(life, by_s), event, NOW_S + later_s + by_s, LIMITS)
+        set_ = advance(with_clock_set(life, by_s), event, NOW_S + later_s + by_s, LIMITS)
         assert set_.instructions == usual.instructions and set_.story == usual.story, (life, event, later_s)
         # start times are Slurm's
-        assert replace(set_.life, written=None) == moved(replace(usual.life, written=None), by_s)
+        assert replace(set_.life, written_start=None) == with_clock_set(replace(usual.life, written_start=None), by_s)
 
 
 def test_every_time_of_a_life_is_moved() -> None:
@@ -88,7 +88,7 @@ def test_the_controller_keeps_and_stores_the_moved_times(by_s: float) -> None:
     tracked.short_since_s = NOW_S - 50
     set_clock(tracked, by_s)
     assert tracked.short_since_s == NOW_S - 50 + by_s
-    assert set_clock(Tracked(lifecycle=JobLifecycle(2, 0.0)), by_s) == []
+    assert set_clock(TrackedJob(lifecycle=JobLifecycle(2, 0.0)), by_s) == []
 
 
 @pytest.mark.parametrize("state", ResizeState)
@@ -98,7 +98,7 @@ def test_a_clock_that_was_set_back_while_no_daemon_ran_prolongs_no_wait_by_more_
         assert validate(back) == "" and back.state is life.state
         assert wait_ends_s(back, LIMITS) <= NOW_S - HOUR_S + 2 * LIMITS.park_s or state not in (
             ResizeState.CHECKPOINTING,
-            ResizeState.HELD,
+            ResizeState.PARKED,
             ResizeState.RELEASED,
         )
         assert back.retry_after_s <= NOW_S - HOUR_S + LIMITS.retry_s
@@ -107,7 +107,10 @@ def test_a_clock_that_was_set_back_while_no_daemon_ran_prolongs_no_wait_by_more_
         unasked = state is ResizeState.CHECKPOINTING and not life.asked_s
         since_s = NOW_S if state is ResizeState.RESTARTING or unasked else life.since_s
         assert read_back(life, NOW_S, LIMITS) == replace(
-            life, since_s=since_s, retry_after_s=min(life.retry_after_s, NOW_S + LIMITS.retry_s)
+            life,
+            since_s=since_s,
+            retry_after_s=min(life.retry_after_s, NOW_S + LIMITS.retry_s),
+            must_leave=state is ResizeState.REQUEUING and bool(life.sent_s),
         )
 
 

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
@@ -33,20 +36,18 @@ from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     ResizeTimes,
-    settles_s,
+    restart_ready_s,
     wait_ends_s,
 )
-from synergyd.control.resize.starts import advance
-from synergyd.control.tracked import Learnt, Output, ParkAgain, Remember, TellBatch
-from synergyd.job_report import Report
-from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.control.resize.machine import advance
+from synergyd.control.tracked import KeepReport, Output, ParkAgain, Remember, TellBatch
 from tests.unit.control.controller_world import World
 
 SMALL, LARGE = Shape("a100", 1, 2), Shape("a100", 1, 4)
 PLAN = Plan(dp=2, global_batch=8)
 CELL = Cell(LARGE, Plan(dp=4, global_batch=8), 2.0, 1.0, 2.0, 1.0, 0)
 JOB = Job(1, "j", "u", 0, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, SMALL, SMALL, ("n1",), directive=Directive())
-RESIZE = Decision(1, Action.RESIZE, CELL, ("n1",), "why")
+RESIZE = Decision(1, Action.RESIZE, CELL, ("n1",), text_reason("why"))
 
 
 def cluster(used: int = 2) -> Cluster:
@@ -63,7 +64,7 @@ def running(job: Job = JOB, used: int = 2) -> Controller:
 
 
 def instructions(outputs: list[Output]) -> list[Output]:
-    return [o for o in outputs if not isinstance(o, Remember | Learnt)]
+    return [o for o in outputs if not isinstance(o, Remember | KeepReport)]
 
 
 def state(controller: Controller) -> ResizeState:
@@ -105,8 +106,8 @@ def test_each_line_of_a_story_names_the_event_that_caused_it() -> None:
 def test_what_others_hold_waits_and_is_done_once_they_have_left() -> None:
     controller = running(used=4)
     assert instructions(controller.handle(Decided(RESIZE), 100.0)) == []
-    assert controller.jobs[1].blocked == RESIZE and controller.unblockable(cluster(4), 101.0) == []
-    assert controller.unblockable(cluster(2), 101.0) == [1]
+    assert controller.jobs[1].blocked == RESIZE and controller.jobs_to_unblock(cluster(4), 101.0) == []
+    assert controller.jobs_to_unblock(cluster(2), 101.0) == [1]
     assert instructions(controller.handle(Unblocked(1, JOB), 101.0)) == [AskCheckpoint(1, 0)]
     assert controller.handle(Unblocked(1, JOB), 101.0) == []  # once
 
@@ -117,7 +118,7 @@ def test_a_decision_that_waited_is_void_when_its_user_has_changed_the_job_or_an_
     assert controller.handle(Unblocked(1, None), 101.0) == [] and controller.jobs[1].blocked is None
     controller.handle(Decided(RESIZE), 160.0)
     controller.handle(EpochDecided(()), 160.0)
-    assert controller.unblockable(cluster(0), 161.0) == []
+    assert controller.jobs_to_unblock(cluster(0), 161.0) == []
 
 
 @pytest.mark.parametrize(
@@ -135,10 +136,10 @@ def test_who_is_not_to_be_touched_is_not(change: dict[str, object]) -> None:
 def test_a_job_that_need_not_make_way_any_more_goes_on(paused: bool) -> None:
     """In the simulator as in the daemon: both are shells over this."""
     controller = running()
-    stop = Decision(1, Action.WAIT, None, (), "others gain more")
+    stop = Decision(1, Action.WAIT, None, (), text_reason("others gain more"))
     assert instructions(controller.handle(Decided(stop), 100.0)) == [AskCheckpoint(1, 0)]
     controller.handle(SnapshotTaken(Snapshot(160.0, cluster(), (replace(JOB, paused=paused),)), 60.0), 160.0)
-    stays = Decision(1, Action.START, replace(CELL, shape=SMALL), ("n1",), "it may stay")
+    stays = Decision(1, Action.START, replace(CELL, shape=SMALL), ("n1",), text_reason("it may stay"))
     controller.handle(Decided(stop if paused else stays), 160.0)
     assert state(controller) is ResizeState.RUNNING and not controller.jobs[1].lifecycle.stopping
 
@@ -155,7 +156,7 @@ def test_a_job_fixed_at_its_own_size_keeps_its_own_degrees() -> None:
 def test_who_waits_is_parked_first_by_itself_then_with_the_others() -> None:
     controller = Controller(ResizeTimes(), 60.0)
     job = replace(JOB, state=JobState.PENDING, node_names=())
-    wait = Decided(Decision(1, Action.WAIT, None, (), "full"))
+    wait = Decided(Decision(1, Action.WAIT, None, (), text_reason("full")))
     for at_s, wanted in ((100.0, [Park(1, 900.0)]), (160.0, [ParkAgain(1, 900.0)])):
         controller.handle(JobObserved(1, 0.0, Observed("PENDING", 0, at_s)), at_s)
         controller.handle(SnapshotTaken(Snapshot(at_s, cluster(4), (job,)), 60.0), at_s)
@@ -171,7 +172,7 @@ def test_a_refused_parking_is_tried_again_as_the_first() -> None:
     controller.handle(JobObserved(1, 0.0, Observed("PENDING")), 100.0)
     controller.handle(SnapshotTaken(Snapshot(100.0, cluster(4), (replace(JOB, state=JobState.PENDING),)), 60.0), 100.0)
     controller.handle(Answered(Refused(Park(1, 900.0), "away", transient=True)), 100.0)
-    wait = Decided(Decision(1, Action.WAIT, None, (), "full"))
+    wait = Decided(Decision(1, Action.WAIT, None, (), text_reason("full")))
     assert instructions(controller.handle(wait, 100.0)) == [Park(1, 900.0)]
 
 
@@ -249,7 +250,7 @@ def test_what_was_stored_goes_on_and_the_last_instruction_is_sent_again() -> Non
     assert set(again.jobs) == {1} and again.jobs[1].profile == controller.jobs[1].profile
     assert instructions(again.handle(Ticked(1), 101.0)) == [AskCheckpoint(1, 0)]
     again.handle(JobObserved(2, 0.0, Observed("RUNNING", 0)), 101.0)
-    assert again.reported(2, 0) and not again.reported(2, 1)
+    assert again.has_reported(2, 0) and not again.has_reported(2, 1)
 
 
 def test_validate_finds_what_may_never_be() -> None:
@@ -258,7 +259,7 @@ def test_validate_finds_what_may_never_be() -> None:
     tracked = controller.jobs[1]
     wrong: list[dict[str, Any]] = [
         {"lifecycle": replace(tracked.lifecycle, state=ResizeState.GONE)},
-        {"lifecycle": replace(tracked.lifecycle, state=ResizeState.HELD)},
+        {"lifecycle": replace(tracked.lifecycle, state=ResizeState.PARKED)},
         {"lifecycle": replace(tracked.lifecycle, job_id=2)},
         {"blocked": replace(RESIZE, job_id=2)},
         {"slowdown": 0.5},
@@ -292,6 +293,6 @@ def test_a_due_tick_is_never_a_rounding_error_too_early() -> None:
     for at_s, delay_s in itertools.product(times[:80], (0.1, 1.7, 10.0 * 2 / 30, 10.0 / 3, 7.3)):
         limits = ResizeTimes(restart_delay_s=delay_s, release_timeout_s=delay_s, checkpoint_timeout_s=delay_s)
         resized = JobLifecycle(1, 0.0, ResizeState.RESIZED, at_s, ended_s=at_s)
-        assert advance(resized, Tick(), settles_s(resized, limits), limits).instructions == (Release(1),)
+        assert advance(resized, Tick(), restart_ready_s(resized, limits), limits).instructions == (Release(1),)
         released = JobLifecycle(1, 0.0, ResizeState.RELEASED, at_s)
         assert advance(released, Tick(), wait_ends_s(released, limits), limits).life.state is ResizeState.QUEUED

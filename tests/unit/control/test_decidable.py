@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.records import Job, Plan, Profile
 
 from synergyd.control.decidable import FIRST_UNMEASURED_S, UNMEASURED_S, as_decided_about
 from synergyd.control.resize.lifecycle import JobLifecycle
-from synergyd.control.tracked import Tracked
-from synergyd.job_report import Report
-from synergyd.records import Job, Plan, Profile
+from synergyd.control.tracked import TrackedJob
 from tests.unit.scheduler.builders import NOW, job
 
 RESTARTED = job(1, nodes=("n0",), gpus=4, restarts=1, start_s=NOW - 60)
@@ -19,7 +19,7 @@ KNOWN = Profile(samples=5)
 
 
 def fixed(seen: Job, report: Report = SILENT, profile: Profile | None = KNOWN, before: Job | None = None) -> str:
-    tracked = Tracked(lifecycle=JobLifecycle(1, 0.0), report=report, profile=profile, job=before)
+    tracked = TrackedJob(lifecycle=JobLifecycle(1, 0.0), report=report, profile=profile, job=before)
     return as_decided_about(seen, tracked, NOW).fixed
 
 
@@ -54,5 +54,5 @@ def test_one_that_has_to_change_is_not_kept() -> None:
     [("Priority", "waits in Slurm's queue as it was submitted"), ("BadConstraints", "did not start it with any size")],
 )
 def test_explain_tells_how_a_job_was_left_to_slurm(reason: str, words: str) -> None:
-    seen = as_decided_about(job(1), Tracked(lifecycle=JobLifecycle(1, 0.0, left=reason)), NOW)
+    seen = as_decided_about(job(1), TrackedJob(lifecycle=JobLifecycle(1, 0.0, left_to_slurm_reason=reason)), NOW)
     assert seen.directive is None and words in seen.directive_error and reason in seen.directive_error

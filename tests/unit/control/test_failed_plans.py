@@ -7,18 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from synergyd.accepts import Accepts
-from synergyd.control.controller import Controller
-from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback, needs_as_much
-from synergyd.control.known.size_changes import SizeChanges
-from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
-from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
-from synergyd.control.tracked import Learnt, Output, Remember
-from synergyd.control.wanting import wanted
-from synergyd.job_report import MAX_RETURNS, EarlyFailure, Report
-from synergyd.records import (
+from synergy_core.accepts import Accepts
+from synergy_core.job_report import MAX_RETURNS, EarlyFailure, Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import (
     Action,
     Cell,
     Cluster,
@@ -32,6 +24,15 @@ from synergyd.records import (
     Shape,
     Snapshot,
 )
+
+from synergyd.control.controller import Controller
+from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, needs_as_much, size_to_fall_back_to
+from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
+from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
+from synergyd.control.resize_request import resize_request
+from synergyd.control.state.size_changes import SizeChanges
+from synergyd.control.tracked import KeepReport, Output, Remember
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
 PLAN = Plan(tp=2, dp=2, global_batch=8)
@@ -55,7 +56,7 @@ def running(job: Job = JOB, plan: Plan | None = PLAN) -> Controller:
 
 
 def tell(controller: Controller, step: int = 0, failure: EarlyFailure | None = None, **more: Any) -> list[Output]:
-    report = Report(1, controller.jobs[1].lifecycle.restarts, step, step_s=1.0, plan=PLAN, failure=failure)
+    report = Report(1, controller.jobs[1].lifecycle.incarnation, step, step_s=1.0, plan=PLAN, failure=failure)
     return controller.handle(Reported((report,), report.restarts, **more), 100.0)
 
 
@@ -129,8 +130,10 @@ def test_a_program_bans_a_bounded_number_of_plans() -> None:
 
 def test_back_to_what_ran_before_else_to_the_users_own() -> None:
     ran = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
-    assert fallback(ran, PLAN, JOB) == ran
-    assert fallback(None, PLAN, JOB) == fallback(Target(HAS, (), PLAN), PLAN, JOB) == Target(ASKED)
+    assert size_to_fall_back_to(ran, PLAN, JOB) == ran
+    assert (
+        size_to_fall_back_to(None, PLAN, JOB) == size_to_fall_back_to(Target(HAS, (), PLAN), PLAN, JOB) == Target(ASKED)
+    )
 
 
 def test_a_job_whose_launcher_waits_is_requeued() -> None:
@@ -142,7 +145,7 @@ def test_a_job_whose_launcher_waits_is_requeued() -> None:
     assert (life.state, life.target, life.returns) == (ResizeState.REQUEUING, Target(ASKED), 1)
     assert "failed within its first steps (its own error, exit code 7)" in told(outputs)
     assert "requeued with 2 a100 GPUs" in told(outputs)
-    assert [key for o in outputs if isinstance(o, Learnt) for key in o.profiles if key.startswith("failed:plan:")]
+    assert [key for o in outputs if isinstance(o, KeepReport) for key in o.profiles if key.startswith("failed:plan:")]
     assert tell(controller, failure=EXIT)[1:] == [], "said once, whatever its launcher repeats"
 
 
@@ -213,14 +216,14 @@ def test_a_size_that_a_job_can_not_leave_is_where_it_goes_back_to(own_size: bool
     tell(controller)
     tracked = controller.jobs[1]
     tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=own_size))
-    decided = Decision(1, Action.START, Cell(HAS, PLAN, 1.0, 1.0, 1.0, 1.0, 0), ("n1",), "Starts.")
-    asked = wanted(tracked, decided, JOB, Cluster(())).asked
+    decided = Decision(1, Action.START, Cell(HAS, PLAN, 1.0, 1.0, 1.0, 1.0, 0), ("n1",), text_reason("Starts."))
+    asked = resize_request(tracked, decided, JOB, Cluster(())).asked
     assert asked is not None and asked.shape == back
     unheard = replace(EXIT, plan=None)
     controller.handle(Reported((Report(1, 0, 0, failure=unheard),), 0), 100.0)  # it says nothing of what it accepts
     assert tracked.keeps_size is own_size
-    said = Report(1, 0, 0, plan=PLAN, failure=replace(EXIT, number=2), accepts=Accepts(own_size=own_size))
-    controller.handle(Reported((said,), 0), 100.0)
+    told_now = Report(1, 0, 0, plan=PLAN, failure=replace(EXIT, number=2), accepts=Accepts(own_size=own_size))
+    controller.handle(Reported((told_now,), 0), 100.0)
     target = controller.jobs[1].lifecycle.target
     assert target is not None and target.shape == back
 
@@ -248,3 +251,22 @@ def test_a_failure_that_is_told_again_and_again_counts_once() -> None:
         outputs = tell(controller, failure=replace(EXIT, number=number))
         assert not [o for o in outputs if isinstance(o, Remember)]
     assert controller.jobs[1].lifecycle == before
+
+
+@pytest.mark.parametrize("trained_resized", [True, False])
+def test_a_program_is_blamed_for_an_early_end_unless_it_has_trained_at_another_size(trained_resized: bool) -> None:
+    """A slurmctld that has just started may start a job without its GPUs: then srun fails, and the script with it."""
+    controller = running()
+    tracked, plans = controller.jobs[1], controller.failed_plans
+    before = replace(tracked.lifecycle, asked=Target(ASKED), ran=Target(HAS if trained_resized else ASKED), launched=1)
+    tracked.lifecycle = before
+    assert plans.ban_unresizable(tracked, before) == {} and not plans.of(JOB).script
+    tracked.lifecycle = replace(before, launched=1, incarnation=2, reruns=1)
+    stored = plans.ban_unresizable(tracked, before)
+    assert bool(stored) is not trained_resized and plans.of(JOB).script is not trained_resized
+    # what an earlier daemon has banned is allowed again as soon as a job of the program trains at another size
+    banned = FailedPlans()
+    banned.load({key: profile for key, profile in stored.items()})
+    tracked.lifecycle = replace(before, ran=Target(HAS))
+    lifted = banned.ban_unresizable(tracked, before)
+    assert not banned.of(JOB).script and bool(lifted) is bool(stored)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.job_report import EarlyFailure, InPlace
+from synergy_core.records import Plan
+from synergy_core.wire.report import Told
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.reviews import SHORT_S, review_loss
-from synergyd.job_report import EarlyFailure, InPlace
-from synergyd.records import Plan
-from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 
 POOR = Plan(pp=2, micro_batch=8, global_batch=256)
@@ -63,7 +63,7 @@ def test_a_new_plan_that_does_not_report_in_time_is_requeued(site: Site) -> None
     assert site.slurm.requeued == [(1, 0)] and site.post.answers == {}
     for _ in range(10):
         site.tick(2)
-    assert (site.life(1).state, site.life(1).restarts, site.life(1).plan) == (ResizeState.RUNNING, 1, plan)
+    assert (site.life(1).state, site.life(1).incarnation, site.life(1).plan) == (ResizeState.RUNNING, 1, plan)
 
 
 def test_the_next_daemon_gives_the_same_order_again(site: Site) -> None:
@@ -92,7 +92,7 @@ def test_a_job_that_goes_on_without_a_node_that_slurm_keeps_is_restarted_on_all(
         assert site.life(1).state is ResizeState.RUNNING
     site.report(1, plan=Plan(micro_batch=8, global_batch=256), in_place=InPlace(number=1, crashes=1, step=120))
     site.epoch(120)
-    assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).stays
+    assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).in_place
     assert "it runs on fewer GPUs than it holds" in site.story(1) and "lost a node at step 120" in site.story(1)
 
 
@@ -103,20 +103,22 @@ def test_what_it_took_is_spent_once_and_is_no_cost_of_a_requeue(site: Site) -> N
             1, plan=plan, step=step, trained_s=step - 10.0, in_place=InPlace(number=1, order=1), first_step_s=1.5
         )
         site.tick(20)
-    account = site.life(1).restart
+    account = site.life(1).restart_history
     assert (account.under_way, account.chosen) == (None, 1) and 15 < account.lost_s < site.slurm.now_s - begun_s
     assert "a restart took" in site.story(1) and "requeue" not in site.story(1).rpartition("a restart took")[2]
     tracked = site.daemon.controller.jobs[1]
-    assert tracked.job is not None and site.daemon.controller.restarts.cost(tracked, tracked.job).own == 0
+    assert (
+        tracked.job is not None and site.daemon.controller.restart_budgets.expected_cost(tracked, tracked.job).own == 0
+    )
 
 
 def test_the_time_of_one_that_was_in_vain_is_spent_once(site: Site) -> None:
     decided(site, InPlace())
-    one = site.life(1).restart.under_way
+    one = site.life(1).restart_history.under_way
     assert one is not None and one.chosen
     site.tick(181)
     assert site.life(1).state is ResizeState.REQUEUING
-    account, now_s = site.life(1).restart, site.slurm.now_s
+    account, now_s = site.life(1).restart_history, site.slurm.now_s
     assert account.spent_s(now_s) == now_s - one.begun_s
     assert account.under_way is not None and account.under_way.saved_s == now_s, "its requeue has just begun"
 
@@ -175,7 +177,7 @@ def test_a_job_that_is_to_be_left_alone_is_not_restarted_on_all_its_nodes(site: 
     tracked = site.daemon.controller.jobs[1]
     assert tracked.job is not None
     tracked.job = replace(tracked.job, paused=stays.get("paused", False))
-    tracked.lifecycle = replace(tracked.lifecycle, left=stays.get("left", ""))
+    tracked.lifecycle = replace(tracked.lifecycle, left_to_slurm_reason=stays.get("left", ""))
     tracked.form = stays.get("form", "")
     now_s = site.slurm.now_s
     assert review_loss(tracked, now_s) is None

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Cell, Directive, Job, JobState, Plan, Shape
 
 from synergyd.control.controller import Controller
-from synergyd.control.notices import DEADLINE, late_deadlines, notice_of, too_late
+from synergyd.control.notices import DEADLINE, deadline_obstacle, late_deadlines, notice_of
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, times_of
-from synergyd.control.tracked import Remember, Tracked
-from synergyd.records import Cell, Directive, Job, JobState, Plan, Shape
+from synergyd.control.tracked import Remember, TrackedJob
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
 
@@ -19,7 +19,7 @@ CELL = Cell(Shape("a100", 1, 4), Plan(dp=4), 10.0, 0.5, 5.0, 1.0, 1)
 
 
 def step(event: str, was: str, state: str, *story: str, **life: object) -> Remember:
-    now = JobLifecycle(7, 1000.0, state=ResizeState[state], restarts=1, cause="8 GPUs -> 4 GPUs", **life)  # type: ignore[arg-type]
+    now = JobLifecycle(7, 1000.0, state=ResizeState[state], incarnation=1, cause="8 GPUs -> 4 GPUs", **life)  # type: ignore[arg-type]
     return Remember(now, ResizeState[was], event, story)
 
 
@@ -60,13 +60,13 @@ def test_the_first_start_is_no_resize() -> None:
 
 
 def test_a_deadline_is_out_of_reach_where_the_best_size_takes_longer() -> None:
-    assert too_late(1000.0, None, (), 1000.0) == "its deadline can't be met: it has passed"
-    assert too_late(1000.0, 0.0, (), 1000.0) == ""  # it is done
-    assert too_late(1000.0, 500.0, (CELL,), 900.0) == ""
-    assert "takes 101 s on the best of its sizes, and the deadline is in 100 s" in too_late(
+    assert deadline_obstacle(1000.0, None, (), 1000.0) == "its deadline can't be met: it has passed"
+    assert deadline_obstacle(1000.0, 0.0, (), 1000.0) == ""  # it is done
+    assert deadline_obstacle(1000.0, 500.0, (CELL,), 900.0) == ""
+    assert "takes 101 s on the best of its sizes, and the deadline is in 100 s" in deadline_obstacle(
         1000.0, 505.0, (CELL,), 900.0
     )
-    assert too_late(1000.0, None, (CELL,), 900.0) == too_late(1000.0, 505.0, (), 900.0) == ""
+    assert deadline_obstacle(1000.0, None, (CELL,), 900.0) == deadline_obstacle(1000.0, 505.0, (), 900.0) == ""
 
 
 def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPat
     shape, directive = Shape("a100", 1, 1), Directive(deadline_s=500.0)
     for i in (1, 2, 3):
         job = Job(i, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape=shape, asked=shape)
-        controller.jobs[i] = Tracked(
+        controller.jobs[i] = TrackedJob(
             lifecycle=JobLifecycle(i, 0.0), job=replace(job, directive=directive if i < 3 else None)
         )
     assert [late.lifecycle.job_id for late in late_deadlines(controller, {}, 1000.0)] == [1, 2]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from synergy_core.records import Cluster, Node
+
 from synergyd.control.power_up import AGAIN_S, PowerUps
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import Wake
 from synergyd.control.resize.lifecycle import JobLifecycle
-from synergyd.control.tracked import Remember, Tracked
-from synergyd.records import Cluster, Node
+from synergyd.control.tracked import Remember, TrackedJob
 
 ASLEEP = Node("c1", "a100", 4, up=False, wakeable=True, wake_s=300.0)
 WAKING = replace(ASLEEP, waking=True)
@@ -66,31 +67,31 @@ def test_the_clock_may_be_set() -> None:
 
 
 def test_nodes_that_may_not_be_powered_up_are_not_asked_for_again_at_once() -> None:
-    seen, tracked, wake = PowerUps(), Tracked(lifecycle=JobLifecycle(1, 0.0)), Wake(1, ("c1",))
+    seen, tracked, wake = PowerUps(), TrackedJob(lifecycle=JobLifecycle(1, 0.0)), Wake(1, ("c1",))
     see(seen, ASLEEP, 0)
-    (done,) = seen.answered(wake, CarriedOut(wake), tracked, 0)
+    (done,) = seen.note_answer(wake, CarriedOut(wake), tracked, 0)
     assert isinstance(done, Remember) and done.story == ("c1 powered up for it to grow onto",)
     assert (
-        seen.answered(wake, Refused(wake, "slurmctld is away", True), tracked, 5) == []
+        seen.note_answer(wake, Refused(wake, "slurmctld is away", True), tracked, 5) == []
         and see(seen, ASLEEP, 6) == 294.0
     )
-    (refused,) = seen.answered(wake, Refused(wake, "Access/permission denied", False), tracked, 10)
+    (refused,) = seen.note_answer(wake, Refused(wake, "Access/permission denied", False), tracked, 10)
     assert isinstance(refused, Remember) and "c1 can't be powered up for it: Access" in refused.story[0]
-    assert see(seen, ASLEEP, 20) == math.inf and seen.answered(wake, CarriedOut(wake), None, 30) == []
+    assert see(seen, ASLEEP, 20) == math.inf and seen.note_answer(wake, CarriedOut(wake), None, 30) == []
 
 
 def test_one_that_slurm_took_and_never_began_counts_as_failed() -> None:
     seen, wake = PowerUps(), Wake(1, ("c1",))
     see(seen, ASLEEP, 0)
-    seen.answered(wake, CarriedOut(wake), None, 0)
+    seen.note_answer(wake, CarriedOut(wake), None, 0)
     for now_s, left_s in ((60, 240.0), (299, 1.0), (300, math.inf), (300 + AGAIN_S - 1, math.inf)):
         (node,) = seen.see(Cluster((ASLEEP,)), now_s).nodes
         assert (node.wake_s, node.waking) == (left_s, now_s < 300), "not asked for again meanwhile"
     assert see(seen, ASLEEP, 300 + AGAIN_S) == 300.0
-    seen.answered(wake, CarriedOut(wake), None, 1000)
+    seen.note_answer(wake, CarriedOut(wake), None, 1000)
     see(seen, DOWN, 1010)
     assert see(seen, ASLEEP, 1010 + 2 * AGAIN_S - 1) == math.inf, "it went DOWN between two epochs"
-    seen.answered(wake, CarriedOut(wake), None, 5000)
+    seen.note_answer(wake, CarriedOut(wake), None, 5000)
     assert [see(seen, n, t) for t, n in ((5010, UP), (5020, ASLEEP))] == [0.0, 300.0]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from synergy_core.job_report import Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Plan, Shape, Snapshot
+
 from synergyd.control.queue_history import WHOLE_S, QueueHistory, decided_gpus, plain_gpus
-from synergyd.job_report import Report
-from synergyd.records import Action, Cell, Cluster, Decision, Job, JobState, Node, Plan, Shape, Snapshot
 
 
 def shape(nodes: int, each: int, kind: str = "a100") -> Shape:
@@ -36,10 +38,10 @@ def seen(jobs: tuple[Job, ...], cluster: Cluster | None = None, at_s: float = 0.
 def test_the_decided_allocation_in_gpus_of_the_size_asked_for() -> None:
     jobs = (job(1, shape(1, 4)), job(2, shape(1, 2)), job(3, shape(1, 1)))
     decisions = (
-        Decision(1, Action.RESIZE, cell(8), (), "", 1.5),
-        Decision(2, Action.START, cell(3), (), ""),  # can't be predicted: the GPUs that it asked for
-        Decision(3, Action.WAIT, None, (), ""),
-        Decision(9, Action.KEEP, cell(4), (), "", 2.0),  # not in the queue any more
+        Decision(1, Action.RESIZE, cell(8), (), text_reason(""), 1.5),
+        Decision(2, Action.START, cell(3), (), text_reason("")),  # can't be predicted: the GPUs that it asked for
+        Decision(3, Action.WAIT, None, (), text_reason("")),
+        Decision(9, Action.KEEP, cell(4), (), text_reason(""), 2.0),  # not in the queue any more
     )
     assert decided_gpus(jobs, decisions) == 4 * 1.5 + 2
 

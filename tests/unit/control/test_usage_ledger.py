@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.usage import (
+    PastRun,
+    Usage,
+    clip_usage,
+    reconcile_usage,
+    relative_gain,
+    totals,
+    with_end_time,
+    without_overlaps,
+)
 
 from synergyd.control.usage_ledger import WRITE_S, Holding, UsageLedger
-from synergyd.usage import PastRun, Usage, ending, gain, reconciled, totals, within, without_overlaps
 
 DAY = 86400.0
 
@@ -25,7 +34,7 @@ def holding(**changes: object) -> Holding:
 
 def kept(ledger: UsageLedger) -> list[Usage]:
     parts = ledger.pending()
-    ledger.stored(parts)
+    ledger.note_stored(parts)
     return sorted(parts, key=lambda p: p.from_s)
 
 
@@ -149,10 +158,10 @@ def test_a_daemon_that_comes_back_audits_on() -> None:
 
 def test_the_gain_is_the_hours_saved_over_the_hours_spent() -> None:
     found = totals([part(), part(job_id=8, asked_gpus=16)])
-    assert found.gain == gain(640 / 4 + 640 / 16, 2 * 95.0) == pytest.approx(200 / 190 - 1)
+    assert found.gain == relative_gain(640 / 4 + 640 / 16, 2 * 95.0) == pytest.approx(200 / 190 - 1)
     assert found.gain == pytest.approx(found.saved_h / found.spent_h)
     assert found.gain_sigma == pytest.approx(found.saved_sigma_h / found.spent_h)
-    assert totals([]).gain is None and gain(0.0, 0.0) is None
+    assert totals([]).gain is None and relative_gain(0.0, 0.0) is None
     slower = totals([part(useful_gpu_s=320.0)])
     assert slower.gain is not None and slower.gain < 0 > slower.saved_h
 
@@ -211,8 +220,8 @@ def part(**changes: object) -> Usage:
 
 
 def test_a_part_is_split_in_proportion() -> None:
-    early, late = within(part(), -10.0, 25.0), within(part(), 25.0, 1000.0)
-    assert early is not None and late is not None and within(part(), 100.0, 200.0) is None
+    early, late = clip_usage(part(), -10.0, 25.0), clip_usage(part(), 25.0, 1000.0)
+    assert early is not None and late is not None and clip_usage(part(), 100.0, 200.0) is None
     assert (early.trained_s, late.trained_s, early.stopped_s, late.stopped_s) == (20.0, 60.0, 5.0, 0.0)
     both, whole = totals([early, late]), totals([part()])
     assert both.saved_h == pytest.approx(whole.saved_h) and both.useful_gpu_h == pytest.approx(whole.useful_gpu_h)
@@ -227,18 +236,20 @@ def test_errors_of_one_job_add_up_and_of_different_jobs_do_not() -> None:
 
 def test_slurms_accounting_corrects_ends_and_adds_what_nobody_saw() -> None:
     run = PastRun(7, "mina", "chem", 0.0, 90.0, 8)
-    (shorter,) = reconciled({7: [part()]}, [run], 0.0)
+    (shorter,) = reconcile_usage({7: [part()]}, [run], 0.0)
     assert (shorter.to_s, shorter.trained_s) == (90.0, 72.0)
-    assert reconciled({7: [shorter]}, [run], 0.0) == []
+    assert reconcile_usage({7: [shorter]}, [run], 0.0) == []
     cut = [part(is_open=False, to_s=50.0), part(from_s=50.0, to_s=70.0, is_open=True)]
-    (longer,) = reconciled({7: cut}, [run], 0.0)
+    (longer,) = reconcile_usage({7: cut}, [run], 0.0)
     assert (longer.from_s, longer.to_s, longer.trained_s, longer.is_open) == (50.0, 90.0, 80.0, False)
     unseen = PastRun(7, "mina", "chem", 120.0, 125.0, 2)
-    (added,) = reconciled({7: [part()]}, [unseen], 0.0)
+    (added,) = reconcile_usage({7: [part()]}, [unseen], 0.0)
     assert (added.from_s, added.to_s, added.gpus, added.asked_gpus, added.trained_s) == (120.0, 125.0, 2, 4, 0.0)
-    assert reconciled({7: [part()]}, [unseen], 121.0) == [], "before anything was recorded"
-    assert reconciled({7: [part()]}, [PastRun(7, "mina", "chem", 40.0, 100.0, 4)], 0.0) == [], "it was made smaller"
-    assert ending(part(), -5.0).held_s == 0.0 and ending(part(), -5.0).trained_s == 0.0
+    assert reconcile_usage({7: [part()]}, [unseen], 121.0) == [], "before anything was recorded"
+    assert reconcile_usage({7: [part()]}, [PastRun(7, "mina", "chem", 40.0, 100.0, 4)], 0.0) == [], (
+        "it was made smaller"
+    )
+    assert with_end_time(part(), -5.0).held_s == 0.0 and with_end_time(part(), -5.0).trained_s == 0.0
 
 
 def test_planned_ends_that_an_earlier_version_stored_count_no_further_than_the_next_begin() -> None:
@@ -249,3 +260,124 @@ def test_planned_ends_that_an_earlier_version_stored_count_no_further_than_the_n
         (0.0, 100.0), (100.0, 102.0), (102.0, 104.0), (104.0, 130.0), (130.0, 200.0), (150.0, 160.0)
     ]  # fmt: skip
     assert cut[0] is apart[0] and cut[1].trained_s == pytest.approx(80.0 * 2 / 3600)
+
+
+def test_a_run_whose_gpus_change_is_cut_and_its_change_audited() -> None:
+    """A live shrink: the processes restart on fewer nodes, then Slurm takes the others back."""
+    ledger = UsageLedger(midnight)
+    first = holding(nodes="n1,n2", training_s=1000.0, relative=2.0, goodput=20.0, order=0, trains_on=8, asked_gpus=4)
+    ledger.look(1100.0, [first])
+    ledger.look(1200.0, [replace(first, relative=None, decided=(4, 1.0), in_transit=True)])
+    # its first report with steps says that it has trained since 1240, after 25 s without training
+    less = replace(first, relative=None, goodput=None, training_s=1240.0, order=1, trains_on=4, lost_s=25.0)
+    ledger.look(1250.0, [replace(less, in_transit=True)])
+    smaller = replace(less, gpus=4, nodes="n1", relative=1.0, goodput=11.0)
+    ledger.look(1260.0, [smaller])
+    ledger.look(1300.0, [replace(smaller, goodput=11.0)])
+    ledger.look(1360.0, [replace(smaller, ended_s=1355.0)])
+    rows = {p.from_s: p for p in kept(ledger)}
+    before, between, after = (rows[t] for t in sorted(rows))
+    assert [(p.from_s, p.to_s, p.gpus, p.nodes, p.state) for p in (before, between, after)] == [
+        (1000, 1240, 8, "n1,n2", ""), (1240, 1255, 8, "n1,n2", "RESIZING"), (1255, 1355, 4, "n1", "")
+    ]  # fmt: skip
+    assert (before.trained_s, before.restart_s, before.predicted_ratio) == (215.0, 25.0, None)
+    assert (before.start_s, between.start_s, after.start_s) == (1000, 1000, 1255)
+    assert {(p.changed_s, p.predicted_ratio, p.before_goodput) for p in (between, after)} == {(1240, 0.5, 20.0)}
+    found = totals([before, between, after])
+    assert found.held_gpu_h * 3600 == 8 * 255 + 4 * 100
+    assert (found.changes, found.audited) == (1, 1) and found.change_h * 3600 == pytest.approx(25)
+    assert found.predicted_h * 3600 == pytest.approx(-0.5 * 100) and after.measured_ratio == pytest.approx(0.55)
+    assert found.spent_h * 3600 == pytest.approx(355), "trained or in the restart, all the time"
+
+
+def test_a_change_of_plan_on_the_same_gpus_is_audited_too() -> None:
+    ledger = UsageLedger(midnight)
+    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=2, decided=(8, 1.3), lost_s=40.0)
+    ledger.look(1100.0, [first])
+    other = replace(
+        first, training_s=1130.0, relative=1.3, goodput=12.0, order=3, trains_on=8, decided=None, lost_s=52.0
+    )
+    ledger.look(1160.0, [other])
+    ledger.look(1200.0, [replace(other, ended_s=1200.0)])
+    before, after = kept(ledger)
+    assert (before.to_s, after.from_s, before.restart_s, after.checkpoint_s) == (1130, 1130, 12.0, 12.0)
+    assert (after.predicted_ratio, after.start_s) == (1.3, 1000) and after.measured_ratio == pytest.approx(1.2)
+
+
+def test_the_restart_that_began_an_incarnation_is_no_part_of_a_later_change() -> None:
+    ledger = UsageLedger(midnight)
+    run = holding(restarts=1, submit_s=990.0, chosen=True, in_transit=True, trained_before=True)
+    ledger.look(1005.0, [run])
+    trains = replace(run, training_s=1030.0, relative=1.0, goodput=9.0, order=0, in_transit=False, lost_s=45.0)
+    ledger.look(1100.0, [trains])
+    ledger.look(1200.0, [replace(trains, training_s=1150.0, order=1, lost_s=52.0)])
+    ledger.look(1210.0, [])
+    before, after = kept(ledger)
+    assert (before.restart_s, after.checkpoint_s) == (30.0 + 7.0, 7.0)
+
+
+def test_a_daemon_that_comes_back_goes_on_with_a_run_that_was_made_smaller() -> None:
+    first, second = UsageLedger(midnight), UsageLedger(midnight)
+    first.look(1100.0, [holding()])
+    first.look(1200.0, [holding(gpus=4)])
+    second.restore(p for p in kept(first) if p.is_open)
+    second.look(1300.0, [holding(gpus=4)])
+    second.look(1400.0, [holding(gpus=4, ended_s=1390.0)])
+    (part,) = kept(second)
+    assert (part.start_s, part.from_s, part.to_s, part.gpus) == (1150, 1150, 1390, 4)
+
+
+def test_what_slurm_says_of_a_job_whose_nodes_leave_it_is_no_change_of_size() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(1100.0, [holding()])
+    ledger.look(1200.0, [holding(gpus=4, ended_s=1190.0)])
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.to_s, part.gpus) == (1190, 8)
+
+
+def test_a_run_that_goes_on_without_a_lost_node_is_no_more_what_was_predicted() -> None:
+    ledger = UsageLedger(midnight)
+    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=0, trains_on=4, decided=(8, 1.8))
+    ledger.look(1100.0, [first])
+    wide = replace(first, training_s=1110.0, relative=1.8, goodput=18.0, order=1, trains_on=8, decided=None)
+    ledger.look(1200.0, [wide])
+    alone = replace(wide, training_s=1210.0, relative=1.0, goodput=10.0, trains_on=4)
+    ledger.look(1300.0, [alone])
+    ledger.look(1400.0, [replace(alone, ended_s=1400.0)])
+    found = kept(ledger)
+    assert [(p.from_s, p.to_s, p.predicted_ratio) for p in found] == [
+        (1000, 1110, None), (1110, 1210, 1.8), (1210, 1400, None)
+    ]  # fmt: skip
+    assert found[1].measured_ratio == pytest.approx(1.8) and totals(found).changes == 1
+
+
+def test_a_change_that_is_reported_after_the_gpus_have_gone_takes_its_seconds_from_both_parts() -> None:
+    ledger = UsageLedger(midnight)
+    first = holding(training_s=1000.0, relative=2.0, goodput=20.0, order=0, trains_on=8, decided=(4, 1.0))
+    ledger.look(1100.0, [first])
+    less = replace(first, gpus=4, relative=None, goodput=None, in_transit=True)
+    ledger.look(1102.0, [less])
+    ledger.look(1104.0, [replace(less, training_s=1102.5, order=1, trains_on=4, lost_s=7.0)])
+    ledger.look(
+        1200.0, [replace(less, training_s=1102.5, order=1, trains_on=4, lost_s=7.0, relative=1.0, ended_s=1200.0)]
+    )
+    parts = {p.from_s: p for p in kept(ledger)}
+    assert [(t, p.gpus, p.trained_s, p.restart_s) for t, p in sorted(parts.items())] == [
+        (1000, 8, 95.5, 5.5), (1101, 4, 0.0, 1.5), (1102.5, 4, 97.5, 0.0)
+    ]  # fmt: skip
+    assert parts[1102.5].checkpoint_s == 7.0 and parts[1102.5].predicted_ratio == 0.5
+
+
+def test_what_a_change_takes_counts_once() -> None:
+    """The end of the part before it is no part of the change before."""
+    audit: dict[str, object] = {
+        "predicted_ratio": 1.0,
+        "before_goodput": 1.0,
+        "measured_s": 80.0,
+        "measured_work": 80.0,
+    }
+    first = part(checkpoint_s=4.0, stopped_s=0.0, restart_s=5.0, changed_s=0.0, **audit)
+    second = part(from_s=100.0, to_s=200.0, checkpoint_s=5.0, stopped_s=0.0, restart_s=0.0, changed_s=100.0, **audit)
+    assert totals([first, second]).change_h * 3600 == pytest.approx(4 + 5)
+    pieces = [clip_usage(first, 0.0, 70.0), clip_usage(first, 70.0, 100.0), second]
+    assert totals(p for p in pieces if p is not None).change_h * 3600 == pytest.approx(4 + 5)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_core.wire.link_protocol import Hello
 from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.links.arbiter import LinkArbiter, listen
 from synergyd.links.arbiter import ArbiterTerms
 from synergyd.links.disciplines import discipline_named
-from synergyd.wire.link_protocol import Hello
 from tests.unit.daemon.daemon_world import Site
 from tests.unit.daemon.links.link_arbiter_world import (
     BOUND_S,

@@ -9,21 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from synergyd.control.known.size_changes import SizeChanges
+from synergy_core.job_report import Report
+from synergy_core.records import Action, Decision, JobState, Plan, Profile
+from synergy_core.wire.job_key import SecretFile
+from synergy_core.wire.report import Told
+
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.state.size_changes import SizeChanges
+from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.ports.report_inbox import ReceivedReport, ReportInbox
-from synergyd.daemon.tools import Tools
-from synergyd.job_report import Report
-from synergyd.records import Action, Decision, JobState, Plan, Profile
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.parsed.rows import JobRow, NodeRow
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import state_of
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
-from synergyd.wire.job_key import SecretFile
-from synergyd.wire.report import Told
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 START_S = 1_000_000.0
@@ -63,7 +64,7 @@ class FakeCluster(FakeSlurm):
         self._reach("squeue")
         return tuple(r for r in self.jobs.values() if state_of(r) is not JobState.DONE)  # as squeue
 
-    def nodes(self) -> tuple[NodeRow, ...]:
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
         self._reach("sinfo")
         rows = []
         for name, gpus in self.gpus.items():
@@ -73,7 +74,7 @@ class FakeCluster(FakeSlurm):
                 if name in j.node_names and j.tres_per_node
             )
             state = self.states.get(name, "mixed" if used else "idle")
-            rows.append(NodeRow(name, state, f"gpu:a100:{gpus}", f"gpu:a100:{used}", (), ("main",), ""))
+            rows.append(SlurmNodeRow(name, state, f"gpu:a100:{gpus}", f"gpu:a100:{used}", (), ("main",), ""))
         return tuple(rows)
 
     def batch_script(self, job_id: int) -> str | None:
@@ -158,7 +159,7 @@ class Site:
     def start(self, **settings: object) -> Daemon:
         """A new daemon process: nothing but the store, the files and Slurm is left of the one before."""
         store = BufferedStore(lambda: open_store(self.url, create=True), lambda: self.slurm.now_s)
-        tools = Tools(
+        dependencies = DaemonDependencies(
             reader=_Reader(self.slurm),
             writer=self.slurm,
             store=store,
@@ -170,7 +171,7 @@ class Site:
             leads=lambda: self.leads,
             term=lambda: self.term,
         )
-        self.daemon = Daemon(replace(self.settings, **settings), tools)  # type: ignore[arg-type]
+        self.daemon = Daemon(replace(self.settings, **settings), dependencies)  # type: ignore[arg-type]
         # as if an agent of each program had reported before; test_unknown_programs.py has programs that nobody knows
         self.daemon.controller.size_changes = SizeChanges(assumed=self.knows_programs)
         return self.daemon
@@ -223,7 +224,7 @@ class Site:
 def believed(site: Site, *job_ids: int) -> list[Profile]:
     """What the daemon believes of the jobs, as its last epoch saw them."""
     controller = site.daemon.controller
-    profiles = controller.believed([job for t in controller.jobs.values() if (job := t.job) is not None])
+    profiles = controller.believed_profiles([job for t in controller.jobs.values() if (job := t.job) is not None])
     return [profiles[i] for i in job_ids]
 
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.records import Action, Cluster, JobState, Node, Shape
 
 from synergyd.daemon.account_limits import Accounting, AccountReader, JobUse, use_of
-from synergyd.records import Action, Cluster, JobState, Node, Shape
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.gpu_limits import SlurmLimits, beyond
 from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.associations import AccountingRules, HolderLimits, QosRules, Usage, parse
 from synergyd.slurm.parsed.rows import PartitionRow
-from synergyd.slurm.parsed.snapshot import Known
+from synergyd.slurm.parsed.snapshot import SubmittedJob
 from tests.paths import ROOT
 from tests.unit.scheduler.builders import cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 SHOWN = (ROOT / "tests" / "cases" / "golden" / "assoc_mgr.txt").read_text()
-ENFORCED = AccountingRules(enforced=frozenset(("associations", "limits", "qos")))
-SAFE = AccountingRules(enforced=ENFORCED.enforced | {"safe"})
+ENFORCED = AccountingRules(enforcement=frozenset(("associations", "limits", "qos")))
+SAFE = AccountingRules(enforcement=ENFORCED.enforcement | {"safe"})
 SITE = Cluster((Node("n1", "a100", 4), Node("n2", "a100", 4)))
 # of account chem, which has GrpTRES=cpu=100,gres/gpu=8 below science with gres/gpu=16, as SHOWN has it
 WAITS = JobUse(
@@ -61,7 +61,7 @@ def test_memory_is_held_to_limits_where_slurm_counts_it_alone(
     changes: dict[str, Any], per_node: int, per_gpu: int
 ) -> None:
     waits = row(partition="main", num_nodes=1, **changes)
-    known = Known(directive=None, error="", asked=Shape("a100", 1, 1), cpus_per_node=1)
+    known = SubmittedJob(directive=None, error="", asked=Shape("a100", 1, 1), cpus_per_node=1)
     for counts in (True, False):
         use = use_of(waits, known, {}, 0.0, {"main": PartitionRow(name="main", counts_memory=counts)})
         assert (use.memory_per_node, use.memory_per_gpu) == ((per_node, per_gpu) if counts else (0, 0))
@@ -124,7 +124,7 @@ def test_minutes_that_a_job_would_use_up() -> None:
 
 
 def test_nothing_is_bound_where_slurm_enforces_nothing_or_shows_nothing() -> None:
-    off = limits(WAITS, rules=AccountingRules(enforced=frozenset(("associations",))))
+    off = limits(WAITS, rules=AccountingRules(enforcement=frozenset(("associations",))))
     assert (off.shared, dict(off.own), dict(off.stuck)) == ((), {}, {}) and off.fair_shares == {1: 0.0}
     assert limits(replace(WAITS, holds=WAITS.asked), text="") == SlurmLimits()
 
@@ -190,12 +190,12 @@ def test_a_job_on_its_way_counts_with_the_size_that_it_will_have() -> None:
 def test_one_call_an_epoch_and_none_without_accounting() -> None:
     slurm = FakeSlurm(rules=ENFORCED, assoc_mgr=SHOWN)
     reader = AccountReader(slurm, fair_share=False, clock=lambda: slurm.now_s)
-    assert len(reader.read().associations) == 7 and reader.limited
+    assert len(reader.read().associations) == 7 and reader.has_limits
     reader.read()
     assert slurm.assoc_reads == 2
     slurm.away = True
     assert len(reader.read().associations) == 7  # the last that was read
     slurm.away, slurm.rules = False, AccountingRules()
     slurm.now_s += 601
-    assert len(reader.read().associations) == 0 and not reader.limited
+    assert len(reader.read().associations) == 0 and not reader.has_limits
     assert slurm.assoc_reads == 2

@@ -83,7 +83,7 @@ def test_a_throttle_that_is_changed_is_kept_too(site: Site) -> None:
     site.slurm.set(rest.job_id, array_task=rest.array_task.replace("%1", "%2"))
     site.epoch(60)
     site.tick()
-    assert {k.throttle for k in site.daemon.registry.known.values()} == {2}
+    assert {k.throttle for k in site.daemon.registry.submitted.values()} == {2}
 
 
 def test_a_job_with_an_open_dependency_is_not_written_to(site: Site) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
+from synergy_core.wire.report import Told
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Plan
-from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site, grow
 
 NEW = {"listens": True, "launcher": "0.0"}

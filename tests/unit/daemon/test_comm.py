@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.accepts import Accepts
+from synergy_core.exchange import KINDS
+from synergy_core.job_report import InPlace
+from synergy_core.loss_trend import NO_LOSSES
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.report import Told
 
-from synergyd.accepts import Accepts
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.exchange import KINDS
-from synergyd.job_report import InPlace
-from synergyd.loss_trend import NO_LOSSES
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.report import Told
 from tests.unit.daemon.daemon_world import Site
 
 SCRIPT = "#!/bin/bash\n#SYNERGY min_gpus=8 max_gpus=8 global_batch=64 comm=local checkpoint=/ckpt\nsrun synergy-launch train.py\n"
@@ -153,11 +153,11 @@ def test_a_script_that_can_t_is_told_and_never_asked_again(site: Site, accepts: 
 
 
 def test_the_admin_allows_none(tmp_path: Path) -> None:
-    site = made(tmp_path, comm_options=("exact", "delayed"))
+    site = made(tmp_path, comm_options=("exact", "compressed"))
     plan = started(site)
     assert plan.exchange == "exact"
     site.report(1, step=10, plan=plan, step_s=4.0)
-    assert "comm=local changes nothing: CommOptions here allows none of it." in site.epoch(60)[1].why
+    assert "comm=local changes nothing: none of it is allowed here." in site.epoch(60)[1].why
 
 
 def test_what_a_script_exchanges_by_itself_is_no_reason_for_a_restart(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.scheduler.policies.registry import POLICIES, policy_named
+from synergyd.scheduler.policies import policy_named
+from synergyd.settings.policies import POLICIES
 from tests.unit.daemon.daemon_world import Site
 
 
@@ -14,7 +15,7 @@ def waited(site: Site, seconds: int) -> float | None:
     """Seconds until an epoch should not wait; None where none of `seconds` has it so."""
     for second in range(1, seconds + 1):
         site.tick()
-        if site.daemon.hurries:
+        if site.daemon.needs_early_epoch:
             return second
     return None
 
@@ -27,7 +28,7 @@ def test_a_job_that_arrives_is_decided_about_in_a_quarter_of_an_epoch(tmp_path: 
     seconds = waited(site, 30)
     assert seconds is not None and seconds <= 5
     assert 1 in site.epoch()
-    assert not site.daemon.hurries and waited(site, 30) is None
+    assert not site.daemon.needs_early_epoch and waited(site, 30) is None
 
 
 def test_a_look_for_lost_nodes_takes_no_arrival_back(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_look_for_lost_nodes_takes_no_arrival_back(tmp_path: Path) -> None:
     site.slurm.submit(1)
     assert waited(site, 30) is not None
     site.tick(3)
-    assert site.daemon.hurries
+    assert site.daemon.needs_early_epoch
 
 
 def test_the_job_that_an_epoch_saw_hurries_nobody(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 
 from synergyd.daemon import forecast
 from synergyd.daemon.forecast import Forecast
-from synergyd.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.model import throughput
 from synergyd.settings import Settings
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.model import throughput
 
 SHAPE = Shape("a100", 2, 8)
 CLUSTER = Cluster(tuple(Node(f"n{i}", "a100", 8) for i in range(4)))
@@ -33,7 +33,7 @@ def test_few_jobs_an_epoch_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     offers, plan = Forecast(Settings()), Plan(dp=16, micro_batch=4, global_batch=64)
     per_epoch = []
     for _ in range(4):
-        offers.begin()
+        offers.begin_epoch()
         before = len(asked)
         for i in range(5):
             profile = Profile(noise_scale=100.0 * 2**i, global_batch=64, samples=1)
@@ -61,10 +61,10 @@ def test_what_is_expected_is_fitted_once_for_all_and_changes_no_cell(monkeypatch
     measured = {i: (Measurement(plan, SHAPE, 0.3 * (i + 1), 4),) for i in (0, 1, 2, 4)}
     profiles = {i: Profile(samples=4, measured=measured.get(i, ())) for i in range(5)}
     offers, alone = Forecast(Settings()), Forecast(Settings())
-    offers.expect(jobs, profiles, CLUSTER)
+    offers.fit_changed(jobs, profiles, CLUSTER)
     assert calls == [3]
     together = [offers.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]
-    offers.expect(jobs, profiles, CLUSTER)  # nothing has changed
+    offers.fit_changed(jobs, profiles, CLUSTER)  # nothing has changed
     assert calls == [3] or calls == [3, 0]
     monkeypatch.setattr(throughput, "_fits", {})
     assert together == [alone.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]

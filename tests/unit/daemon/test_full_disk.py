@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Action, Directive, Plan, Shape
+from synergy_core.wire import plan_file
 
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target, Update
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import service
 from synergyd.daemon.adoption import remove_plan
-from synergyd.records import Action, Directive, Plan, Shape
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.parsed.snapshot import Known
+from synergyd.slurm.parsed.snapshot import SubmittedJob
 from synergyd.store.leader import Leader
-from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import Site
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
@@ -54,7 +54,7 @@ def fill(folder: Path) -> Path:
 
 def actuator_on(folder: Path, **changes: object) -> tuple[FakeSlurm, Actuator]:
     slurm = FakeSlurm(jobs={1: row(1, **changes)})
-    return slurm, Actuator(slurm, folder, "ctl:7321", {1: Known(Directive(), "", Shape("a100", 1, 2), 8)})
+    return slurm, Actuator(slurm, folder, "ctl:7321", {1: SubmittedJob(Directive(), "", Shape("a100", 1, 2), 8)})
 
 
 def no_room(*_: object) -> None:
@@ -104,7 +104,7 @@ def test_a_full_disk_stops_no_running_job_and_no_epoch(disk: Path) -> None:
     filling = fill(disk)
     assert grows(site) is ResizeState.RUNNING
     assert site.slurm.signals == [] and site.slurm.requeued == [] and site.slurm.jobs[1].state == "RUNNING"
-    assert not site.daemon.tools.store.healthy and "full" in site.daemon.tools.store.problem
+    assert not site.daemon.dependencies.store.is_healthy and "full" in site.daemon.dependencies.store.problem
     for _ in range(3):
         site.report(1)
         site.epoch(60)
@@ -112,7 +112,11 @@ def test_a_full_disk_stops_no_running_job_and_no_epoch(disk: Path) -> None:
     filling.unlink()
     site.report(1)
     site.epoch(3600)  # the failed resize and the database are tried again
-    assert site.life(1).state is ResizeState.CHECKPOINTING and site.slurm.signals and site.daemon.tools.store.healthy
+    assert (
+        site.life(1).state is ResizeState.CHECKPOINTING
+        and site.slurm.signals
+        and site.daemon.dependencies.store.is_healthy
+    )
     assert "checkpoint could not be asked for" in site.story(1) and "No space left" in site.story(1)
 
 
@@ -122,14 +126,14 @@ def test_a_daemon_that_starts_on_a_full_disk_stays(
     Site(disk)  # its database
     fill(disk)
     settings = Settings(state_dir=disk)
-    service.prepare(settings)
+    service.prepare_state_dir(settings)
     with monkeypatch.context() as patch:  # a file system that has no room for an empty file either
         patch.setattr(Path, "write_text", no_room)
-        service.prepare(settings)
+        service.prepare_state_dir(settings)
     assert "No space left on device; jobs are not resized until there is room" in caplog.text
     leader = Leader(settings.database_url(), clock=lambda: 0.0)
     leader.try_lead()
-    assert leader.away or leader.acts
+    assert leader.is_database_away or leader.is_leading
     leader.release()
 
 
@@ -139,5 +143,5 @@ def test_a_leader_on_a_full_disk_goes_on(disk: Path, monkeypatch: pytest.MonkeyP
     assert leader.try_lead()
     fill(disk)
     leader.try_lead()
-    assert leader.acts
+    assert leader.is_leading
     leader.release()

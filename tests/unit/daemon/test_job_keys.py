@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
+from synergy_core.wire import job_key, munge
+from synergy_core.wire.job_key import SecretFile, key_of, open_line, sign_report
+from synergy_core.wire.report import Told, answer_line, send, to_json, told_by
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import job_keys
 from synergyd.daemon.adoption import remove_plan
 from synergyd.daemon.job_keys import JobKeys, key_path
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.job_report import Report
-from synergyd.records import Plan
 from synergyd.slurm.owner_file import write_for
-from synergyd.wire import job_key, munge
-from synergyd.wire.job_key import SecretFile, key_of, opened, signed_report
-from synergyd.wire.report import Told, answer_line, send, to_json, told_by
 from tests.unit.daemon.daemon_world import Site
 from tests.unit.slurm.fake_slurm import row
 
@@ -63,7 +63,7 @@ def test_a_job_without_munge_reports_and_is_told(state_dir: Path, inbox: ReportI
     # Slurm has started it again: its old key is another incarnation's
     with pytest.raises(UnavailableError, match="libmunge"):
         send(Report(7, 3, 60), address)
-    assert not inbox.refused
+    assert not inbox.refusals
 
 
 def keys_in(state_dir: Path) -> JobKeys:
@@ -112,7 +112,7 @@ def test_a_strangers_key_says_nothing_of_the_job(state_dir: Path, inbox: ReportI
     }
     for what, line in wrong.items():
         assert inbox._answer(line, "test") == b"", what
-    assert inbox.take() == [] and sum(inbox.refused.values()) == len(wrong)
+    assert inbox.take() == [] and sum(inbox.refusals.values()) == len(wrong)
     assert inbox._answer(right, "test") == b"ok\n"
     assert inbox._answer(right, "test") == b""  # sent twice
     assert len(inbox.take()) == 1
@@ -120,14 +120,14 @@ def test_a_strangers_key_says_nothing_of_the_job(state_dir: Path, inbox: ReportI
 
 def test_an_inbox_without_a_secret_takes_no_key(state_dir: Path) -> None:
     with pytest.raises(UsageError, match="no job's key"):
-        opened(key_of(b"", 7, 2, UID).sign(b"{}", time.time()), b"", time.time())
+        open_line(key_of(b"", 7, 2, UID).sign(b"{}", time.time()), b"", time.time())
 
 
 def test_an_answer_that_is_not_signed_is_not_believed(state_dir: Path) -> None:
     mine, others = (key_of(secret_in(state_dir), job, 2, UID) for job in (7, 8))
-    _, asked = signed_report(mine, b"report", 1.0)
-    _, elses = signed_report(others, b"report", 1.0)
-    assert asked.answered(asked.answer(b"words", 1.0)) == b"words"
+    _, asked = sign_report(mine, b"report", 1.0)
+    _, elses = sign_report(others, b"report", 1.0)
+    assert asked.verify_answer(asked.answer(b"words", 1.0)) == b"words"
     wrong = (
         elses.answer(b"words", 1.0),
         asked.answer(b"words", 1.0)[:-4] + "AAAA",
@@ -137,20 +137,20 @@ def test_an_answer_that_is_not_signed_is_not_believed(state_dir: Path) -> None:
     )
     for line in wrong:
         with pytest.raises(UsageError):
-            asked.answered(line)
+            asked.verify_answer(line)
 
 
 def test_an_answer_is_believed_by_the_report_that_it_answers_alone(state_dir: Path) -> None:
     """An order that was recorded says nothing at the next report of the same incarnation."""
     key, report, told = key_of(secret_in(state_dir), 7, 2, UID), Report(7, 2, 40), Told(Plan(dp=4, global_batch=8), 3)
-    line, first = signed_report(key, to_json(report), time.time())
-    _, second = signed_report(key, to_json(report), time.time())
-    seen, _ = opened(line, secret_in(state_dir), time.time())
+    line, first = sign_report(key, to_json(report), time.time())
+    _, second = sign_report(key, to_json(report), time.time())
+    seen, _ = open_line(line, secret_in(state_dir), time.time())
     answer = answer_line(told, 7, 2, signed=seen)
     assert told_by(answer, report, None, first) == told
     assert told_by(answer, report, None, second) is None
     with pytest.raises(UsageError, match="no job's key"):  # nor is it a report
-        opened(answer.decode().split()[1], secret_in(state_dir), time.time())
+        open_line(answer.decode().split()[1], secret_in(state_dir), time.time())
 
 
 def test_files_are_their_owners_and_go_with_the_job(state_dir: Path) -> None:
@@ -169,7 +169,7 @@ def test_files_are_their_owners_and_go_with_the_job(state_dir: Path) -> None:
     keys.keep([row(7, uid=UID, restarts=1)])
     assert path.read_text() != first
     keys_in(state_dir).keep([row(7, uid=UID, restarts=1)])  # a daemon after this one has the same secret
-    assert job_key.find(7, 1, os.environ) == key_of(secret_in(state_dir), 7, 1, UID)
+    assert job_key.find_key(7, 1, os.environ) == key_of(secret_in(state_dir), 7, 1, UID)
     remove_plan(state_dir, 7)
     assert not path.exists()
 

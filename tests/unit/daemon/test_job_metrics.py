@@ -78,7 +78,7 @@ def test_the_worst_node_has_no_name_where_slurm_hides_nodes(tmp_path: Path, monk
     site, metrics = Site(tmp_path), PrometheusMetrics(0)
     record = site.daemon.epoch()
     penalties = {"n1": 0.25, "n2": 0.75}
-    monkeypatch.setattr(site.daemon.controller.watch.nodes, "penalties", lambda _now_s: penalties)
+    monkeypatch.setattr(site.daemon.controller.faults.nodes, "penalties", lambda _now_s: penalties)
     for private, shown in (("jobs", penalties), ("nodes", {"": 0.75})):
         site.slurm.private = frozenset((private,))
         metrics.epoch(record, site.daemon)

@@ -38,7 +38,7 @@ def test_slow_scripts_are_spread_over_epochs() -> None:
     registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
     rows = [row(job_id) for job_id in range(1, 21)]
     epochs = 0
-    while len(registry.known) < 10:
+    while len(registry.submitted) < 10:
         began_s = slurm.now_s
         registry.learn(rows, {})
         epochs += 1
@@ -51,14 +51,14 @@ def test_an_unknown_error_makes_no_job_plain_for_ever() -> None:
     slurm.problem = SlurmError("scontrol write batch_script", "what nobody has seen before", transient=False)
     registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
     rows = [row(1)]
-    assert registry.learn(rows, {}) == set() and registry.known == {}
+    assert registry.learn(rows, {}) == set() and registry.submitted == {}
     slurm.problem = None
     slurm.now_s += AGAIN_S - 1
     registry.learn(rows, {})
     assert slurm.read == 1  # not at every epoch
     slurm.now_s += 1
     registry.learn(rows, {})
-    assert registry.known[1].directive is not None and registry.plain == set()
+    assert registry.submitted[1].directive is not None and registry.plain == set()
 
 
 def test_a_user_s_own_nodes_are_told_from_those_that_synergy_wrote() -> None:
@@ -69,14 +69,14 @@ def test_a_user_s_own_nodes_are_told_from_those_that_synergy_wrote() -> None:
     }
     registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
     registry.learn([row(1, req_nodes=("n2",)), row(3, req_nodes=("n4", "n5")), row(5, req_nodes=("n4",))], {})
-    assert {i: registry.known[i].nodelist for i in (1, 3, 5)} == {1: ("n2",), 3: ("n5",), 5: ()}
+    assert {i: registry.submitted[i].nodelist for i in (1, 3, 5)} == {1: ("n2",), 3: ("n5",), 5: ()}
 
 
 def test_cpus_of_a_job_that_counts_them_by_gpu_are_not_those_that_it_holds() -> None:
     slurm = Scripts()
     registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
     registry.learn([row(1, cpus_per_gpu=8, num_cpus=64), row(3, num_cpus=64)], {})
-    assert (registry.known[1].cpus_per_node, registry.known[3].cpus_per_node) == (1, 64)
+    assert (registry.submitted[1].cpus_per_node, registry.submitted[3].cpus_per_node) == (1, 64)
 
 
 def test_excluded_nodes_are_read_once_and_now_and_then_again() -> None:
@@ -85,9 +85,9 @@ def test_excluded_nodes_are_read_once_and_now_and_then_again() -> None:
     slurm.jobs, slurm.excluded = {r.job_id: r for r in rows}, {1: ("n1",), 2: ("n2",)}
     registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
     registry.learn(rows, {})
-    assert {i: known.excluded for i, known in registry.known.items()} == {1: ("n1",), 3: ()}
+    assert {i: known.excluded for i, known in registry.submitted.items()} == {1: ("n1",), 3: ()}
     slurm.excluded[3] = ("n9",)
     for _ in range(EXCLUSIONS_EPOCHS):
         registry.learn(rows, {})
-    assert {i: known.excluded for i, known in registry.known.items()} == {1: ("n1",), 3: ("n9",)}
+    assert {i: known.excluded for i, known in registry.submitted.items()} == {1: ("n1",), 3: ("n9",)}
     assert slurm.asked == [[1, 3]] * 2

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from synergy_core.errors import UsageError
 
 from synergyd.daemon.lease_keeper import LEAST_S, LeaseKeeper
-from synergyd.errors import UsageError
 from synergyd.slurm.client import SlurmError
 from synergyd.store.leader import Leader
 from tests.unit.store.store_world import Clock
@@ -22,19 +22,19 @@ class Asked:
     wait_s = 0.005
 
     def __init__(self) -> None:
-        self.left_s, self.term, self.problem = 5.0, 1, ""
+        self.time_left_s, self.term, self.problem = 5.0, 1, ""
         self.calls: list[str] = []
         self.fault: Exception | None = None
 
     @property
-    def acts(self) -> bool:
-        return self.left_s > 0
+    def is_leading(self) -> bool:
+        return self.time_left_s > 0
 
     def try_lead(self) -> bool:
         self.calls.append("try_lead")
         if self.fault and len(self.calls) > 1:
             raise self.fault
-        return self.acts
+        return self.is_leading
 
     def step_back(self) -> None:
         self.calls.append("step_back")
@@ -62,25 +62,25 @@ def keeper(leader: Asked, clock: Clock) -> Iterator[LeaseKeeper]:
 
 def test_leadership_begins_with_a_turn_and_ends_at_once(keeper: LeaseKeeper, leader: Asked) -> None:
     assert not keeper.leads()  # no turn has begun
-    leader.left_s = 0.0
-    assert not keeper.turn()
-    leader.left_s = 5.0
+    leader.time_left_s = 0.0
+    assert not keeper.begin_turn()
+    leader.time_left_s = 5.0
     assert not keeper.leads()  # this turn began as a stand-by's
-    assert keeper.turn() and keeper.leads()
+    assert keeper.begin_turn() and keeper.leads()
     leader.term = 3  # another led meanwhile
     assert not keeper.leads()
-    assert keeper.turn() and keeper.leads() and keeper.term == 3
-    leader.left_s = 0.0
+    assert keeper.begin_turn() and keeper.leads() and keeper.term == 3
+    leader.time_left_s = 0.0
     assert not keeper.leads()
 
 
 def test_nothing_is_written_without_a_lease(keeper: LeaseKeeper, leader: Asked) -> None:
-    keeper.turn()
-    with keeper.writing():
+    keeper.begin_turn()
+    with keeper.guard_write():
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 5.0
-    for left_s in (0.0, LEAST_S / 2):
-        leader.left_s = left_s
-        with pytest.raises(SlurmError, match="another synergyd may lead") as refused, keeper.writing():
+    for time_left_s in (0.0, LEAST_S / 2):
+        leader.time_left_s = time_left_s
+        with pytest.raises(SlurmError, match="another synergyd may lead") as refused, keeper.guard_write():
             pytest.fail("written")
         assert refused.value.transient
 
@@ -88,8 +88,8 @@ def test_nothing_is_written_without_a_lease(keeper: LeaseKeeper, leader: Asked) 
 def test_the_timer_of_others_goes_on(keeper: LeaseKeeper) -> None:
     before = signal.setitimer(signal.ITIMER_REAL, 100.0)
     try:
-        keeper.turn()
-        with keeper.writing():
+        keeper.begin_turn()
+        with keeper.guard_write():
             pass
         assert 90 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100
     finally:
@@ -109,7 +109,7 @@ def test_who_completes_no_epoch_steps_back(keeper: LeaseKeeper, leader: Asked, c
     assert set(leader.calls) == {"try_lead"}
     clock.now += 30.1
     until(lambda: leader.calls[-1] == "step_back")
-    keeper.epoch_completed()
+    keeper.note_completed_epoch()
     until(lambda: leader.calls[-1] == "try_lead")
 
 
@@ -125,7 +125,7 @@ def test_its_turn_with_slurm_is_waited_for_without_loss(leader: Asked, clock: Cl
         assert set(leader.calls) == {"try_lead"}
         clock.now += 21.0  # 31 s without
         until(lambda: leader.calls[-1] == "step_back")
-        keeper.epoch_completed()
+        keeper.note_completed_epoch()
         until(lambda: leader.calls[-1] == "try_lead")
     finally:
         keeper.close()
@@ -142,4 +142,4 @@ def test_what_the_admin_has_to_mend_ends_the_loop(keeper: LeaseKeeper, leader: A
     keeper.start()
     until(lambda: len(leader.calls) > 1)
     with pytest.raises(UsageError, match="no such table"):
-        until(lambda: not keeper.turn())
+        until(lambda: not keeper.begin_turn())

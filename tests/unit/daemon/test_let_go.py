@@ -35,7 +35,7 @@ def delays(site: Site) -> list[list[str]]:
 )
 def test_a_job_left_to_slurm_is_released_at_the_first_look(site: Site, changes: dict[str, Any]) -> None:
     submitted(site, **changes)
-    assert "leaves" in site.epoch()[1].why or "tp=" in site.daemon.registry.known[1].error
+    assert "leaves" in site.epoch()[1].why or "tp=" in site.daemon.registry.submitted[1].error
     assert delays(site) == [["update", "1", "StartTime=now+0"]] and site.slurm.written_to() == {1}
     assert site.slurm.comments[1] == changes.get("stamp", STAMP)
     site.epoch(60)

@@ -6,10 +6,10 @@ import os
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action, Plan, Shape
+from synergy_core.wire import plan_file
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Action, Plan, Shape
-from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site, acted, grow
 
 
@@ -41,7 +41,7 @@ def test_jobs_without_a_directive_are_never_written_to(site: Site) -> None:
         site.tick()
     assert site.slurm.written_to() == {1}
     assert site.slurm.comments[7] == "somebody's own remark"
-    assert set(site.daemon.registry.known) == {1, 4, 5}
+    assert set(site.daemon.registry.submitted) == {1, 4, 5}
 
 
 def test_scripts_are_read_once_even_by_the_next_daemon(site: Site) -> None:
@@ -69,10 +69,10 @@ def test_a_script_that_slurm_does_not_give_is_not_remembered_as_plain(
     assert "job 1: its script could not be read" in caplog.text and "job 2" in caplog.text
     site.slurm.scripts[1], site.slurm.unreadable = SCRIPT, {}
     site.epoch(60)
-    assert site.daemon.registry.known == {}  # one warning, not one an epoch
+    assert site.daemon.registry.submitted == {}  # one warning, not one an epoch
     site.start()
     site.epoch(60)
-    assert set(site.daemon.registry.known) == {1, 2}
+    assert set(site.daemon.registry.submitted) == {1, 2}
 
 
 @pytest.mark.parametrize("mode", ["dry run", "standby"])
@@ -88,7 +88,7 @@ def test_dry_run_and_standby_touch_no_job_and_no_lifecycle(site: Site, mode: str
     site.slurm.submit(2)
     decided = site.epoch(60)
     assert decided[2].action in (Action.START, Action.WAIT)
-    assert not site.daemon.busy  # `--once` ends
+    assert not site.daemon.is_resizing  # `--once` ends
     site.tick(400)
     site.slurm.cancel(1)
     site.slurm.pass_time(10)
@@ -126,13 +126,13 @@ def test_one_that_stood_by_takes_over_what_the_leader_wrote(site: Site) -> None:
 
 def test_the_whole_story_of_a_resize(site: Site) -> None:
     grow(site)
-    assert [s[:2] for s in site.slurm.signals] == [(1, 0)] and site.daemon.busy
+    assert [s[:2] for s in site.slurm.signals] == [(1, 0)] and site.daemon.is_resizing
     site.tick()
     assert site.slurm.requeued == []  # not without its checkpoint
     site.report(1, checkpoint_requests=1)
     for _ in range(10):
         site.tick()
-    assert site.slurm.requeued == [(1, 0)] and not site.daemon.busy
+    assert site.slurm.requeued == [(1, 0)] and not site.daemon.is_resizing
     job = site.slurm.jobs[1]
     assert (job.state, job.restarts, job.tres_per_node) == ("RUNNING", 1, "gres:gpu:4")
     assert site.life(1).state is ResizeState.RUNNING and site.life(1).plan is not None and site.life(1).plan.gpus == 4
@@ -169,14 +169,14 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
     site.slurm.runs(2, "n2")
     site.running(1, "n1")
     killed = False
-    flush = type(site.daemon.tools.store).flush
+    flush = type(site.daemon.dependencies.store).flush
 
     class Killed(Exception):
         pass
 
     def flush_then_die() -> bool:
         nonlocal killed
-        done = flush(site.daemon.tools.store)
+        done = flush(site.daemon.dependencies.store)
         if (
             not killed
             and 1 in site.daemon.controller.jobs
@@ -188,7 +188,7 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
         return done
 
     def turn(what: str, seconds: float) -> None:
-        site.daemon.tools.store.flush = flush_then_die  # type: ignore[method-assign]
+        site.daemon.dependencies.store.flush = flush_then_die  # type: ignore[method-assign]
         try:
             site.tick(seconds) if what == "tick" else site.epoch(seconds)
         except Killed:
@@ -202,7 +202,9 @@ def test_a_daemon_killed_in_any_state_is_followed_by_one_that_goes_on(site: Site
             site.report(1, checkpoint_requests=len(site.slurm.signals))
         turn("tick", 3)
     # a running job's resize never is QUEUED, and its launchers do not restart in place
-    assert killed or state in (ResizeState.QUEUED, ResizeState.RESTARTING)
+    assert killed or state in (
+            ResizeState.QUEUED, ResizeState.JOINING, ResizeState.RESTARTING, ResizeState.RETURNING,
+        )  # fmt: skip
     for _ in range(40):
         turn("tick", 10)
     assert len(site.slurm.requeued) == 1

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from synergy_core.records import Action
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Action
 from synergyd.slurm.parsed.associations import AccountingRules
 from tests.paths import ROOT
 from tests.unit.daemon.daemon_world import Site
 
 SHOWN = (ROOT / "tests" / "cases" / "golden" / "assoc_mgr.txt").read_text().replace("UserName=nobody", "UserName=ann")
-LIMITS = AccountingRules(enforced=frozenset(("associations", "limits")))
+LIMITS = AccountingRules(enforcement=frozenset(("associations", "limits")))
 FULL = SHOWN.replace("cpu=100(3)", "cpu=100(99)")  # of account chem
 
 
@@ -58,7 +58,7 @@ def test_a_limit_reached_in_between_refuses_the_update_of_a_daemon_that_would_li
     if as_owner:
         assert sizes
         return
-    assert not sizes and site.life(1).state is ResizeState.HELD
+    assert not sizes and site.life(1).state is ResizeState.PARKED
     assert "account chem may hold 1 more CPUs (GrpTRES)" in site.story(1)
     site.slurm.assoc_mgr = SHOWN
     for _ in range(5):

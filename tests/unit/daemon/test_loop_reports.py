@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.records import Action, Plan, Profile, Shape
+from synergy_core.wire.codec import decode, encode
 
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.daemon.ports.report_inbox import ReceivedReport
-from synergyd.job_report import Report
-from synergyd.records import Action, Plan, Profile, Shape
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow
 from synergyd.store.records import StoredLifecycle
 from synergyd.views.status import collect
-from synergyd.wire.codec import decode, encode
 from tests.unit.daemon.daemon_world import SCRIPT, Site, believed, grow
 
 
@@ -140,7 +140,7 @@ def test_a_job_whose_script_can_not_be_read_now_is_not_taken_for_gone(site: Site
     assert site.life(1).state is ResizeState.CHECKPOINTING and site.slurm.requeued == []
     site.slurm.unreadable = {}
     site.epoch(1)
-    assert site.daemon.registry.known and site.life(1).state is ResizeState.CHECKPOINTING
+    assert site.daemon.registry.submitted and site.life(1).state is ResizeState.CHECKPOINTING
 
 
 def test_slurm_away_is_an_error_of_the_epoch_and_loses_nothing(site: Site) -> None:

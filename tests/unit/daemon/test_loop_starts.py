@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Action
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Action
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import PartitionRow
 from tests.unit.daemon.daemon_world import SCRIPT, Site
@@ -77,7 +77,7 @@ def test_a_start_time_that_is_set_between_the_look_and_the_start_is_kept(site: S
     assert "its start was put off for 35" in site.story(2)
 
 
-@pytest.mark.parametrize("state", [ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED])
+@pytest.mark.parametrize("state", [ResizeState.PARKED, ResizeState.RESIZED, ResizeState.RELEASED])
 def test_a_start_time_that_is_set_in_mid_start_is_kept(site: Site, state: ResizeState) -> None:
     parked(site)
     site.epoch(10)
@@ -86,7 +86,7 @@ def test_a_start_time_that_is_set_in_mid_start_is_kept(site: Site, state: Resize
     update = site.slurm.update
 
     def stuck(job_id: int | str, fields: Mapping[str, str]) -> None:
-        if (state is ResizeState.HELD and "NumNodes" in fields) or (
+        if (state is ResizeState.PARKED and "NumNodes" in fields) or (
             state is ResizeState.RESIZED and fields.get("StartTime") == "now"
         ):
             raise SlurmError("update", "busy", transient=True)

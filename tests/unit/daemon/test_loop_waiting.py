@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action, Plan
+from synergy_core.wire import plan_file
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon.adoption import Adoption
-from synergyd.records import Action, Plan
-from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import SCRIPT, Site, grow
 
 

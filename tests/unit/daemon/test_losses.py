@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Action
 
-from synergyd.records import Action
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 EXACT = SCRIPT.replace("max_gpus=4", "min_gpus=2 max_gpus=2")
@@ -30,13 +30,13 @@ def lost(site: Site, state: str) -> None:
 def test_an_epoch_comes_early_where_spares_are_kept(tmp_path: Path, spares: dict[str, float], hurries: bool) -> None:
     site = Site(tmp_path, spare_nodes=spares)
     lost(site, "PENDING")
-    assert not site.daemon.hurries
+    assert not site.daemon.needs_early_epoch
     site.tick(3)
-    assert site.daemon.hurries is hurries
+    assert site.daemon.needs_early_epoch is hurries
     site.slurm.set(1, state="RUNNING", node_names=("n2",))
     site.epoch(3)
     site.tick(3)
-    assert not site.daemon.hurries
+    assert not site.daemon.needs_early_epoch
 
 
 def test_it_starts_at_the_size_that_it_had_with_a_spare(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_a_node_that_is_drained_under_its_job_hurries_nobody_for_long(tmp_path: 
     hurried = []
     for _ in range(30):
         site.tick(3)
-        hurried.append(site.daemon.hurries)
-        site.epoch() if site.daemon.hurries else None
+        hurried.append(site.daemon.needs_early_epoch)
+        site.epoch() if site.daemon.needs_early_epoch else None
     assert sum(hurried) <= 11 and not any(hurried[-10:])
 
 
@@ -77,5 +77,5 @@ def test_a_job_that_its_user_requeues_has_lost_nothing(tmp_path: Path) -> None:
     site.epoch(5)
     site.slurm.set(1, state="PENDING", node_names=(), restarts=1, start_s=None)
     site.tick(3)
-    assert not site.daemon.hurries
+    assert not site.daemon.needs_early_epoch
     assert "lost" not in site.epoch(3)[1].why

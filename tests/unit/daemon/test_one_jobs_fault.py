@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from synergy_core.records import Job
 
-from synergyd.control import learnt
+from synergyd.control import cell_cache, learning
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import forecast, job_registry
-from synergyd.records import Job
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.learning import update_profile
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.directives.directive import parse_script
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.learning import update_profile
 from tests.unit.daemon.daemon_world import SCRIPT, START_S, Site
 
 
@@ -42,7 +42,7 @@ def test_cells(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise ZeroDivisionError("a fault\nof ours")
             super().__init__(job, *args)
 
-    monkeypatch.setattr(forecast, "JobPlanner", Planner)
+    monkeypatch.setattr(cell_cache, "JobPlanner", Planner)
     two_jobs(site)
     site.epoch()
     assert site.life(1).state is ResizeState.QUEUED and site.life(2).state is not ResizeState.QUEUED
@@ -100,7 +100,7 @@ def test_a_report(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args)
 
     real = update_profile
-    monkeypatch.setattr(learnt, "update_profile", update)
+    monkeypatch.setattr(learning, "update_profile", update)
     for _ in range(2):
         site.report(1)
         site.report(2)
@@ -116,7 +116,7 @@ def test_a_prediction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobPlanner, "predict", lambda *_: 1 / 0)
     site.report(1)
     site.tick()
-    assert site.daemon.controller.reported(1, 0)
+    assert site.daemon.controller.has_reported(1, 0)
 
 
 def test_heartbeats_follow_completed_epochs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,22 +15,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.job_report import EarlyFailure, Report
+from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
+from synergy_core.wire import munge
+from synergy_core.wire.report import Told, to_json
 
+from synergyd.control import cell_cache
 from synergyd.control.failed_plans import FailedPlans
-from synergyd.daemon import forecast, heartbeat, service
+from synergyd.daemon import heartbeat, service
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.job_report import EarlyFailure, Report
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
+from synergyd.jobmodel.model.hardware import figures
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.store import leader
-from synergyd.task.model.hardware import figures
-from synergyd.wire import munge
-from synergyd.wire.report import Told, to_json
 from tests.unit.daemon.daemon_world import Site
 
 CLUSTER = Cluster((Node("n1", "a100", 4),))
@@ -54,12 +55,12 @@ def test_heartbeat_is_whole_readable_and_goes(tmp_path: Path) -> None:
 def test_heartbeat_goes_on_while_slurm_s_turn_is_waited_for(tmp_path: Path) -> None:
     waited_s = 50.0
     beats = heartbeat.Heartbeat(tmp_path, 30.0, lambda: waited_s)
-    beats.completed(1000.0)
+    beats.note_completed_epoch(1000.0)
     waited_s += 100.0
-    beats.go_on(1130.0)
-    assert heartbeat.seen(tmp_path) == "1130 30\n"
-    beats.go_on(1160.0)  # 60 s without a completed epoch, beside the wait
-    assert heartbeat.seen(tmp_path) == "1130 30\n"
+    beats.beat_if_due(1130.0)
+    assert heartbeat.read(tmp_path) == "1130 30\n"
+    beats.beat_if_due(1160.0)  # 60 s without a completed epoch, beside the wait
+    assert heartbeat.read(tmp_path) == "1130 30\n"
 
 
 # -- inbox -------------------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def test_cells_are_worked_out_anew_only_after_a_change(monkeypatch: pytest.Monke
     # a like job is given the same, one that asks for another size is not
     assert made.cells(replace(JOB, job_id=2, name="other"), Profile(), None, CLUSTER) is first
     assert made.cells(replace(JOB, job_id=3, asked=Shape("a100", 1, 1)), Profile(), None, CLUSTER) is not first
-    monkeypatch.setattr(forecast, "_LIKE", 0)
+    monkeypatch.setattr(cell_cache, "_LIKE", 0)
     made.cells(replace(JOB, job_id=4, asked=Shape("a100", 1, 2)), Profile(), None, CLUSTER)
     for job_id in (1, 2, 3, 4):
         made.forget(job_id)
@@ -233,10 +234,10 @@ def test_a_users_path_opens_no_file_of_others(tmp_path: Path) -> None:
 def test_prediction_of_a_report() -> None:
     made = Forecast(Settings())
     made.cells(JOB, Profile(), None, CLUSTER)
-    step_s, peak = made.predicted(Report(1, 0, 1, plan=Plan(dp=2, global_batch=64)), JOB, Profile()) or (0.0, 0)
+    step_s, peak = made.predict(Report(1, 0, 1, plan=Plan(dp=2, global_batch=64)), JOB, Profile()) or (0.0, 0)
     assert step_s > 0 and peak > 0
-    assert made.predicted(Report(1, 0, 1), JOB, Profile()) is None
-    assert made.predicted(Report(1, 0, 1, plan=Plan()), None, Profile()) is None
+    assert made.predict(Report(1, 0, 1), JOB, Profile()) is None
+    assert made.predict(Report(1, 0, 1, plan=Plan()), None, Profile()) is None
 
 
 def test_what_failed_is_not_offered_again() -> None:
@@ -287,7 +288,7 @@ def test_metrics_are_served(tmp_path: Path) -> None:
     made.tell_leading(lambda: site.leads)
     site.slurm.submit(1)
     made.epoch(site.daemon.epoch(), site.daemon)
-    made.failure()
+    made.count_failure()
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     for line in ('synergy_jobs{state="RELEASED"} 1.0', 'synergy_decisions_total{action="start"} 1.0', "synergy_epoch_failures_total 1.0",
                  "synergy_store_healthy 1.0", "synergy_leads 1.0"):  # fmt: skip
@@ -305,7 +306,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     with socket.socket() as free:
         free.bind(("", 0))
         made = Site(tmp_path / "state", report_port=free.getsockname()[1])
-    reader = made.daemon.tools.reader
+    reader = made.daemon.dependencies.reader
     monkeypatch.setattr(service, "CommandLine", lambda **_: made.slurm)
     monkeypatch.setattr(service, "open_reader", lambda _, line: (reader, "in memory"))
     return made
@@ -365,8 +366,8 @@ def test_started_while_the_database_is_away_it_leads_on_what_slurm_says(
     acted: list[bool] = []
 
     def on_epoch(daemon: Daemon) -> None:
-        acted.append(daemon.acts)
-        if daemon.acts:
+        acted.append(daemon.is_acting)
+        if daemon.is_acting:
             signal.raise_signal(signal.SIGTERM)
 
     nowhere = replace(site.settings, database="postgresql+psycopg://synergy@127.0.0.1:1/x")
@@ -396,8 +397,8 @@ def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.Mon
     def away() -> None:
         raise SlurmError("squeue", "Unable to contact", transient=True)
 
-    tools = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
-    daemon = SimpleNamespace(settings=Settings(), tools=tools, busy=False, epoch=away, tick=away)
+    dependencies = SimpleNamespace(store=SimpleNamespace(refresh=lambda: True), leads=lambda: True, inbox=None)
+    daemon = SimpleNamespace(settings=Settings(), dependencies=dependencies, is_resizing=False, epoch=away, tick=away)
     keeper = SimpleNamespace(start=lambda: None, turn=lambda: True, problem="")
     monkeypatch.setattr(time, "monotonic", lambda: Stop.now_s)
     monkeypatch.setattr(service.log, "disabled", True)
@@ -409,7 +410,7 @@ def test_an_outage_of_any_length_does_not_end_the_daemon(monkeypatch: pytest.Mon
 def test_jobs_can_read_their_plans_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        service.prepare(Settings(state_dir=tmp_path / "a"))
+        service.prepare_state_dir(Settings(state_dir=tmp_path / "a"))
     finally:
         os.umask(before)
     for folder in (tmp_path / "a", tmp_path / "a" / "plans"):
@@ -419,4 +420,4 @@ def test_jobs_can_read_their_plans_whatever_the_umask(tmp_path: Path) -> None:
 def test_a_state_folder_that_can_not_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"StateDir .*file"):
-        service.prepare(Settings(state_dir=tmp_path / "file"))
+        service.prepare_state_dir(Settings(state_dir=tmp_path / "file"))

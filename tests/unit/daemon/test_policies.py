@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Action, Plan
 
 from synergyd.control.resize.lifecycle import ResizeState
-from synergyd.records import Action, Decision, Plan, Snapshot
-from synergyd.scheduler.decide import decide
+from synergyd.scheduler.epoch import Draft, EpochInputs, begin
 from synergyd.scheduler.problem.delays import DelayHistory
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
@@ -49,27 +49,26 @@ def test_jobs_come_and_go_and_none_is_lost(policy: str, tmp_path: Path) -> None:
     assert ran == {1, 2, 3} and {i: j.state for i, j in site.slurm.jobs.items()} == {2: "RUNNING", 3: "RUNNING"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "keeps"), [({"placement": "dally"}, True), ({"policy": "dally"}, True), ({}, False)]
-)
+@pytest.mark.parametrize(("policy", "keeps"), [("dally", True), ("synergy", False)])
 def test_waits_are_remembered_for_dally_alone(
-    settings: dict[str, str], keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Job 1 asks for two GPUs where there are none."""
-    told: list[tuple[float, DelayHistory]] = []
+    seen: list[EpochInputs] = []
 
-    def watched(snapshot: Snapshot, *args: Any, **others: Any) -> tuple[Decision, ...]:
-        told.append((snapshot.time_s, others["delays"]))
-        return decide(snapshot, *args, **others)
+    def begun(inputs: EpochInputs, *args: Any) -> Draft:
+        seen.append(inputs)
+        return begin(inputs, *args)
 
-    monkeypatch.setattr("synergyd.daemon.loop.decide", watched)
-    site = Site(tmp_path, **settings)
+    monkeypatch.setattr("synergyd.daemon.loop.begin", begun)
+    site = Site(tmp_path, policy=policy)
     site.slurm.gpus = {"n1": 0}
     site.slurm.submit(1)
     for _ in range(3):
         site.epoch(60)
-    assert told[2][0] > told[0][0]
-    assert told[2][1] == (DelayHistory({1: told[0][0]}) if keeps else DelayHistory())
+    times_s = [inputs.snapshot.time_s for inputs in seen]
+    assert times_s[2] > times_s[0]
+    assert seen[2].delays == (DelayHistory({1: times_s[0]}) if keeps else DelayHistory())
 
 
 @pytest.mark.parametrize("policy", ["fifo", "backfill", "srtf"])

@@ -108,7 +108,7 @@ def test_where_its_nodes_can_not_be_kept_nobody_may_wait_for_them(
         site.slurm.full = True
     acknowledged(site)
     assert bool(site.slurm.requeued) == requeued
-    told = "job 2 waits for GPUs there, and they can't be kept (Access/permission denied)"
+    told = "another job waits for GPUs there, and they can't be kept (Access/permission denied)"
     assert (told in site.story(1)) == (not requeued)
 
 
@@ -117,7 +117,10 @@ def test_one_job_at_a_time_restarts_on_a_node(site: Site) -> None:
     grow(site)
     site.slurm.reserve("synergy-2", ["n1"], "root")
     acknowledged(site)
-    assert site.slurm.requeued == [] and "Requeue put off: its place: n1 kept for job 2" in site.story(1)
+    assert (
+        site.slurm.requeued == []
+        and "Requeue put off: its place: n1 kept for a job that is started again" in site.story(1)
+    )
     site.slurm.unreserve("synergy-2")
     for _ in range(4):
         site.tick()

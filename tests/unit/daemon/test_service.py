@@ -8,21 +8,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_core.errors import UnavailableError, UsageError
 
 from synergyd.daemon import service
-from synergyd.errors import UnavailableError, UsageError
 from synergyd.settings import Settings
 
 
 class Once:
     """A daemon whose epochs raise what they are told to, one after the other; then it has nothing more to do."""
 
-    settings, busy, hurries = Settings(epoch_s=0.01, dry_run=True), False, False
+    settings, is_resizing, needs_early_epoch = Settings(epoch_s=0.01, dry_run=True), False, False
 
     def __init__(self, *problems: Exception) -> None:
         self.problems, self.epochs, self.stop = list(problems), 0, threading.Event()
         store = SimpleNamespace(refresh=lambda: True, prune=lambda _s: None, problem="")
-        self.tools = SimpleNamespace(store=store, inbox=None, leads=lambda: True)
+        self.dependencies = SimpleNamespace(store=store, inbox=None, leads=lambda: True)
 
     def epoch(self) -> Any:
         self.epochs += 1
@@ -36,8 +36,8 @@ class Once:
 def run(daemon: Once, once: bool = False) -> tuple[int, int]:
     """(exit code, failures counted)."""
     failed: list[int] = []
-    metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: failed.append(1))
-    keeper: Any = SimpleNamespace(turn=lambda: False, epoch_completed=lambda: None, problem="")
+    metrics: Any = SimpleNamespace(epoch=lambda *_: None, count_failure=lambda: failed.append(1))
+    keeper: Any = SimpleNamespace(begin_turn=lambda: False, note_completed_epoch=lambda: None, problem="")
     code = service._loop(daemon, keeper, metrics, daemon.stop, once, None)  # type: ignore[arg-type]
     return code, len(failed)
 
@@ -59,7 +59,7 @@ def test_failing_ticks_do_not_put_off_the_next_epoch(monkeypatch: pytest.MonkeyP
         now_s += seconds
 
     class Busy(Once):
-        settings, busy = Settings(epoch_s=1.0, dry_run=True), True
+        settings, is_resizing = Settings(epoch_s=1.0, dry_run=True), True
 
         def epoch(self) -> Any:
             self.tick()
@@ -92,13 +92,13 @@ class Hurried(Once):
         self.now_s += seconds
 
     def epoch(self) -> Any:
-        self.hurries = False
+        self.needs_early_epoch = False
         self.began.append(self.now_s)
         if len(self.began) > 1 and self.problems:
             raise self.problems.pop(0)
 
     def tick(self) -> None:
-        self.hurries |= self.now_s >= 10.0 and len(self.began) == 1
+        self.needs_early_epoch |= self.now_s >= 10.0 and len(self.began) == 1
 
 
 def test_an_early_epoch_that_fails_is_tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_early_epochs_that_fail_do_not_put_off_the_next_one(monkeypatch: pytest.
 
     class Often(Hurried):
         def tick(self) -> None:
-            self.hurries |= 10.0 <= self.now_s < 50.0
+            self.needs_early_epoch |= 10.0 <= self.now_s < 50.0
 
     daemon = Often(monkeypatch, *[UnavailableError("slurmctld", "is away")] * 30, until_s=120.0)
     run(daemon)
@@ -134,10 +134,10 @@ def test_for_one_look_no_epoch_comes_early(monkeypatch: pytest.MonkeyPatch) -> N
     class Resizes(Hurried):
         def tick(self) -> None:
             super().tick()
-            self.busy = self.now_s < 20.0
+            self.is_resizing = self.now_s < 20.0
 
     daemon = Resizes(monkeypatch)
-    daemon.busy = True
+    daemon.is_resizing = True
     assert run(daemon, once=True) == (0, 0)
     assert daemon.began == [0.0]
 
@@ -169,7 +169,9 @@ def test_who_takes_over_decides_at_once() -> None:
         leads = bool(led)  # from its second turn on
         return leads
 
-    metrics: Any = SimpleNamespace(epoch=lambda *_: None, failure=lambda: None)
-    keeper: Any = SimpleNamespace(start=lambda: None, turn=turn, epoch_completed=lambda: None, problem="", term=2)
+    metrics: Any = SimpleNamespace(epoch=lambda *_: None, count_failure=lambda: None)
+    keeper: Any = SimpleNamespace(
+        start=lambda: None, begin_turn=turn, note_completed_epoch=lambda: None, problem="", term=2
+    )
     assert service._loop(daemon, keeper, metrics, daemon.stop, False, None) == 0  # type: ignore[arg-type]
     assert led == [False, True]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action
+from synergy_core.wire import plan_file
 
-from synergyd.records import Action
-from synergyd.wire import plan_file
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 FIXED = SCRIPT.replace("gpt2", "gpt2 resize=no")
@@ -46,9 +46,9 @@ def test_one_whose_start_synergy_has_put_off_is_let_go(site: Site) -> None:
     site.slurm.submit(2, SCRIPT, tres_per_node=WHOLE, num_nodes=1)
     site.epoch()
     assert site.slurm.jobs[2].eligible_s == site.slurm.now_s + 900
-    known = site.daemon.registry.known[2]
+    known = site.daemon.registry.submitted[2]
     assert known.directive is not None
-    site.daemon.registry.known[2] = replace(known, directive=replace(known.directive, resize=False))
+    site.daemon.registry.submitted[2] = replace(known, directive=replace(known.directive, resize=False))
     site.epoch(60)
     assert (site.slurm.jobs[2].eligible_s or 0) <= site.slurm.now_s
     calls = len(site.slurm.calls)
@@ -61,7 +61,7 @@ def test_one_that_slurm_has_otherwise_is_synergys_to_start(site: Site, changed: 
     full(site)
     site.slurm.submit(2, FIXED, tres_per_node=WHOLE, num_nodes=1)
     site.epoch()
-    assert site.daemon.observer.slurms == {2}
+    assert site.daemon.observer.left_to_slurm == {2}
     site.slurm.set(2, **changed)
     freed(site)
     assert site.epoch(60)[2].action is Action.START
@@ -82,7 +82,7 @@ def test_one_that_may_be_resized_waits_for_its_decision_still(site: Site) -> Non
     site.slurm.submit(2, SCRIPT, tres_per_node=WHOLE, num_nodes=1)
     assert site.epoch()[2].action is Action.WAIT
     assert site.slurm.jobs[2].eligible_s == site.slurm.now_s + 900
-    assert not site.daemon.observer.slurms
+    assert not site.daemon.observer.left_to_slurm
 
 
 def test_the_end_of_a_job_brings_the_next_epoch_where_another_waits_for_synergy(site: Site) -> None:
@@ -91,13 +91,13 @@ def test_the_end_of_a_job_brings_the_next_epoch_where_another_waits_for_synergy(
     site.slurm.ended += 1
     for _ in range(20):
         site.tick()
-    assert not site.daemon.hurries
+    assert not site.daemon.needs_early_epoch
     site.slurm.submit(2, SCRIPT, tres_per_node=WHOLE, num_nodes=1)
     site.epoch(60)
     site.slurm.ended += 1
     for _ in range(20):
         site.tick()
-    assert site.daemon.hurries
+    assert site.daemon.needs_early_epoch
 
 
 def test_one_on_several_nodes_knows_its_daemon_before_it_is_let_go(site: Site) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.accepts import Accepts
+from synergy_core.records import Action
+from synergy_core.wire import plan_file
+from synergy_core.wire.codec import encode
 
-from synergyd.accepts import Accepts
-from synergyd.records import Action
 from synergyd.views import explain as explain_view
 from synergyd.views import status as status_view
-from synergyd.wire import plan_file
-from synergyd.wire.codec import encode
 from tests.unit.daemon.daemon_world import Site
 
 PLAIN = "#!/bin/bash\n#SYNERGY global_batch=64 max_gpus=4\nsrun synergy-launch train.py\n"
@@ -113,4 +113,4 @@ def test_an_unknown_job_that_waits_is_synergy_s_to_start(site: Site) -> None:
     site.slurm.gpus = {"n1": 1}
     decision = site.epoch(60)[1]
     assert decision.action is Action.WAIT
-    assert site.slurm.jobs[1].eligible_s == site.slurm.now_s + 900 and 1 not in site.daemon.observer.slurms
+    assert site.slurm.jobs[1].eligible_s == site.slurm.now_s + 900 and 1 not in site.daemon.observer.left_to_slurm

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
+from synergy_core.errors import SynergyError, UnavailableError
+from synergy_core.usage import PastRun, Usage
 
 from synergyd.control.usage_ledger import Holding
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.usage_keeper import Look, UsageKeeper
 from synergyd.daemon.usage_look import midnight
-from synergyd.errors import SynergyError, UnavailableError
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.store.store import Store, open_store
-from synergyd.usage import PastRun, Usage
 from tests.unit.daemon.daemon_world import Site
 
 DAY = 86400.0
@@ -149,7 +149,7 @@ def test_the_loop_hands_over_who_holds_what_and_what_it_trains(tmp_path: Path) -
         def see(self, _at_s: float, jobs: tuple[Holding, ...], _term: int | None) -> None:
             looks.append(jobs)
 
-    site.daemon.tools = replace(site.daemon.tools, usage=Stub())  # type: ignore[arg-type]
+    site.daemon.dependencies = replace(site.daemon.dependencies, usage=Stub())  # type: ignore[arg-type]
     site.slurm.submit(1, account="chem")
     site.slurm.submit(2, script="#!/bin/bash\nsleep 1\n", account="phys")
     site.slurm.submit(3, account="chem")
@@ -206,13 +206,21 @@ def test_only_a_cluster_without_accounts_is_left_alone_for_an_hour(what: str, pa
 
 def test_sacct_and_mail_users_are_read_as_they_are_printed() -> None:
     lines = (
-        "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2|990|n[1-2]|CANCELLED by 1000\n"
-        "8|joao||Unknown|0||5|None assigned|CANCELLED\nx|y\n9|j|p|5|5|cpu=1|7|n1|REQUEUED\n"
+        "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2|990|n[1-2]|CANCELLED by 1000|a\n"
+        "8|joao||Unknown|0||5|None assigned|CANCELLED|b\nx|y\n9|j|p|5|5|cpu=1|7|n1|REQUEUED|c\n"
+        "10|j|p|5|5|cpu=1,gres/gpu=8|5|n1|COMPLETED|synergy-nodes-of-9.0.1\n"
     )
-    found = list(read_past_runs(lambda *_: lines.encode(), 0.0, 9.0))
+
+    def answer(*argv: str) -> bytes:
+        (between,) = (a.partition("=")[2] for a in argv if a.startswith("--delimiter="))
+        # a name with a line end, and a line as another job's would be
+        return (lines.replace("|", between) + "\n1|root||5|5|gres/gpu=8|5|n1|FAILED|x").encode()
+
+    found = list(read_past_runs(answer, 0.0, 9.0))
     assert found == [
         PastRun(7, "mina", "chem", 1000.0, 1060.0, 8, 10.0, "n[1-2]", "CANCELLED"),
         PastRun(9, "j", "p", 5.0, 10.0, 0, 0.0, "n1", "REQUEUED"),
+        PastRun(10, "j", "p", 5.0, 10.0, 8, 0.0, "n1", "COMPLETED", 9),
     ]
     job = "JobId=7 JobName=a\n   UserId=mina(1)\n   MailUser=m@x.org MailType=BEGIN,REQUEUE\n"
     assert read_mail(lambda *_: job.encode(), 7) == ("m@x.org", "BEGIN,REQUEUE")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from synergyd.control.usage_ledger import UsageLedger
+import pytest
+from synergy_core.job_report import InPlace, Report
+from synergy_core.records import Plan
+from synergy_core.usage import Usage, totals
+
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.resize.restart_history import RestartHistory, RestartInProgress
+from synergyd.control.tracked import TrackedJob
+from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.usage_look import holdings, midnight, span_of
-from synergyd.usage import Usage, totals
 from tests.unit.slurm.fake_slurm import row
 
 NOW_S = 1_000_000.0
@@ -55,3 +62,44 @@ def test_a_job_that_is_slow_to_leave_its_nodes_when_requeued_is_counted_once(lim
     rows: dict[float, Usage] = {p.from_s: p for p in ledger.pending()}
     assert [(p.from_s - NOW_S, p.to_s - NOW_S) for p in rows.values() if not p.is_open] == [(0.0, 7.0)]
     assert totals(rows.values()).held_gpu_h * 3600 < 4 * 12
+
+
+def test_an_allocation_with_a_jobs_name_is_the_jobs_if_its_owner_is_the_same() -> None:
+    job = row(7, state="RUNNING", start_s=NOW_S - 60, uid=5, account="chem", tres_gpus=2, node_names=("n1",))
+    beside = row(
+        9, name="synergy-nodes-of-7.0.1", state="RUNNING", start_s=NOW_S - 9, uid=5, account="chem", tres_gpus=4
+    )
+    rows = [job, beside, replace(beside, job_id=10, uid=6), replace(beside, job_id=11, account="phys")]
+    shown = {h.job_id: (h.of_job, h.gpus) for h in holdings(rows, (), {}, (), {}, NOW_S)}
+    assert shown == {7: (0, 2), 9: (7, 4), 10: (0, 4), 11: (0, 4)}
+
+
+def in_place(**changes: object) -> TrackedJob:
+    """A job that its launchers have restarted at order 2, 40 s ago by Slurm's clock, whose new run has trained for 30 s."""
+    one = RestartInProgress(begun_s=NOW_S - 45, chosen=True, checkpoint_s=3.0, started_s=NOW_S - 40, in_place=True)
+    history = RestartHistory(lost_s=50.0, chosen=2, under_way=one)
+    plan = Plan(global_batch=8, micro_batch=1, dp=4)
+    life = JobLifecycle(7, 0.0, state=ResizeState.RUNNING, plan=plan, restart_history=history)
+    report = Report(7, 0, 100, step_s=1.0, trained_s=30.0, in_place=InPlace(number=2, order=2))
+    return TrackedJob(lifecycle=life, report=replace(report, **changes), heard_s=NOW_S)  # type: ignore[arg-type]
+
+
+def look_of(tracked: TrackedJob) -> Holding:
+    shown = row(7, state="RUNNING", start_s=NOW_S - 600, tres_gpus=4)
+    (holding,) = holdings([shown], (), {7: tracked}, (), {}, NOW_S)
+    return holding
+
+
+def test_what_a_restart_in_place_took_is_known_from_the_first_steps_of_its_new_run() -> None:
+    shown = look_of(in_place())
+    assert (shown.order, shown.trains_on, shown.lost_s, shown.in_transit) == (2, 4, 50.0 + 3.0 + 10.0, True)
+    early = look_of(in_place(step_s=None))
+    assert (early.order, early.trains_on, early.relative) == (None, 0, None), "its last report is of the run before"
+
+
+def test_a_restart_in_place_that_was_measured_is_in_the_history() -> None:
+    tracked = in_place()
+    history = RestartHistory(lost_s=63.0, chosen=2)
+    tracked.lifecycle = replace(tracked.lifecycle, restart_history=history)
+    shown = look_of(tracked)
+    assert (shown.order, shown.lost_s, shown.in_transit) == (2, 63.0, False)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Profile, Shape
 
 from synergyd.daemon import user_models
 from synergyd.daemon.forecast import Forecast
-from synergyd.errors import UsageError
-from synergyd.records import Cluster, Directive, Job, JobState, ModelSpec, Node, Profile, Shape
 from synergyd.settings import Settings
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
@@ -173,14 +173,14 @@ class Parses:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_s: float = 0.0) -> None:
         self.names: list[str] = []
         self.now_s = 0.0
-        real = user_models.parsed
+        real = user_models.parse_config
 
         def counted(name: str, data: bytes) -> ModelSpec:
             self.names.append(name)
             self.now_s += takes_s
             return real(name, data)
 
-        monkeypatch.setattr(user_models, "parsed", counted)
+        monkeypatch.setattr(user_models, "parse_config", counted)
 
     def __call__(self) -> float:
         return self.now_s
@@ -247,7 +247,7 @@ def test_a_queue_of_jobs_with_a_bad_file_costs_an_epoch_one_parse(
     ]  # fmt: skip
     forecast = Forecast(Settings())
     for _ in range(3):
-        forecast.begin()
+        forecast.begin_epoch()
         assert {forecast.cells(job, Profile(), None, cluster).why_none for job in jobs} == {
             f"model {config}: is not JSON; give a Hugging Face config.json"
         }

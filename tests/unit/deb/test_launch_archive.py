@@ -53,5 +53,11 @@ def test_it_holds_python_alone_and_is_the_same_each_time(folder: Path, tmp_path:
     assert (tmp_path / "again.pyz").read_bytes() == (folder / "synergy-launch.pyz").read_bytes()
     names = zipfile.ZipFile(tmp_path / "again.pyz").namelist()
     assert {Path(n).suffix for n in names} <= {".py", ".typed"}
-    assert {n.partition("/")[0] for n in names} == {"__main__.py", "click", "synergy_launch", "synergyd"}
+    assert {n.partition("/")[0] for n in names} == {
+        "__main__.py",
+        "click",
+        "synergy_core",
+        "synergy_launch",
+        "synergyd",
+    }
     assert (tmp_path / "again.pyz").stat().st_mode & 0o777 == 0o755

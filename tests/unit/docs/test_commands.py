@@ -123,7 +123,7 @@ def test_settings_directives_and_programs_are_right(name: str, tmp_path: Path) -
         ("synergyctl plan --modle x", ["--modle"]),
         ("A=1 synergyctl --conf x status --watch", []),
         ("synergyctl profiles fit --row x", ["--row"]),
-        ("synergyctl simulate --workload contention --exclusive", []),
+        ("synergyctl simulate --workload contention --set exclusive=yes", []),
         ("srun synergy-launch --dryrun a.py --any", ["--dryrun"]),
         ("make tset", ["tset"]),
         ("python -m tests.benchmarks.gone", ["tests.benchmarks.gone"]),

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TypeVar
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+
 from tests.paths import ROOT
 
 T = TypeVar("T")

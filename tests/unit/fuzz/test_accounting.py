@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synergyd.slurm.parsed.associations import Associations, Limits, enforced, parse, partition_qos, qos_rules
+from synergyd.slurm.parsed.associations import Associations, Limits, enforcement_words, parse, partition_qos, qos_rules
 from tests.paths import ROOT
 from tests.unit.fuzz.checking import refused
 from tests.unit.fuzz.generators import mutations
@@ -49,5 +49,5 @@ def test_what_changes_seldom() -> None:
     qos = b"normal||||||\nhigh|cpu=40,mem=50G,gres/gpu=6|gres/gpu=7|2|3|DenyOnLimit,OverPartQOS\n"
     config = b"AccountingStorageEnforce = associations,limits,qos,safe\nAccountingStorageHost = x\n"
     partition = b"PartitionName=main AllowGroups=ALL AllowQos=ALL Default=YES QoS=part DefaultTime=NONE\n"
-    for read, example in ((qos_rules, qos), (enforced, config), (partition_qos, partition)):
+    for read, example in ((qos_rules, qos), (enforcement_words, config), (partition_qos, partition)):
         assert all(refused(read, given.decode(errors="replace"), ()) == "" for given in mutations([example], 1_000, 15))

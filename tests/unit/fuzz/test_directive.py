@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from synergy_core.wire import admin_comment, plan_file
 
 from synergyd.slurm.directives.directive import DirectiveError, read_stamp
-from synergyd.wire import admin_comment, plan_file
 from tests.unit.fuzz.checking import check, corpus
 from tests.unit.fuzz.generators import mutations
 from tests.unit.plugin.lua_runtimes import in_process

@@ -8,22 +8,23 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
+
+from synergyd.jobmodel.fit.measured_runs import read_rows
+from synergyd.jobmodel.model.spec import from_hf_config, load_model
 from synergyd.settings import SETTINGS, Settings
 from synergyd.slurm.directives.conf import load_settings, with_values
 from synergyd.slurm.directives.conf_lint import lint
-from synergyd.task.fit.measured_runs import read_rows
-from synergyd.task.model.spec import from_hf_config, load_model
 from tests.unit.fuzz.checking import LONGEST_ERROR, check
 from tests.unit.fuzz.generators import json_mutations, mutations
-from tests.unit.task.fit.test_measured_runs import COLUMNS, GOOD
+from tests.unit.jobmodel.fit.test_measured_runs import COLUMNS, GOOD
 
 CONFS = (
     b"ClusterName=c\nJobSubmitPlugins=lua\nAuthInfo=cred_expire=60\nKillWait=30\nGresTypes=gpu\n#SYNERGY Epoch=30s ReportPort=7321\n",
-    b"#SYNERGY Partitions=gpu,gpu-long QosWeights=high:4,low:0.5 AccountLimits=a:64\n#SYNERGY LeafUplink=4x100gbe\n",
+    b"#SYNERGY Partitions=gpu,gpu-long SpareNodes=gpu:1,qos/high:2 AccountLimits=a:64\n#SYNERGY LeafUplink=4x100gbe\n",
     b"#SYNERGY Database='postgresql+psycopg://synergy@db:5432/synergy' StateDir=/var/lib/synergy\nNodeName=n[1-4] Gres=gpu:a100:8\n",
     b"#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80\n#SYNERGY GpuType=t4 peak_tflops=65\nPartitionName=gpu \\\n Nodes=ALL\n",
-    b"Include other.conf\n#SYNERGY LinkArbiterPort=7322 LinkArbiterRule=srsf-2-time MetricsPort=9100\n",
+    b"Include other.conf\n#SYNERGY LinkArbiterPort=7322 LinkArbiterRule=srsf-2 MetricsPort=9100\n",
 )  # fmt: skip
 
 

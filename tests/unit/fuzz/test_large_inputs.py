@@ -10,19 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.wire import admin_comment, link_protocol, plan_file, report
+from synergy_core.wire.hostlist import expand
+from synergy_sim.traces import arena, cluster_logs, gavel
 
-from synergyd.errors import UsageError
-from synergyd.sim.traces import arena, cluster_logs, gavel
+from synergyd.jobmodel.fit.measured_runs import read_rows
+from synergyd.jobmodel.fit.profile_file import read_profile
+from synergyd.jobmodel.model.spec import load_model
 from synergyd.slurm.directives.conf import load_settings
 from synergyd.slurm.directives.conf_lint import lint
 from synergyd.slurm.directives.directive import parse_script, read_stamp
-from synergyd.task.fit.measured_runs import read_rows
-from synergyd.task.fit.profile_file import read_profile
-from synergyd.task.model.spec import load_model
-from synergyd.wire import admin_comment, link_protocol, plan_file, report
-from synergyd.wire.hostlist import expand
 from tests.unit.fuzz.checking import refused
-from tests.unit.task.fit.test_measured_runs import COLUMNS
+from tests.unit.jobmodel.fit.test_measured_runs import COLUMNS
 
 MOST_BYTES = 100 * 1024 * 1024
 MB10 = 10_000_000
@@ -89,9 +89,9 @@ FILES: dict[str, Read] = {
 TEXTS: dict[str, Callable[[bytes], object]] = {
     "directive": lambda given: parse_script("#SYNERGY tp=2\n" + given.decode("utf-8", "surrogateescape")),
     "report": report.from_json,
-    "hello": link_protocol.hello_from,
-    "question": link_protocol.question,
-    "answers": lambda given: (link_protocol.answer(given), link_protocol.welcome_of(given)),
+    "hello": link_protocol.read_hello,
+    "question": link_protocol.read_question,
+    "answers": lambda given: (link_protocol.read_answer(given), link_protocol.read_welcome(given)),
     "host list": lambda given: expand(given.decode("utf-8", "surrogateescape")),
     "host list's range": lambda given: expand("n[" + given.decode("utf-8", "surrogateescape") + "]"),
     "AdminComment": lambda given: stamp("synergy:1 model=" + given.decode("utf-8", "surrogateescape")),

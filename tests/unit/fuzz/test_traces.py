@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from synergy_sim.records import TraceJob
+from synergy_sim.traces import arena, cluster_logs, gavel, generate, morphling, pollux
 
-from synergyd.sim.records import TraceJob
-from synergyd.sim.traces import arena, cluster_logs, gavel, generate, morphling, pollux
 from tests.unit.fuzz.checking import check
 from tests.unit.fuzz.generators import json_mutations, mutations
 from tests.unit.sim.test_placement_truth import crius, rubick

@@ -6,13 +6,15 @@ import dataclasses
 import json
 from pathlib import Path
 
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import Alternative, Cell, Measurement, ModelSpec, Plan, Profile, Shape
-from synergyd.shared_links import SharedLink, Sharing
-from synergyd.wire import link_protocol, plan_file, report
-from synergyd.wire.codec import decode, encode
-from synergyd.wire.hostlist import MAX_NAMES, expand
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason
+from synergy_core.records import Alternative, Cell, Measurement, ModelSpec, Plan, Profile, Shape
+from synergy_core.shared_links import SharedLink, Sharing
+from synergy_core.wire import link_protocol, plan_file, report
+from synergy_core.wire.codec import decode, encode
+from synergy_core.wire.hostlist import MAX_NAMES, expand
+
 from tests.unit.fuzz.checking import check, refused
 from tests.unit.fuzz.generators import json_mutations, mutations
 
@@ -26,7 +28,7 @@ HELLO = link_protocol.Hello(7, 1, ("n1", "gpu-2.site"), 3, "0af7")
 SHAPE = Shape("a100", 2, 4)
 CELL = Cell(SHAPE, PLAN, 12.5, 0.8, 10.0, 0.5, 10**10, float("inf"))
 STORED = (
-    REPORT, PLAN, CELL, MODEL, Alternative(CELL, "it would slow others"), Measurement(PLAN, SHAPE, 0.5, 3),
+    REPORT, PLAN, CELL, MODEL, Alternative(CELL, Reason("text", {"text": "it would slow others"})), Measurement(PLAN, SHAPE, 0.5, 3),
     Profile(1.1, 0.9, 4, 300.0, True, MODEL, 64, (Measurement(PLAN, SHAPE, 0.5),)),
     Sharing(1.2, "nic:n1", (SharedLink("nic:n1", (8, 9)),)),
 )  # fmt: skip
@@ -63,16 +65,18 @@ def test_status_files() -> None:
 
 
 def test_hellos() -> None:
-    check(link_protocol.hello_from, "link_protocol", json_mutations([encode(HELLO)], 10_000, 13))
+    check(link_protocol.read_hello, "link_protocol", json_mutations([encode(HELLO)], 10_000, 13))
 
 
 def test_questions_to_the_arbiter() -> None:
-    examples = [link_protocol.ask_line(link_protocol.Asking(4, 512.5, 0.25)), link_protocol.done_line(4)]
+    examples = [link_protocol.ask_line(link_protocol.Question(4, 512.5, 0.25)), link_protocol.done_line(4)]
 
     def read(line: bytes) -> None:
-        asked = link_protocol.question(line)
-        again = link_protocol.ask_line(asked) if isinstance(asked, link_protocol.Asking) else b"done %d" % asked.number
-        assert link_protocol.question(again).number == asked.number
+        asked = link_protocol.read_question(line)
+        again = (
+            link_protocol.ask_line(asked) if isinstance(asked, link_protocol.Question) else b"done %d" % asked.number
+        )
+        assert link_protocol.read_question(again).number == asked.number
 
     check(read, "link_protocol", mutations(examples, 10_000, 14))
 
@@ -81,13 +85,13 @@ def test_answers_of_the_arbiter_and_the_daemon() -> None:
     """They are listened to by jobs: any other line is none."""
     examples = [
         b"go 4\n", b"wait 4\n", link_protocol.welcome_line("MUNGE:AwQ="), b"ok\n", b"no room\n",
-        link_protocol.welcome_words(HELLO, 0.5),
+        link_protocol.welcome_text(HELLO, 0.5),
     ]  # fmt: skip
 
     def read(line: bytes) -> None:
-        link_protocol.answer(line)
-        link_protocol.welcome_of(line)
-        link_protocol.bound_of(line, HELLO)
+        link_protocol.read_answer(line)
+        link_protocol.read_welcome(line)
+        link_protocol.read_bound(line, HELLO)
         if not line.startswith(b"ok MUNGE:"):  # that one is munged's business
             report.told_by(line, REPORT, 0)
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.workload import JobSpec
 
 from synergyd.links.arbiter import (
     ArbiterState,
@@ -24,9 +27,6 @@ from synergyd.links.arbiter import (
 from synergyd.links.disciplines import Discipline, Srsf, discipline_named
 from synergyd.links.model import Link, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.sim.contention.engine import Engine
-from synergyd.sim.contention.machine import Machine
-from synergyd.sim.contention.workload import JobSpec
 
 LINK = Link(1.0, 0.5)  # 1 ms/MB alone, threshold 1/3
 TOPOLOGY = Topology(nic=LINK)
@@ -160,8 +160,8 @@ def test_who_shares_with_nobody_or_in_a_group_where_nobody_waits_asks_in_vain() 
     state, _ = play([*TWO, (0.0, JobJoined(3, ("x", "y"), 2, 1.0))], terms())
     assert [asks_in_vain(state, j, terms()) for j in (1, 2, 3, 9)] == [False, False, True, True]
     everybody = dict.fromkeys((1, 2), Discipline(Srsf(4)))
-    assert asks_in_vain(state, 1, replace(terms(), chosen=everybody))
-    assert not asks_in_vain(state, 1, replace(terms(), chosen=dict.fromkeys((1, 2), Discipline(Srsf(3)))))
+    assert asks_in_vain(state, 1, replace(terms(), disciplines=everybody))
+    assert not asks_in_vain(state, 1, replace(terms(), disciplines=dict.fromkeys((1, 2), Discipline(Srsf(3)))))
 
 
 def test_the_default_is_to_avoid_contention() -> None:

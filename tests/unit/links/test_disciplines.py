@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.link_names import NETWORK_LINKS as NAMES
+from synergy_core.records import Shape
 
-from synergyd.errors import UsageError
-from synergyd.link_names import NETWORK_LINKS as NAMES
 from synergyd.links.disciplines import AdaDual, Srsf, discipline_named
 from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, link_named, pace
-from synergyd.records import Shape
 from synergyd.scheduler.placement.lwf import choose_gpus, place_lwf
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import NodeCapacity
@@ -34,11 +34,11 @@ def test_figures_scale_with_the_line_rate() -> None:
 def test_topology_names_the_links_an_all_reduce_crosses() -> None:
     slow, up = Link(2.0, 0.1), Link(0.5, 0.2)
     tree = Topology(nics={"c": slow}, leaf={"a": "l1", "b": "l1", "c": "l2"}, uplink=up)
-    assert tree.crossed(["a", "a"]) == ()
-    assert tree.crossed(["a", "b"]) == ("nic:a", "nic:b")
-    assert tree.crossed(["b", "c"]) == ("nic:b", "nic:c", "leaf:l1", "leaf:l2")
+    assert tree.links_crossed(["a", "a"]) == ()
+    assert tree.links_crossed(["a", "b"]) == ("nic:a", "nic:b")
+    assert tree.links_crossed(["b", "c"]) == ("nic:b", "nic:c", "leaf:l1", "leaf:l2")
     assert [tree.figures(x) for x in ("nic:a", "nic:c", "leaf:l2")] == [TEN_GBE, slow, up]
-    assert Topology(leaf={"a": "l1", "b": "l2"}).crossed(["a", "b"]) == ("nic:a", "nic:b")
+    assert Topology(leaf={"a": "l1", "b": "l2"}).links_crossed(["a", "b"]) == ("nic:a", "nic:b")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from synergyd.links.guard import (
     TRIAL_STEPS,
     Guards,
     Phase,
-    first_watch,
-    lost_in_turns,
-    watched,
+    advance_trial,
+    compute_turn_loss,
+    first_trial,
 )
 
 TURNS = Discipline(Srsf(1))
@@ -152,49 +152,50 @@ def test_a_group_that_the_forecast_leaves_alone_is_none_of_the_guards() -> None:
 
 
 def test_a_watch_counts_steps_that_lie_within_its_phase() -> None:
-    watch = first_watch(100.0)
+    watch = first_trial(100.0)
     early = {1: row(80.0, [0.5] * 56), 2: row(80.0, [0.5] * 56)}  # 16 of them since 100 s
-    assert watched(watch, [1, 2], {1: early[1], 2: early[2][:47]}, 104.0) == watch
-    assert watched(watch, [1, 2], {1: early[1]}, 104.0) == watch  # nothing seen of 2
-    turns = watched(watch, [1, 2], {j: some[:48] for j, some in early.items()}, 104.0)
+    assert advance_trial(watch, [1, 2], {1: early[1], 2: early[2][:47]}, 104.0) == watch
+    assert advance_trial(watch, [1, 2], {1: early[1]}, 104.0) == watch  # nothing seen of 2
+    turns = advance_trial(watch, [1, 2], {j: some[:48] for j, some in early.items()}, 104.0)
     assert (turns.phase, turns.since_s, turns.before_s) == (Phase.TURNS, 104.0, 100.0)
 
     def then(took: float, steps: int) -> dict[int, list[tuple[float, float]]]:
         return {j: early[j][:48] + row(104.0, [took] * steps) for j in (1, 2)}
 
-    assert watched(turns, [1, 2], then(0.9, LEAST_STEPS - 1), 110.0) == turns
-    assert watched(turns, [1, 2], then(0.9, LEAST_STEPS), 110.0).phase is Phase.BARRED
-    assert watched(turns, [1, 2], then(0.4, PROOF_STEPS - 1), 112.0) == turns
-    proven = watched(turns, [1, 2], then(0.4, PROOF_STEPS), 112.0)
+    assert advance_trial(turns, [1, 2], then(0.9, LEAST_STEPS - 1), 110.0) == turns
+    assert advance_trial(turns, [1, 2], then(0.9, LEAST_STEPS), 110.0).phase is Phase.BARRED
+    assert advance_trial(turns, [1, 2], then(0.4, PROOF_STEPS - 1), 112.0) == turns
+    proven = advance_trial(turns, [1, 2], then(0.4, PROOF_STEPS), 112.0)
     assert proven.proven and proven.since_s == 104.0 and proven.steps == FIRST_STEPS
-    assert watched(proven, [1, 2], then(0.4, FIRST_STEPS - 1), 116.0) == proven
-    trial = watched(proven, [1, 2], then(0.4, FIRST_STEPS), 117.0)
+    assert advance_trial(proven, [1, 2], then(0.4, FIRST_STEPS - 1), 116.0) == proven
+    trial = advance_trial(proven, [1, 2], then(0.4, FIRST_STEPS), 117.0)
     assert (trial.phase, trial.before_s) == (Phase.TRIAL, 104.0)
     alone = {j: some + row(117.0, [0.41] * TRIAL_STEPS) for j, some in then(0.4, FIRST_STEPS).items()}
-    again = watched(trial, [1, 2], alone, 121.0)
+    again = advance_trial(trial, [1, 2], alone, 121.0)
     assert (again.phase, again.steps) == (Phase.TURNS, 2 * FIRST_STEPS)
     assert (
-        replace(again, steps=MOST_STEPS).steps == watched(replace(trial, steps=MOST_STEPS), [1, 2], alone, 121.0).steps
+        replace(again, steps=MOST_STEPS).steps
+        == advance_trial(replace(trial, steps=MOST_STEPS), [1, 2], alone, 121.0).steps
     )
     quick = {j: some + row(117.0, [0.3] * TRIAL_STEPS) for j, some in then(0.4, FIRST_STEPS).items()}
-    assert watched(trial, [1, 2], quick, 121.0).phase is Phase.BARRED
+    assert advance_trial(trial, [1, 2], quick, 121.0).phase is Phase.BARRED
 
 
 def test_what_turns_cost() -> None:
     steady = {1: row(0.0, [0.5, 0.5, 0.5]), 2: row(0.0, [1.0, 1.0, 1.0])}
     quick = {1: row(9.0, [0.4, 0.4, 0.4]), 2: row(9.0, [1.0, 1.0, 1.0])}
-    assert lost_in_turns(steady, quick).harm == pytest.approx(0.1)  # 0.2 of the one's steps, none of the other's
-    gain = lost_in_turns(quick, steady)
+    assert compute_turn_loss(steady, quick).harm == pytest.approx(0.1)  # 0.2 of the one's steps, none of the other's
+    gain = compute_turn_loss(quick, steady)
     assert gain.harm == 0.0 and gain.is_gain and gain.share == pytest.approx(-0.125)
     # what one loses another gains
-    even = lost_in_turns({1: quick[1], 2: steady[1]}, {1: steady[1], 2: quick[1]})
+    even = compute_turn_loss({1: quick[1], 2: steady[1]}, {1: steady[1], 2: quick[1]})
     assert even.harm == 0.0
     # within the noise
     wild = {1: row(0.0, [0.2, 0.9, 0.5, 0.6]), 2: row(0.0, [0.5, 0.2, 0.9, 0.6])}
-    noisy = lost_in_turns(wild, {j: row(9.0, [0.5] * 4) for j in (1, 2)})
+    noisy = compute_turn_loss(wild, {j: row(9.0, [0.5] * 4) for j in (1, 2)})
     assert noisy.harm == 0.0 and not noisy.is_gain
     # a checkpoint is no step
     saves = {1: row(0.0, [0.5, 30.0, 0.5, 0.5]), 2: steady[2]}
-    assert lost_in_turns(saves, steady).harm == 0.0
-    nothing = lost_in_turns({1: [], 2: []}, quick)
+    assert compute_turn_loss(saves, steady).harm == 0.0
+    nothing = compute_turn_loss({1: [], 2: []}, quick)
     assert nothing.harm == 0.0 and not nothing.is_gain

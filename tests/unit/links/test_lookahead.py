@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobJoined, SendAsked, step, terms_named
 from synergyd.links.disciplines import NOBODY_WAITS, Discipline, discipline_named
 from synergyd.links.lookahead import (

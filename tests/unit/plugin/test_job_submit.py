@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from synergyd.slurm.directives.directive import calls_launcher
+from synergyd.slurm.directives.directive import calls_launcher, notes
 from tests.unit.plugin.lua_runtimes import PLUGIN
 from tests.unit.plugin.submit_world import HOOK, RESIZABLE, SCRIPT, Controller
+
+UNREAD = "it stands after the first command, so it is not read; move it above the first command"
 
 
 def test_a_good_job_is_stamped_and_put_off(slurm: Controller, tmp_path: Path) -> None:
@@ -52,9 +54,19 @@ def test_a_script_that_never_calls_synergy_launch_is_told_that_it_keeps_its_size
 
 
 @pytest.mark.parametrize(
-    "script", [None, "", "#!/bin/sh\nsrun x\n", "#!/bin/sh\necho\n#SYNERGY tp=no\n", "# SYNERGY x\n"]
+    ("script", "unread"),
+    [
+        (None, None),
+        ("", None),
+        ("#!/bin/sh\nsrun x\n", None),
+        ("#!/bin/sh\necho\n#SYNERGY tp=no\n", 3),
+        ("#!/bin/sh\n\n  true\n# x\n#SYNERGY", 5),
+        ("#!/bin/sh\necho\n#SYNERGYX\n", None),
+        ("#!/bin/sh\ncat > other.sh <<END\n#SYNERGY tp=2\nEND\n", None),  # another job's script
+        ("# SYNERGY x\n", None),
+    ],
 )
-def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str | None) -> None:
+def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str | None, unread: int | None) -> None:
     fields: dict[str, Any] = {
         "array_inx": "1-9",
         "tres_per_job": "gres:gpu:8",
@@ -63,9 +75,18 @@ def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str
         "het_job_offset": 0.0,
     }
     outcome = slurm.submit(script, **fields)
-    assert (outcome.rc, outcome.said, outcome.logged, outcome.environment) == (0, [], [], {})
+    said = [] if unread is None else [f"#SYNERGY in script line {unread}: {UNREAD}"]
+    assert (outcome.rc, outcome.said, outcome.logged, outcome.environment) == (0, said, [], {})
+    assert [note for note in notes(script or "") if note[1] == UNREAD] == ([] if unread is None else [(unread, UNREAD)])
     left = {"comment": "theirs", "tres_per_node": RESIZABLE, "begin_time": 0.0, "ntasks_per_tres": 65534.0, **fields}
     assert outcome.job == left | ({"script": script} if script is not None else {})
+
+
+def test_a_line_that_comes_too_late_is_said_beside_one_that_is_read(slurm: Controller) -> None:
+    outcome = slurm.submit(f"{SCRIPT}#SYNERGY tp=2\n")
+    line = SCRIPT.count("\n") + 1
+    assert (outcome.rc, outcome.said) == (0, [f"#SYNERGY in script line {line}: {UNREAD}"])
+    assert outcome.job["admin_comment"] == "synergy:1 model=llama2-7b max_gpus=16"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +133,12 @@ def test_resize_no_changes_and_says_nothing(slurm: Controller) -> None:
 def test_a_retired_key_is_told_and_not_stamped(slurm: Controller) -> None:
     outcome = slurm.submit("#SYNERGY tp=2 guaranteed=yes\nsrun synergy-launch train.py\n")
     line = "#SYNERGY in script line 1: guaranteed= has no effect any more; drop it: the next release refuses it"
+    assert (outcome.rc, outcome.said, outcome.job["admin_comment"]) == (0, [line], "synergy:1 tp=2")
+
+
+def test_a_retired_word_is_told_and_the_job_runs_exact(slurm: Controller) -> None:
+    outcome = slurm.submit("#SYNERGY tp=2\n#SYNERGY comm=delayed\nsrun synergy-launch train.py\n")
+    line = "#SYNERGY in script line 2: comm=delayed has no effect any more; drop it, or write comm=local,compressed"
     assert (outcome.rc, outcome.said, outcome.job["admin_comment"]) == (0, [line], "synergy:1 tp=2")
 
 

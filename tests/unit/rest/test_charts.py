@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Job, JobState, Node, Shape, Snapshot
+from synergy_core.usage import Usage
+from synergy_sim.runs import policies
 
 from synergyd.cli.synergyctl import cli
 from synergyd.control.queue_history import QueueHistory
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergyd.rest import what_if
 from synergyd.rest.caller import SlurmRights
 from synergyd.rest.page import read_files
 from synergyd.rest.slurm_rights import parse_rights
-from synergyd.rest.what_if import BusyError, WhatIfs, checked
+from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
-from synergyd.sim.simulate import policies
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
-from synergyd.usage import Usage
 from synergyd.views.months import present_month
 from synergyd.views.what_if import KEYS
 from tests.unit.rest.test_service import OPEN, PRIVATE, Service
@@ -234,7 +234,7 @@ def test_the_page_offers_the_policies_and_settings_that_there_are() -> None:
 )  # fmt: skip
 def test_a_wrong_what_if_is_refused(body: object) -> None:
     with pytest.raises(UsageError):
-        checked(body)
+        read_request(body)
 
 
 def test_a_wrong_what_if_is_one_problem(shared: Service) -> None:
@@ -268,7 +268,7 @@ def test_one_run_a_user_and_few_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     async def scene() -> None:
         runs = WhatIfs(settings)
-        asked = checked({"policy": "fifo"})
+        asked = read_request({"policy": "fifo"})
         await runs.start("ann", asked)
         await runs.start("bob", asked)
         with pytest.raises(BusyError):
@@ -297,7 +297,7 @@ def test_two_accounts_do_not_hold_the_turns(
     async def again(runs: WhatIfs, user: str) -> None:
         while True:
             with contextlib.suppress(BusyError):
-                await runs.start(user, checked({"policy": "fifo"}))
+                await runs.start(user, read_request({"policy": "fifo"}))
             await asyncio.sleep(0.01)
 
     async def scene() -> None:
@@ -306,9 +306,9 @@ def test_two_accounts_do_not_hold_the_turns(
         for user in ("ann", "bob"):
             await until(runs, user, "running")
         for user in ("eve", "joe"):
-            assert (await runs.start(user, checked({"policy": "fifo"}))).state == "waiting"
+            assert (await runs.start(user, read_request({"policy": "fifo"}))).state == "waiting"
         with pytest.raises(BusyError):
-            await runs.start("kim", checked({"policy": "fifo"}))
+            await runs.start("kim", read_request({"policy": "fifo"}))
         assert (await runs.stop("joe")).state == "stopped"
         await until(runs, "eve", "running")
         assert "longer than 3 s" in (await until(runs, "eve", "failed")).problem
@@ -327,7 +327,7 @@ def test_a_run_that_is_stopped_before_it_begins_leaves_room_for_the_next(
     async def scene() -> None:
         runs = WhatIfs(settings)
         for _ in range(2):
-            await runs.start("ann", checked({"policy": "fifo"}))
+            await runs.start("ann", read_request({"policy": "fifo"}))
             assert (await runs.stop("ann")).state == "stopped"
         await runs.close()
 
@@ -340,7 +340,7 @@ def test_two_browsers_that_stop_one_run_leave_room_for_the_next(
     child(monkeypatch, tmp_path, 'print(json.dumps({"share": 0.25}), flush=True)\ntime.sleep(600)\n')
 
     async def scene() -> None:
-        runs, asked = WhatIfs(settings), checked({"policy": "fifo"})
+        runs, asked = WhatIfs(settings), read_request({"policy": "fifo"})
         for _ in range(3):  # more often than runs may go on at once
             await runs.start("ann", asked)
             while runs.of("ann").share != 0.25:
@@ -374,9 +374,9 @@ def test_a_run_that_fails_says_why_and_ends(
 
     async def scene() -> None:
         runs = WhatIfs(settings)
-        await runs.start("ann", checked({"settings": {"Fairness": "-2"}}))
+        await runs.start("ann", read_request({"settings": {"Fairness": "-2"}}))
         assert problem in (await until(runs, "ann", "failed", "done", "stopped")).problem
-        await runs.start("ann", checked({"policy": "fifo"}))  # it is over: another may begin
+        await runs.start("ann", read_request({"policy": "fifo"}))  # it is over: another may begin
         await runs.close()
 
     asyncio.run(asyncio.wait_for(scene(), 60))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jwt
 import pytest
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.slurm_rights import jwt_key
 

@@ -19,12 +19,15 @@ from typing import Any
 
 import pytest
 import uvicorn
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.job_report import Report
+from synergy_core.records import Cell, Plan, Profile, Shape
+from synergy_core.steering import Steering
+from synergy_core.usage import Totals, Usage
+from synergy_core.wire.codec import decode, encode
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.control.known.node_health import NodeRecord
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.job_report import Report
-from synergyd.records import Cell, Plan, Profile, Shape
+from synergyd.control.state.node_health import NodeRecord
 from synergyd.rest import app, server
 from synergyd.rest.app import MAX_BODY_BYTES, application
 from synergyd.rest.caller import SlurmRights
@@ -32,13 +35,10 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader, parse_rights
 from synergyd.settings import Settings
-from synergyd.steering import Steering
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
-from synergyd.usage import Totals, Usage
 from synergyd.views.json_records import JobUsageJson, UsageJson
 from synergyd.views.recording import RecordingJson, from_json
-from synergyd.wire.codec import decode, encode
 from tests.unit.store.store_world import decision
 
 OPEN, PRIVATE = SlurmRights(), SlurmRights(private_jobs=True, operators=frozenset({"op"}))
@@ -131,10 +131,10 @@ def jobs(told: Any) -> list[int]:
 def test_everybody_sees_all_jobs_and_changes_the_own_ones(shared: Service) -> None:
     status, _, told = shared.ask("eve", "/v1/status")
     assert status == 200 and jobs(told) == [1, 2] and told["format"] == 1 and told["epoch_s"] == 1000.0
-    assert shared.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 200 and shared.store.paused() == {1}
+    assert shared.ask("ann", "/v1/jobs/1/pause", "POST")[0] == 200 and shared.store.paused_jobs() == {1}
     code, _, said = shared.ask("eve", "/v1/jobs/1/resume", "POST")
-    assert code == 403 and "is not eve's" in said["title"] and shared.store.paused() == {1}
-    assert shared.ask("ann", "/v1/jobs/1/resume", "POST")[0] == 200 and not shared.store.paused()
+    assert code == 403 and "is not eve's" in said["title"] and shared.store.paused_jobs() == {1}
+    assert shared.ask("ann", "/v1/jobs/1/resume", "POST")[0] == 200 and not shared.store.paused_jobs()
     assert [e.detail for e in shared.store.story(1)] == ["ann paused it", "ann resumed it"]
     assert shared.ask("", "/v1/status")[0] == 401
 
@@ -145,7 +145,7 @@ def test_private_jobs_are_not_there_for_others(private: Service) -> None:
         hidden, unknown = private.ask("ann", target), private.ask("ann", target.replace("2", "99"))
         assert hidden[0] == unknown[0] == 404
         assert hidden[2]["title"] == unknown[2]["title"]  # nothing tells one from the other
-    assert private.ask("ann", "/v1/jobs/2/pause", "POST")[0] == 404 and not private.store.paused()
+    assert private.ask("ann", "/v1/jobs/2/pause", "POST")[0] == 404 and not private.store.paused_jobs()
     assert private.ask("bob", "/v1/jobs/2/explain")[2]["decision"]["job_id"] == 2
     # an answer that is kept for one caller is not given to another
     assert jobs(private.ask("eve", "/v1/status")[2]) == []
@@ -179,7 +179,7 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         private_jobs=private == "jobs",
         private_usage=private == "usage",
         operators=frozenset({"op"}),
-        coordinated={"coo": frozenset({"chem"})},
+        accounts_of={"coo": frozenset({"chem"})},
     )
     with service(tmp_path, rights) as found:
         parts = [

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from synergyd.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem, Progress

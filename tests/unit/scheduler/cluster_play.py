@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
+
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
 from synergyd.control.resize.lifecycle import times_of
-from synergyd.job_report import Report
-from synergyd.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
-from synergyd.scheduler.decide import decide
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.learning import coarse
+from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.model.throughput import ThroughputModel
 from synergyd.settings import Settings
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.learning import coarse
-from synergyd.task.model.hardware import figures
-from synergyd.task.model.throughput import ThroughputModel
+from tests.unit.scheduler.epochs import decide
 
 GPU = figures("a100")
 LIAR = 1
@@ -136,7 +137,7 @@ class Play:
         jobs, cluster = tuple(one.job for one in self.jobs), self.cluster()
         snapshot = Snapshot(self.now_s, cluster, jobs, self.controller.profiles)
         self.controller.handle(SnapshotTaken(snapshot, EPOCH_S), self.now_s)
-        believed = self.controller.believed(jobs)
+        believed = self.controller.believed_profiles(jobs)
         planners = {
             one.job.job_id: JobPlanner(one.job, coarse(believed[one.job.job_id]), None, {"a100": GPU}, one.plan)
             for one in self.jobs
@@ -177,7 +178,7 @@ class Play:
             if again:
                 one.gpu_s += RESTART_S * cell.shape.gpus
             self.controller.jobs[one.job.job_id].lifecycle = replace(
-                self.controller.jobs[one.job.job_id].lifecycle, restarts=one.job.restarts
+                self.controller.jobs[one.job.job_id].lifecycle, incarnation=one.job.restarts
             )
         one.plan = cell.plan
         for part in range(1, REPORTS + 1):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from synergyd.records import Action, Cell, Decision, Job, Node, Snapshot
-from synergyd.scheduler.decide import decide
+from synergy_core.records import Action, Cell, Decision, Job, Node, Snapshot
+
 from synergyd.scheduler.epoch_answer import solve, weigh_bad_nodes
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 SETTINGS = Settings(restart_cost_s=60.0)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from synergy_core.records import Action, Decision, Job
 
-from synergyd.records import Action, Decision, Job
 from synergyd.scheduler.cut_short import Window
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.records import Action, Decision, Directive, Job, JobState, Shape, Snapshot
 
 from synergyd.control.resize.gpus_free import gpus_free
-from synergyd.errors import UsageError
-from synergyd.records import Action, Decision, Directive, Job, JobState, Shape, Snapshot
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.crowded import held_to_asked
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
 SETTINGS = Settings(restart_cost_s=60.0, max_weight=1000.0, fairness_bound=0.0)

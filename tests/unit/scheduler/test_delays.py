@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Cluster, Snapshot
 
-from synergyd.records import Cluster, Snapshot
 from synergyd.scheduler.problem.delays import (
     LEASE_S,
     NO_DELAYS,
@@ -16,9 +16,9 @@ from synergyd.scheduler.problem.delays import (
     Wait,
     clock_set,
     may_take,
-    observed,
     tier_of,
     timer_s,
+    with_observation,
 )
 from tests.unit.scheduler.builders import NOW, job, node, snapshot
 
@@ -72,22 +72,24 @@ def test_the_further_the_longer(best: Tier, waited: float, tier: Tier) -> None:
 
 
 def test_a_wait_counts_from_the_first_sight_of_it_to_the_start() -> None:
-    history = observed(NO_DELAYS, seen(job(1), job(2, held=True), job(3, reason="Dependency"), job(4, begin_s=NOW + 1)))
+    history = with_observation(
+        NO_DELAYS, seen(job(1), job(2, held=True), job(3, reason="Dependency"), job(4, begin_s=NOW + 1))
+    )
     assert history == DelayHistory({1: NOW})
-    history = observed(history, seen(job(1), job(2), at_s=30))
+    history = with_observation(history, seen(job(1), job(2), at_s=30))
     assert history.waiting == {1: NOW, 2: NOW + 30}
     started = [job(1, nodes=("n0", "n2"), gpus=4, start_s=NOW + 90), job(2, nodes=("n1",), gpus=2, start_s=NOW + 80)]
-    history = observed(history, seen(*started, at_s=95))
+    history = with_observation(history, seen(*started, at_s=95))
     # job 2 waited for less than a lease
     assert history == DelayHistory({}, {1: NOW + 90, 2: NOW + 80}, (Wait(NOW + 95, 8, Tier.ACROSS, 90.0),))
     # stopped, it waits anew; what is older than the window no longer counts
-    late = observed(history, seen(job(1), at_s=95 + WINDOW * LEASE_S))
+    late = with_observation(history, seen(job(1), at_s=95 + WINDOW * LEASE_S))
     assert late.waits == history.waits and late.waiting == {1: NOW + 95 + WINDOW * LEASE_S} and not late.running
-    assert observed(late, seen(at_s=96 + WINDOW * LEASE_S)) == NO_DELAYS
+    assert with_observation(late, seen(at_s=96 + WINDOW * LEASE_S)) == NO_DELAYS
 
 
 @pytest.mark.parametrize("by_s", [-86400.0, 86400.0])
 def test_a_clock_that_is_set_neither_prolongs_nor_ends_a_wait(by_s: float) -> None:
     history = DelayHistory({1: NOW}, {2: NOW - 5.0}, waits(8, Tier.LEAF, 14))
-    later = observed(clock_set(history, by_s), seen(job(1), at_s=by_s + 60.0))
+    later = with_observation(clock_set(history, by_s), seen(job(1), at_s=by_s + 60.0))
     assert later == DelayHistory({1: NOW + by_s}, {}, (Wait(NOW + by_s, 8, Tier.LEAF, 14 * LEASE_S),))

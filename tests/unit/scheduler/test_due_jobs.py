@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action, Cell, Decision, Directive, Job, Node, Shape
+from synergy_core.restarts import RestartBudget, RestartCost
 
-from synergyd.records import Action, Cell, Decision, Directive, Job, Node, Shape
-from synergyd.restarts import JobRestarts, RestartCost
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.due_jobs import MOST
-from synergyd.scheduler.problem.records import Progress
-from synergyd.scheduler.problem.waiting_bound import allowed_age_s
+from synergyd.scheduler.problem.records import JobRequest, Progress
+from synergyd.scheduler.problem.waiting_bound import with_due
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 BOUND = Settings(fairness_bound=2.0, restart_cost_s=30.0)
 LONG = Progress(attained_gpu_s=1e4, remaining=1e6, done=1e5)
@@ -126,7 +126,7 @@ def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone()
     said = Directive(min_gpus=8, max_gpus=8)
     jobs = [*(job(i + 1, 8, (f"n{i}",), 8, directive=said) for i in range(2)), job(20, 8), job(30, 8)]
     known = dict.fromkeys((1, 2), Progress(attained_gpu_s=1e4, remaining=2e4, done=1e6)) | {20: SHORT, 30: SHORT}
-    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
+    spent = RestartBudget(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
     for restarts, age_s, started in (
         ({}, 50.0, {20, 30}),
         ({1: spent, 2: spent}, 50.0, set()),
@@ -156,7 +156,7 @@ def test_a_job_whose_restarts_are_spent_shrinks_for_a_due_one_where_a_stop_costs
     """A stop costs a restart of 30 s, too, and an epoch without GPUs besides. 16 GPUs give 8 sequences/s, 8 GPUs `half`."""
     jobs = [job(1, 1, ("n0", "n1"), 8), job(20, 1)]
     offers = {1: (cell(1.0, 1, 1), cell(half, 1, 8), cell(8.0, 2, 8)), 20: (cell(1.0, 1, 1),)}
-    spent = JobRestarts(cost=RestartCost(mean_s=30.0), lost_s=lost_s, life_s=9000.0)
+    spent = RestartBudget(cost=RestartCost(mean_s=30.0), lost_s=lost_s, life_s=9000.0)
     known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, done=1e6), 20: SHORT}
     site = snapshot([node("n0", 8), node("n1", 8)], jobs)
 
@@ -201,6 +201,12 @@ def test_every_due_job_that_could_fit_starts_or_has_its_nodes_kept(seed: int) ->
         for name in decision.node_names if decision.cell else ():
             held[name] += decision.cell.shape.gpus_per_node if decision.cell else 0
     assert all(gpus <= 8 for gpus in held.values())
+
+
+def allowed_age_s(job: JobRequest, share: float, bound: float, typical_s: float | None) -> float:
+    """Return the seconds after its submission at which the job is due if it has no GPUs then."""
+    (one,) = with_due([job], bound, typical_s, 0.0, lambda _: share)
+    return job.age_s - one.overdue_s
 
 
 def test_how_long_a_job_may_wait() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.scheduler.problem.equal_shares import job_parts
-from synergyd.scheduler.problem.finish_time_fairness import equal_share
+from synergyd.scheduler.problem.finish_time_fairness import equal_share, job_parts
 from synergyd.scheduler.problem.priorities import with_claims
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
+from synergyd.scheduler.problem.rules import rules_of
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells
 
@@ -32,7 +32,9 @@ def tiny(count: int, uid: int, first_id: int = 100) -> list[JobRequest]:
 
 
 def overdue(jobs: list[JobRequest], settings: Settings = BOUND) -> dict[int, float]:
-    return {one.job_id: one.overdue_s for one in with_claims(jobs, ROOMS, Objective(), settings, 0.0)[0]}
+    return {
+        one.job_id: one.overdue_s for one in with_claims(jobs, ROOMS, Objective(), rules_of(settings).claims, 0.0)[0]
+    }
 
 
 def test_many_small_jobs_of_one_user_keep_nobody_else_from_being_due() -> None:
@@ -61,15 +63,15 @@ def test_what_a_user_can_not_use_is_shared_by_the_others() -> None:
 def test_a_deadlines_share_does_not_shrink_with_other_users_jobs() -> None:
     def needed(others: list[JobRequest]) -> float:
         late = replace(wide(1, ANN), deadline_s=1.2 * HOUR)
-        return with_claims([late, *others], ROOMS, Objective(), BOUND, 0.0)[0][0].need
+        return with_claims([late, *others], ROOMS, Objective(), rules_of(BOUND).claims, 0.0)[0][0].need
 
     assert needed(tiny(1000, EVE)) == needed(tiny(8, EVE)) > 0
-    nowhere = with_claims([replace(wide(1, ANN), deadline_s=HOUR)], (), Objective(), BOUND, 0.0)[0][0]
+    nowhere = with_claims([replace(wide(1, ANN), deadline_s=HOUR)], (), Objective(), rules_of(BOUND).claims, 0.0)[0][0]
     assert nowhere.need == 0.0
 
 
 def test_the_length_that_short_jobs_go_first_by_has_no_user() -> None:
     """Who submits more jobs does not make each of them longer."""
     jobs = [wide(1, ANN), *(wide(i, BOB) for i in (2, 3))]
-    found = with_claims(jobs, ROOMS, Objective(), replace(BOUND, short_first=1.0), 0.0)[0]
-    assert [one.short for one in found] == [1.0, 1.0, 1.0]
+    found = with_claims(jobs, ROOMS, Objective(), rules_of(replace(BOUND, short_first=1.0)).claims, 0.0)[0]
+    assert [one.length_factor for one in found] == [1.0, 1.0, 1.0]

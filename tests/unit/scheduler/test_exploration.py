@@ -8,19 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.records import Action, Cell, Decision, Job, Node, Plan, Shape, Snapshot
 
-from synergyd.records import Action, Cell, Decision, Job, Node, Plan, Shape, Snapshot
-from synergyd.scheduler.decide import _Told, decide
+from synergyd.scheduler.amend import DecisionBuilder
+from synergyd.scheduler.epoch import EpochInputs, begin
 from synergyd.scheduler.epoch_answer import EpochAnswer
 from synergyd.scheduler.exploration import start_as_asked, trial_worth
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Problem, UsageLimit
+from synergyd.scheduler.problem.rules import rules_of
 from synergyd.scheduler.problem.utility import allocation
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, job, snapshot
+from tests.unit.scheduler.epochs import decide
 
 NODES = tuple(Node(f"n{i}", "a100", 4) for i in range(4))
 
@@ -177,5 +180,6 @@ def test_a_job_that_links_gave_another_cell_is_not_said_to_try() -> None:
     names = tuple(n.name for n in NODES)
     for choice, says in ((1, True), (2, False)):
         answer = EpochAnswer(problem, allocation(problem, [choice]), Placement({1: names[: 2 * choice]}, {}, {}))
-        told = _Told(answer, policy_named("synergy"), {}, {}, (0, 1)).decision(1)
+        empty = begin(EpochInputs(snapshot=snapshot([], [])), rules_of(Settings()), policy_named("synergy"))
+        told = DecisionBuilder(replace(empty, answer=answer, problem=problem, trial=(0, 1))).decision(1)
         assert told.action is Action.RESIZE and told.why.startswith("Tries") is says

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action, Cell, Decision
 
-from synergyd.records import Action, Cell, Decision
-from synergyd.scheduler.decide import decide
-from synergyd.scheduler.policies.registry import policy_named
-from synergyd.scheduler.problem.first_start import beyond_reach, within_reach
+from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.problem.first_start import reach_obstacle, within_reach
 from synergyd.scheduler.problem.records import Objective
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 SIZES = ((1, 1), (1, 4), (2, 4), (4, 4))
 TERMS = Objective(first_start=8.0)
@@ -64,5 +64,5 @@ def test_a_running_job_and_one_with_a_deadline_are_free() -> None:
         ask(1, offers(0.2), deadline_s=9.0),
         replace(ask(1, offers(0.2)), asked=None),
     ):
-        assert within_reach(free, TERMS) is free and not beyond_reach(free, 3, TERMS)
+        assert within_reach(free, TERMS) is free and not reach_obstacle(free, 3, TERMS)
     assert within_reach(ask(1, offers(0.2)), TERMS).banned == {3}

@@ -8,10 +8,10 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from synergy_core.job_report import Report
 
-from synergyd.job_report import Report
+from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.settings import Settings
-from synergyd.task.job_planner import JobPlanner
 from tests.unit.scheduler.cluster_play import GPU, LIAR, START_S, Play, Played, Tale, played, truth
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def test_superlinear_steps_are_not_believed() -> None:
     jobs[0].tale = superlinear
     play = Play(jobs, Settings(fairness=1.0)).run(4)
     one = replace(jobs[0].job, directive=played(1, global_batch=(256, 256)).job.directive)
-    profile = play.controller.believed([one])[LIAR]
+    profile = play.controller.believed_profiles([one])[LIAR]
     assert len(profile.measured) >= 1
     cells = JobPlanner(one, profile, None, {"a100": GPU}, jobs[0].plan).cells(play.cluster())
     within = sorted((c for c in cells if c.shape.nodes == 1), key=lambda c: c.shape.gpus)

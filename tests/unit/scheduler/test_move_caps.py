@@ -6,14 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Decision, Node, Snapshot
 
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Action, Decision, Node, Snapshot
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.move_caps import MoveCaps, within_caps
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import Cells, ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
 BETTER = cells(1.0, 1.99, 3.97)
@@ -189,8 +190,8 @@ def test_a_change_finds_those_that_leave_beside_nodes_that_sleep() -> None:
     )
     nodes = (NodeCapacity("n1", "a100", 2), NodeCapacity("n2", "a100", 0), NodeCapacity("n3", "a100", 4))
     found = [
-        Decision(1, Action.RESIZE, offers[1], ("n2", "n3"), "", worth=(("goodput", 2.0),)),
-        Decision(2, Action.RESIZE, GOOD[1], ("n3",), "", worth=(("goodput", -9.0),)),
+        Decision(1, Action.RESIZE, offers[1], ("n2", "n3"), text_reason(""), worth=(("goodput", 2.0),)),
+        Decision(2, Action.RESIZE, GOOD[1], ("n3",), text_reason(""), worth=(("goodput", -9.0),)),
     ]
     problem = Problem(jobs, nodes)
     full = within_caps(found, problem, MoveCaps(most=1, under_way=1))

@@ -6,30 +6,31 @@ import math
 from dataclasses import replace
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Action, Directive, JobState
+from synergy_core.restarts import RestartBudget, RestartCost
+from synergy_sim.policies.fifo import FifoPolicy
 
-from synergyd.errors import UsageError
-from synergyd.records import Action, Directive, JobState
-from synergyd.restarts import JobRestarts, RestartCost
-from synergyd.scheduler.decide import decide
-from synergyd.scheduler.policies.fifo import FifoPolicy
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness
 from synergyd.scheduler.problem.gpu_limits import usage_limits, within_limits
-from synergyd.scheduler.problem.priorities import objective_of, weights, with_claims
+from synergyd.scheduler.problem.priorities import weights, with_claims
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem, Progress, UsageLimit
+from synergyd.scheduler.problem.rules import objective_of, rules_of
 from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 PLAIN = Settings(fairness_bound=0.0)
 BOUNDED = Settings(fairness_bound=2.0)
-RESTART = JobRestarts(cost=RestartCost(mean_s=60.0))
+RESTART = RestartBudget(cost=RestartCost(mean_s=60.0))
 ROOMS = (NodeCapacity("n0", "a100", 8),)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_directive_times_qos_times_priority() -> None:
+def test_weights_are_directive_times_priority() -> None:
     jobs = [
         job(1, directive=Directive(weight=2.0), qos="high", priority=100.0),
         job(2, qos="low", priority=300.0),
@@ -38,22 +39,21 @@ def test_weights_are_directive_times_qos_times_priority() -> None:
     ]
     jobs = [replace(one, uid=one.job_id) for one in jobs]
     trusting = Settings(max_weight=2.0)
-    assert weights(jobs, PLAIN) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    assert weights(jobs, replace(trusting, qos_weights={"high": 3.0})) == {1: 3.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, rules_of(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
     # the median priority is 300; the third is cut at ten times it, and a held job (0) keeps its own weight
-    by_priority = weights(jobs, replace(trusting, priority_weight=True))
+    by_priority = weights(jobs, rules_of(replace(trusting, priority_weight="yes")).weights)
     assert by_priority == {1: pytest.approx(1 / 3), 2: 1.0, 3: 10.0, 4: 1.0}
 
 
 def test_a_weight_moves_gpus_between_the_jobs_of_one_user_alone() -> None:
     told = {1: 1000.0, 2: 1.0, 3: 0.5, 4: 1.0}
     jobs = [job(i, uid=1 if i < 4 else 2, directive=Directive(weight=w)) for i, w in told.items()]
-    assert weights(jobs, PLAIN) == {1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
-    found = weights(jobs, Settings(max_weight=6.0))
+    assert weights(jobs, rules_of(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
+    found = weights(jobs, rules_of(Settings(max_weight=6.0)).weights)
     assert found == {1: pytest.approx(2.4), 2: pytest.approx(0.4), 3: pytest.approx(0.2), 4: 1.0}
     assert sum(found[i] for i in (1, 2, 3)) == pytest.approx(3.0)
     light = [replace(one, directive=Directive(weight=0.1)) for one in jobs]
-    assert weights(light, PLAIN) == dict.fromkeys(told, 0.1)
+    assert weights(light, rules_of(PLAIN).weights) == dict.fromkeys(told, 0.1)
 
 
 def test_what_does_not_count_as_it_is_said_is_told() -> None:
@@ -86,36 +86,44 @@ def due(job_id: int, left: float, in_s: float, **changes: object) -> JobRequest:
     ],
 )
 def test_a_deadline_needs_the_goodput_that_still_meets_it(one: JobRequest, need: float) -> None:
-    (found,), _ = with_claims([one], ROOMS, Objective(), PLAIN, NOW)
+    (found,), _ = with_claims([one], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)
     assert found.need == pytest.approx(need)
     assert bool(found.need_why) == (need > 0)
-    assert with_claims([one], ROOMS, Objective(), Settings(deadlines=False), NOW)[0][0].need == 0.0
 
 
 def test_a_restart_makes_the_deadline_nearer() -> None:
-    (found,), _ = with_claims([due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), PLAIN, NOW)
-    assert (found.need, found.need_anew) == pytest.approx((1.2, 3.0))
+    (found,), _ = with_claims(
+        [due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), rules_of(PLAIN).claims, NOW
+    )
+    assert (found.need, found.need_after_restart) == pytest.approx((1.2, 3.0))
 
 
 def test_a_deadline_needs_no_more_than_an_equal_share_gives() -> None:
     one = due(1, 300.0, 100.0)  # needs 3.0; on 8 GPUs for 4 jobs it has 1.8 at 2 GPUs
     others = [ask(i, cells(1.0, 1.8, 3.2)) for i in (2, 3, 4)]
     needs = {
-        share: with_claims([one, *others], ROOMS, Objective(), Settings(deadline_share=share), NOW)[0][0].need
+        share: with_claims([one, *others], ROOMS, Objective(), rules_of(Settings(deadline_share=share)).claims, NOW)[0][
+            0
+        ].need
         for share in (1.0, 1.9, 2.0, 0.0)
     }
     assert needs == {1.0: 1.8, 1.9: 1.8, 2.0: 3.0, 0.0: 3.0}
     large = replace(one, cells=one.cells[2:], relative=(1.0,), asked=0)  # its only size is more than an equal share
-    assert with_claims([large, *others], ROOMS, Objective(), PLAIN, NOW)[0][0].need == 0.0
+    assert with_claims([large, *others], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)[0][0].need == 0.0
 
 
 def test_a_job_whose_word_was_refuted_counts_as_the_longest() -> None:
     jobs = [ask(i, cells(1.0, 1.8), progress=Progress(remaining=100.0)) for i in (1, 2)]
     lied = ask(3, cells(1.0, 1.8), progress=Progress(refuted=True))
-    found, _ = with_claims([*jobs, lied], ROOMS, Objective(), PLAIN, NOW)
-    assert [one.short for one in found] == pytest.approx([1.0, 1.0, 1 / 3])
-    assert with_claims([lied], ROOMS, Objective(), PLAIN, NOW)[0][0].short == pytest.approx(1 / 3)
-    assert with_claims([lied], ROOMS, Objective(), Settings(short_first=0), NOW)[0][0].short == 1.0
+    found, _ = with_claims([*jobs, lied], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)
+    assert [one.length_factor for one in found] == pytest.approx([1.0, 1.0, 1 / 3])
+    assert with_claims([lied], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)[0][0].length_factor == pytest.approx(
+        1 / 3
+    )
+    assert (
+        with_claims([lied], ROOMS, Objective(), rules_of(Settings(short_first=0)).claims, NOW)[0][0].length_factor
+        == 1.0
+    )
 
 
 def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
@@ -124,11 +132,6 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
     )
     offers = {i: cells(1.0, 1.8, 3.2) for i in (1, 2, 9)}
     late = {9: Progress(remaining=300.0)}
-    plain = {
-        d.job_id: d.cell and d.cell.shape.gpus
-        for d in decide(site, Settings(deadlines=False), offers, {}, progress=late)
-    }
-    assert sorted(g or 0 for g in plain.values()) == [1, 1, 2]
     within = {d.job_id: d for d in decide(site, PLAIN, offers, {}, progress=late)}
     assert sorted(d.cell.shape.gpus if d.cell else 0 for d in within.values()) == [1, 1, 2]
     assert "as far as its share of the GPUs goes" in within[9].why
@@ -141,10 +144,10 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
 def test_slurms_fair_share_scales_weights_where_it_is_asked_for() -> None:
     jobs = [job(i, uid=1000 + i) for i in (1, 2, 3, 4)]
     shares = {1: 0.5, 2: 0.25, 3: 0.0}
-    assert set(weights(jobs, PLAIN, shares).values()) == {1.0}
-    found = weights(jobs, Settings(fair_share_weight=True), shares)
+    assert set(weights(jobs, rules_of(PLAIN).weights, shares).values()) == {1.0}
+    found = weights(jobs, rules_of(Settings(priority_weight="fair-share")).weights, shares)
     assert found == {1: 2.0, 2: 1.0, 3: pytest.approx(0.1), 4: 1.0}
-    assert weights(jobs, Settings(fair_share_weight=True)) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, rules_of(Settings(priority_weight="fair-share")).weights) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -161,14 +164,16 @@ def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None
         replace(job(10, gpus=4, account="chem"), state=JobState.RUNNING, node_names=()),
     ]
     settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
-    found = usage_limits(asks, others, settings)
+    found = usage_limits(asks, others, rules_of(settings).limits)
     assert found == (
         UsageLimit("account", "chem", 5, 8),
         UsageLimit("account", "bio", 0),
         UsageLimit("partition", "debug", 3, 4),
     )
-    assert usage_limits(asks, others, Settings(account_limits={"chem": 3})) == (UsageLimit("account", "chem", 2, 3),)
-    assert usage_limits(asks, others, PLAIN) == ()
+    assert usage_limits(asks, others, rules_of(Settings(account_limits={"chem": 3})).limits) == (
+        UsageLimit("account", "chem", 2, 3),
+    )
+    assert usage_limits(asks, others, rules_of(PLAIN).limits) == ()
 
 
 def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
@@ -246,7 +251,7 @@ def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on
     needs = []
     for current in range(3):
         one = replace(ask(1, offers), current=current, nodes=("n0",), age_s=age_s, progress=progress)
-        (found, _), _ = with_claims([one, twin], (NodeCapacity("n0", "a100", 4),), terms, bound, NOW)
+        (found, _), _ = with_claims([one, twin], (NodeCapacity("n0", "a100", 4),), terms, rules_of(bound).claims, NOW)
         needs.append(found.need)
     assert needs == pytest.approx([share * claims] * 3)
 
@@ -259,8 +264,10 @@ def test_a_claim_is_no_reason_for_a_restart_that_the_job_itself_does_not_gain_by
     offers, progress = cells(1.5, 2.0, 2.2), Progress(done=2000.0 - remaining, remaining=remaining)
     late = replace(ask(1, offers), current=0, nodes=("n0",), age_s=5e3, progress=progress, restart=RESTART)
     rooms = (NodeCapacity("n0", "a100", 4),)
-    (found, _), _ = with_claims([late, ask(2, cells(1.0, 2.0, 4.0))], rooms, objective_of(PLAIN), BOUNDED, NOW)
-    assert (found.need, found.need_anew) == pytest.approx((needed, needed))
+    (found, _), _ = with_claims(
+        [late, ask(2, cells(1.0, 2.0, 4.0))], rooms, objective_of(PLAIN), rules_of(BOUNDED).claims, NOW
+    )
+    assert (found.need, found.need_after_restart) == pytest.approx((needed, needed))
 
 
 # -- objectives --------------------------------------------------------------------------------------------------------
@@ -280,7 +287,7 @@ def test_the_objectives_by_name() -> None:
 def test_sia_by_hand() -> None:
     """SOSP'23, section 3.4: rows over their minimum times min GPUs, to the power -0.5, waiting costs 1.1."""
     terms = objective_of(Settings(objective="sia"))
-    (one,), _ = with_claims([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, PLAIN, NOW)
+    (one,), _ = with_claims([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, rules_of(PLAIN).claims, NOW)
     assert tuple(one.relative) == pytest.approx((1.0, 1.5, 4.0))
     assert stay_value(one, terms) == pytest.approx(-1.1)
     assert [change_value(one, i, terms) for i in range(3)] == pytest.approx([-1.0, -(1.5**-0.5), -0.5])
@@ -291,7 +298,7 @@ def test_sia_by_hand() -> None:
 def test_pollux_measures_against_an_equal_share() -> None:
     terms = objective_of(Settings(objective="pollux"))
     two = [ask(1, cells(2.0, 3.0, 8.0)), ask(2, cells(1.0))]
-    (one, _), _ = with_claims(two, ROOMS, terms, PLAIN, NOW)
+    (one, _), _ = with_claims(two, ROOMS, terms, rules_of(PLAIN).claims, NOW)
     assert tuple(one.relative) == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
 
 
@@ -309,7 +316,9 @@ def test_max_min_lifts_the_worst_off() -> None:
 
 def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
     terms = Objective(need_bonus=50.0)
-    one = ask(1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_anew=3.1)
+    one = ask(
+        1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_after_restart=3.1
+    )
     assert dict(value_terms(one, 2, False, terms)) == pytest.approx(
         {"goodput": math.log(3.2), "restart": math.log(0.5), "need": 50.0, "weight": math.log(1.6)}
     )
@@ -321,7 +330,7 @@ def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
 
 
 def test_a_job_that_soon_ends_is_not_worth_a_restart() -> None:
-    one = ask(1, cells(1.0, 1.9, 3.6), current=0, nodes=("n0",), drag=60.0 / 30.0)
+    one = ask(1, cells(1.0, 1.9, 3.6), current=0, nodes=("n0",), restart_drag=60.0 / 30.0)
     # 30 sequences at 3.6/s after 60 s without any: 30/(60 + 8.33) = 0.439/s
     assert restart_factor(one, 2) * 3.6 == pytest.approx(30 / (60 + 30 / 3.6))
     assert restart_factor(replace(one, discount=0.1), 2) == 0.1 and restart_factor(replace(one, current=None), 2) == 1.0
@@ -339,31 +348,33 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     """Median time left of those that tell: job 1's. Job 2 has a quarter of it, job 3 a thousand times as much."""
     left = {1: 1000.0, 2: 250.0, 3: 1e6, 4: None}
     four = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(remaining=w), weight=2.0) for i, w in left.items()]
-    found, _ = with_claims(four, ROOMS, Objective(), replace(PLAIN, short_first=0.5), NOW)
+    found, _ = with_claims(four, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=0.5)).claims, NOW)
     assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
-    assert [one.short for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
+    assert [one.length_factor for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
     told = dict(value_terms(found[1], 2, False, Objective()))
     assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
     assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Objective()))
-    same, _ = with_claims(four, ROOMS, Objective(), replace(PLAIN, short_first=0.0), NOW)
+    same, _ = with_claims(four, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=0.0)).claims, NOW)
     assert [one.weight for one in same] == [2.0] * 4
 
 
 def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
     """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
-    alone, _ = with_claims([told], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    alone, _ = with_claims([told], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
     untold = [
         ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
         for i, ran in ((2, 0), (3, 50), (4, 900))
     ]
-    found, _ = with_claims([told, *untold], ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW, typical_s=100.0)
+    found, _ = with_claims(
+        [told, *untold], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW, typical_s=100.0
+    )
     assert alone[0].weight == 1.0
     left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
     times = [1000.0 / left, 100.0, 100.0, 900.0]
     middle = (sorted(times)[1] + sorted(times)[2]) / 2
     assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
-    silent, _ = with_claims(untold, ROOMS, Objective(), replace(PLAIN, short_first=1.0), NOW)
+    silent, _ = with_claims(untold, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
     assert [one.weight for one in silent] == [1.0] * 3
 
 
@@ -383,11 +394,11 @@ def test_what_like_jobs_have_taken_counts_for_who_does_not_tell_and_explain_says
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
     untold = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(likely_gpu_s=gpu_s)) for i, gpu_s in ((2, 60.0), (3, 9e4))]
     settings, gpus = replace(PLAIN, short_first=1.0), sum(room.free for room in ROOMS)
-    found, _ = with_claims([told, *untold], ROOMS, Objective(), settings, NOW, typical_s=1.0)
+    found, _ = with_claims([told, *untold], ROOMS, Objective(), rules_of(settings).claims, NOW, typical_s=1.0)
     left = equal_share(told.cells, {"a100": gpus}, 3)
     times = [1000.0 / left, 60.0 / (gpus / 3), 9e4 / (gpus / 3)]
     assert [one.weight for one in found] == pytest.approx([min(max(sorted(times)[1] / t, 1 / 3), 3.0) for t in times])
-    assert [one.drag for one in found][1:] == [0.0, 0.0]  # nobody knows when it ends
+    assert [one.restart_drag for one in found][1:] == [0.0, 0.0]  # nobody knows when it ends
     site = snapshot([node("n0", 4)], [job(1), job(2)])
     known = {1: Progress(likely_gpu_s=7000.0), 2: Progress(likely_gpu_s=100.0)}
     why = {d.job_id: d.why for d in decide(site, Settings(), {i: cells(1.0) for i in (1, 2)}, {}, progress=known)}

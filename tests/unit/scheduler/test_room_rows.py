@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.records import Action, Node, Shape
 
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Action, Node, Shape
 from synergyd.scheduler import epoch_answer
 from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
-from synergyd.scheduler.policies.synergy import SynergyPolicy
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.scheduler.problem.room_rows import room_rows
+from synergyd.scheduler.synergy_policy import SynergyPolicy
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cells, job, snapshot
 from tests.unit.scheduler.test_decide import run
@@ -83,7 +83,7 @@ def test_with_them_the_answer_is_better_and_holds_on_every_node() -> None:
     assert seen.allocation.objective >= blind.allocation.objective
     assert not seen.placement.failed
     taken = {n.name: (0, 0) for n in problem.nodes}
-    for i, cell, _ in seen.allocation.taken(problem):
+    for i, cell, _ in seen.allocation.assignments(problem):
         for name in seen.placement.nodes[problem.jobs[i].job_id]:
             gpus, cpus = taken[name]
             own = problem.jobs[i].needs.on(cell.shape.gpus_per_node)
@@ -113,5 +113,5 @@ def test_whatever_can_not_be_repaired_every_job_with_a_cell_has_its_nodes(monkey
     # a repair that places nothing of what it keeps
     monkeypatch.setattr(epoch_answer, "_most_of", lambda _, allocated: replace(allocated, objective=1e9))
     found = solve(problem, policy)
-    assert {problem.jobs[i].job_id for i, _, _ in found.allocation.taken(problem)} == found.placement.nodes.keys()
+    assert {problem.jobs[i].job_id for i, _, _ in found.allocation.assignments(problem)} == found.placement.nodes.keys()
     assert found.allocation.objective < 1e9

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Action, Cell, Decision, Directive, Job, JobState, Node, Shape, Snapshot
 
-from synergyd.records import Action, Cell, Decision, Directive, Job, JobState, Node, Shape, Snapshot
-from synergyd.scheduler.decide import decide
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import Cells, cell, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 KEPT = Settings(spare_nodes={"gpu": 1.0})
 WHOLE = cell(4.0, 1, 4)  # one node
@@ -158,7 +158,7 @@ def test_limits_hold_for_a_job_with_a_spare() -> None:
 
 
 def test_spares_of_a_qos_are_for_its_jobs() -> None:
-    settings = Settings(qos_spare_nodes={"high": 1.0})
+    settings = Settings(spare_nodes={"qos/high": 1.0})
     for qos, action in (("high", Action.START), ("low", Action.WAIT)):
         job_1 = replace(lost(1, ("n1",), TWO.shape), qos=qos)
         rich = cell(4.0, 1, 4), cell(40.0, 2, 4)

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.records import Action, Cell, Decision, Job, JobState
 
-from synergyd.records import Action, Cell, Decision, Job, JobState
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.epoch_answer import solve
-from synergyd.scheduler.policies.exact import ExactPolicy
-from synergyd.scheduler.policies.synergy import SynergyPolicy
+from synergyd.scheduler.exact_policy import ExactPolicy
 from synergyd.scheduler.problem.priorities import without_partial_nodes
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation
+from synergyd.scheduler.synergy_policy import SynergyPolicy
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 NODES = [node(f"n{i}", 4) for i in range(6)]
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4))

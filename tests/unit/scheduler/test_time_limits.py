@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from synergy_core.records import Cell, Plan, Shape
 
-from synergyd.records import Cell, Plan, Shape
+from synergyd.scheduler.problem.from_snapshot import finishing_first, time_discount
 from synergyd.scheduler.problem.records import Progress
-from synergyd.scheduler.problem.time_limits import finishing_first, time_discount
 
 CELLS = tuple(Cell(Shape("a100", 1, n), Plan(dp=n, global_batch=8), float(n), 1.0, float(n), 1.0, 0) for n in (1, 2, 4))
 RELATIVE = (0.5, 1.0, 2.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from synergy_core.records import Shape
 
-from synergyd.records import Shape
 from synergyd.scheduler.problem.records import Objective
 from synergyd.scheduler.problem.utility import (
     change_value,

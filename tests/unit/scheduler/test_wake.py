@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from synergyd.records import Action, Cell, Cluster, Decision, Directive, Job, Node, Snapshot
-from synergyd.restarts import JobRestarts, RestartCost
+from synergy_core.records import Action, Cell, Cluster, Decision, Directive, Job, Node, Snapshot
+from synergy_core.restarts import RestartBudget, RestartCost
+
 from synergyd.scheduler.problem.gpu_limits import SlurmLimits
 from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
@@ -62,7 +63,7 @@ def of_type(made: Job, own: Cell) -> Job:
 def test_nodes_that_are_woken_and_turns_share_what_a_limit_leaves() -> None:
     four = Settings(restart_cost_s=60.0, partition_limits={"main": 4})
     busy = with_nodes(snapshot([node("n0", used=4)], [of_main(1), of_main(2)]), ASLEEP)
-    found = run(busy, {1: GOOD, 2: GOOD}, four, passed={2})
+    found = run(busy, {1: GOOD, 2: GOOD}, four, overtaken={2})
     assert [found[i].action for i in (1, 2)] == [Action.START, Action.WAIT]
 
 
@@ -91,27 +92,27 @@ def test_gpus_of_another_type_on_the_same_node_are_not_counted() -> None:
 
 def test_a_job_that_was_passed_stands_in_slurms_queue_as_asked() -> None:
     busy = snapshot([node("n0", used=4)], [job(1), job(2)])
-    found = run(busy, {1: GOOD, 2: GOOD}, passed={1})
+    found = run(busy, {1: GOOD, 2: GOOD}, overtaken={1})
     assert (found[1].action, found[1].cell, found[1].node_names) == (Action.START, GOOD[2], ())
     assert "submitted later have started before it. Waits" in found[1].why
     assert found[2].action is Action.WAIT
 
 
 def test_a_job_that_was_passed_and_finds_room_starts_where_it_was_placed_and_limits_hold() -> None:
-    assert run(snapshot([node("n0")], [job(1)]), {1: GOOD}, passed={1})[1].node_names == ("n0",)
+    assert run(snapshot([node("n0")], [job(1)]), {1: GOOD}, overtaken={1})[1].node_names == ("n0",)
     limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})
     busy = snapshot([node("n0", used=4)], [job(1, partition="main")])
-    assert run(busy, {1: GOOD}, limited, passed={1})[1].action is Action.WAIT
+    assert run(busy, {1: GOOD}, limited, overtaken={1})[1].action is Action.WAIT
 
 
 def test_a_job_that_was_passed_waits_for_slurms_own_limits_in_slurms_queue() -> None:
     full = UsageLimit("account", "wide", 0, 2, unit="nodes", slurm="GrpTRES", rates={1: Rate(per_job=1.0, per_gpu=0.0)})
     busy = snapshot([node("n0")], [job(1)])
     assert run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)))[1].action is Action.WAIT
-    found = run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)), passed={1})[1]
+    found = run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)), overtaken={1})[1]
     assert (found.action, found.cell, found.node_names) == (Action.START, GOOD[2], ())
     own = SlurmLimits(own={1: (replace(full, rates=None, own=Rate(per_job=0.0, per_gpu=1.0), most=2),)})
-    asks_too_much = run(snapshot([node("n0", used=4)], [job(1)]), {1: GOOD}, slurm_limits=own, passed={1})[1]
+    asks_too_much = run(snapshot([node("n0", used=4)], [job(1)]), {1: GOOD}, slurm_limits=own, overtaken={1})[1]
     assert asks_too_much.action is Action.WAIT
 
 
@@ -222,7 +223,7 @@ def test_the_time_to_power_up_is_priced() -> None:
 
 
 def test_a_restart_beyond_its_share_is_not_spent_on_nodes_that_sleep() -> None:
-    spent = JobRestarts(cost=RestartCost(mean_s=60.0), lost_s=2000.0, life_s=9000.0)
+    spent = RestartBudget(cost=RestartCost(mean_s=60.0), lost_s=2000.0, life_s=9000.0)
     snap = snapshot([node("n0")], [job(1, nodes=("n0",), gpus=4, **OLD)])
     for there, restarts, action in (
         (node("n1"), {1: spent}, Action.KEEP),

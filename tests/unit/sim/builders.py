@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from synergyd.records import Plan, Shape
-from synergyd.sim.records import Costs, Floats, Pace, Placed, Scenario, TraceJob, cluster_of
-from synergyd.sim.world import Live, World
+from synergy_core.records import Plan, Shape
+from synergy_sim.records import Costs, Floats, PlacedGpus, Scenario, TraceJob, TrainingSpeed, cluster_of
+from synergy_sim.world import SimulatedJob, World
 
 NO_COST = Costs(0.0, 0.0, 0.0, 0.0)
 
@@ -27,12 +26,12 @@ class Linear:
     def end(self, stage: int) -> float:
         return self.work * (stage + 1) / self.stages
 
-    def executed(self, plan: Plan) -> Plan:
+    def executed_plan(self, plan: Plan) -> Plan:
         return plan
 
-    def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
+    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         rate = float(min(placed.gpus, self.most))
-        return Pace(rate, plan.global_batch / (rate * self.unit), None)
+        return TrainingSpeed(rate, plan.global_batch / (rate * self.unit), None)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if 64 % shape.gpus:
@@ -59,15 +58,18 @@ class FirstFit:
     epochs: list[float] = field(default_factory=list)
     paces: list[tuple[float, float]] = field(default_factory=list)
 
-    def arrived(self, world: World, live: Live) -> None: ...
-    def finished(self, world: World, live: Live) -> None: ...
-    def lost(self, world: World, live: Live) -> None: ...
+    def on_arrival(self, world: World, live: SimulatedJob) -> None: ...
+    def on_finish(self, world: World, live: SimulatedJob) -> None: ...
+    def on_node_failure(self, world: World, live: SimulatedJob) -> None: ...
 
-    def moved(self, world: World, live: Live) -> None:
+    def on_speed_change(self, world: World, live: SimulatedJob) -> None:
         assert live.pace is not None
         self.paces.append((world.now_s, live.pace.rate))
 
-    def epoch(self, world: World) -> None:
+    def reserved_gpus(self, world: World) -> dict[str, int]:
+        return {}
+
+    def run_epoch(self, world: World) -> None:
         self.epochs.append(world.now_s)
         for live in world.jobs.values():
             name = next((n for n, free in world.free.items() if free >= live.job.gpus and n not in world.down), None)

@@ -8,22 +8,31 @@ from dataclasses import dataclass, replace
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.records import Directive, Job, JobState, Plan, Profile, Shape
+from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.records import (
+    Costs,
+    JobResult,
+    PlacedGpus,
+    Scenario,
+    TraceJob,
+    TrainingSpeed,
+    cluster_of,
+    requested_shape,
+)
+from synergy_sim.runs import simulate
+from synergy_sim.scaling_truth import ScalingTruth
+from synergy_sim.simulated_forecast import LearntForecast, directive_of
+from synergy_sim.world import SimulatedJob, World, results_in_order
 
-from synergyd.cli.simulation.simulate import simulate_verb
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import JobObserved, Observed, Reported
 from synergyd.control.resize.lifecycle import ResizeTimes
+from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.model.spec import load_model
 from synergyd.links.model import Topology
-from synergyd.records import Directive, Job, JobState, Plan, Profile, Shape
 from synergyd.scheduler.problem.delays import LEASE_S
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, directive_of
-from synergyd.sim.records import Costs, JobResult, Pace, Placed, Scenario, TraceJob, asked_shape, cluster_of
-from synergyd.sim.scaling_truth import ScalingTruth
-from synergyd.sim.simulate import simulate
-from synergyd.sim.world import Live, World, results_in_order
-from synergyd.task.job_planner import JobPlanner
-from synergyd.task.model.spec import load_model
 from tests.unit.sim.builders import FirstFit, Linear, job
 
 SLOWED = 1.4115  # two jobs that send half of their step, on one link (test_scheduler_joint.py)
@@ -33,8 +42,8 @@ SLOWED = 1.4115  # two jobs that send half of their step, on one link (test_sche
 class Sends(Linear):
     """A unit of work a second on any GPUs; half of each step is sent where they are on several nodes."""
 
-    def pace(self, stage: int, placed: Placed, plan: Plan) -> Pace | None:
-        return Pace(1.0, 1.0, None, 0.5 if len(placed.per_node) > 1 else 0.0)
+    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        return TrainingSpeed(1.0, 1.0, None, 0.5 if len(placed.per_node) > 1 else 0.0)
 
 
 @dataclass
@@ -43,7 +52,7 @@ class Told(FirstFit):
 
     grants: tuple[tuple[tuple[str, int], ...], ...] = ()
 
-    def epoch(self, world: World) -> None:
+    def run_epoch(self, world: World) -> None:
         for live in world.jobs.values():
             if not live.grant:
                 world.begin(
@@ -96,23 +105,23 @@ def test_uplinks() -> None:
 
 
 def test_the_formulas_truth_says_what_it_sends() -> None:
-    truth = ScalingTruth(("a100",), 100.0, Placed("a100", (4, 4)), 64, parallel=1.0, network=0.1, step_s=1.0)
-    pace = truth.pace(0, Placed("a100", (4, 4)), Plan(dp=8, micro_batch=8, global_batch=64))
+    truth = ScalingTruth(("a100",), 100.0, PlacedGpus("a100", (4, 4)), 64, parallel=1.0, network=0.1, step_s=1.0)
+    pace = truth.pace(0, PlacedGpus("a100", (4, 4)), Plan(dp=8, micro_batch=8, global_batch=64))
     # 1/8 of a step on one GPU computes, 0.1 sqrt(1/8) sends
     assert pace is not None and pace.sync_s == pytest.approx(0.1 * 8**-0.5 / (1 / 8 + 0.1 * 8**-0.5))
-    one = truth.pace(0, Placed("a100", (4,)), Plan(dp=4, micro_batch=16, global_batch=64))
+    one = truth.pace(0, PlacedGpus("a100", (4,)), Plan(dp=4, micro_batch=16, global_batch=64))
     assert one is not None and one.sync_s == 0.0
 
 
 def test_users_who_spread_their_jobs_or_forbid_a_resize() -> None:
     spread = replace(job(0.0, 4, 1.0), nodes=2, resize=False)
-    assert asked_shape(spread, cluster_of({"a100": (2, 4)})) == Shape("a100", 2, 2)
-    assert asked_shape(spread, cluster_of({"a100": (1, 4)})) is None
+    assert requested_shape(spread, cluster_of({"a100": (2, 4)})) == Shape("a100", 2, 2)
+    assert requested_shape(spread, cluster_of({"a100": (1, 4)})) is None
     assert not directive_of(spread, rigid=False).resize and directive_of(job(0.0, 4, 1.0), rigid=False).resize
 
 
 def test_a_link_aware_scheduler_keeps_them_apart() -> None:
-    truth = ScalingTruth(("a100",), 600.0, Placed("a100", (2, 2)), 64, network=0.2)
+    truth = ScalingTruth(("a100",), 600.0, PlacedGpus("a100", (2, 2)), 64, network=0.2)
     jobs = tuple(
         TraceJob(f"j{i}", "made", 0.0, 4, 64, truth, gpu_type="a100", nodes=2, resize=False, batch_fixed=True)
         for i in range(2)
@@ -129,16 +138,16 @@ def test_a_link_aware_scheduler_keeps_them_apart() -> None:
 def test_a_step_slowed_by_neighbours_teaches_what_it_would_be_without_them() -> None:
     learnt = {}
     for slowdown in (1.0, 2.0):
-        belief = LearntBelief(seed=3)
+        forecast = LearntForecast(seed=3)
         plan = Plan(dp=4, micro_batch=16, global_batch=64, zero_stage=0)
-        live = Live(1, job(0.0, 4, 100.0), (("n", 4),), plan, Pace(1.0, slowdown, None), ready_s=0.0)
+        live = SimulatedJob(1, job(0.0, 4, 100.0), (("n", 4),), plan, TrainingSpeed(1.0, slowdown, None), ready_s=0.0)
         shape = Shape("a100", 1, 4)
         known = Job(1, "j", "u", 0, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape, shape, directive=Directive())
         controller = Controller(ResizeTimes(), 60.0)
         controller.handle(JobObserved(1, 0.0, Observed("RUNNING")), 0.0)
         controller.jobs[1].slowdown = slowdown
-        reports = belief.reports(live, known, 10.0)
-        controller.handle(Reported(reports, 0, belief.predicted(live, known, Profile()), shape), 10.0)
+        reports = forecast.reports(live, known, 10.0)
+        controller.handle(Reported(reports, 0, forecast.predict_run(live, known, Profile()), shape), 10.0)
         learnt[slowdown] = controller.profiles[1].measured[0].step_s
     assert learnt[1.0] == learnt[2.0] == pytest.approx(1.0, abs=0.05)
 
@@ -171,7 +180,6 @@ def test_the_options() -> None:
         [],
         ["--contention", "10gbe,2,2x10gbe"],
         ["--contention", "1gbe", "--link-aware"],
-        ["--one-multi-node-job"],
     ):
         done = CliRunner().invoke(simulate_verb, [*SMALL, *options, "--json", "-"])
         assert (done.exit_code, done.exception) == (0, None)
@@ -182,7 +190,10 @@ def test_the_options() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--link-aware"], "--link-aware: there are no links to be aware of; add --contention LINK[,NODES[,UPLINK]]"),
+        (
+            ["--link-aware"],
+            "--set LinkAware: there are no links to be aware of; add --contention LINK[,NODES[,UPLINK]]",
+        ),
         (["--contention", "2gbe"], "--contention: no figures for '2gbe'; one of 1gbe, 10gbe"),
         (["--contention", "10gbe,x"], "--contention: '10gbe,x' is not LINK[,NODES[,UPLINK]]"),
         (["--contention", "10gbe,4,0x10gbe"], "--contention: no figures for '0x10gbe'"),
@@ -199,7 +210,9 @@ def test_mistakes_are_one_line(options: list[str], message: str) -> None:
 @pytest.mark.slow
 def test_a_run_with_contention_is_the_same_each_time() -> None:
     draw = random.Random(5)
-    truth = [ScalingTruth(("a100",), draw.uniform(200, 900), Placed("a100", (2, 2)), 64, network=0.2) for _ in range(8)]
+    truth = [
+        ScalingTruth(("a100",), draw.uniform(200, 900), PlacedGpus("a100", (2, 2)), 64, network=0.2) for _ in range(8)
+    ]
     jobs = tuple(
         TraceJob(f"j{i}", "made", 40.0 * i, 4, 64, t, gpu_type="a100", nodes=2, batch_fixed=True)
         for i, t in enumerate(truth)
@@ -213,7 +226,7 @@ def test_a_start_across_leaves_is_delayed_until_the_timer_ends() -> None:
     """Jobs of one node run for long in each of two leaves; one of two nodes comes, of which crossing the uplinks costs more than a wait."""
 
     def made(name: str, at_s: float, nodes: int, seconds: float) -> TraceJob:
-        truth = ScalingTruth(("a100",), seconds, Placed("a100", (4,) * nodes), 64, network=0.3)
+        truth = ScalingTruth(("a100",), seconds, PlacedGpus("a100", (4,) * nodes), 64, network=0.3)
         # the wide one has one size, the others may be shrunk
         return TraceJob(
             name, "made", at_s, 4 * nodes, 64, truth, gpu_type="a100", max_gpus=4 * nodes, resize=nodes == 1

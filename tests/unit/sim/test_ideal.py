@@ -7,29 +7,29 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from synergy_core.records import Cluster
+from synergy_sim.ideal import Ideals, lower_bound, schedule_one_machine
+from synergy_sim.metrics import cluster_throughput, energy_kwh, fairness, metrics_of
+from synergy_sim.records import Costs, Scenario, SimulatedRun
+from synergy_sim.runs import simulate
+from synergy_sim.tiresias_reference import TiresiasReference
+from synergy_sim.world import World, results_in_order
 
-from synergyd.records import Cluster
-from synergyd.sim.ideal import Ideals, lower_bound, one_machine
-from synergyd.sim.metrics import cluster_throughput, energy_kwh, fairness, metrics_of
-from synergyd.sim.records import Costs, Scenario, SimulatedRun
-from synergyd.sim.simulate import simulate
-from synergyd.sim.tiresias_reference import TiresiasReference
-from synergyd.sim.world import World, results_in_order
 from tests.unit.sim.builders import job, scenario
 
 
 def test_srpt_on_one_machine() -> None:
     # a: 10 s at 0; b: 2 s at 1 takes over; c: 3 s at 2: a has 9 left, b 1, so b, c, a
-    ends, _ = one_machine([0.0, 1.0, 2.0], [10.0, 2.0, 3.0], by_remaining=True)
+    ends, _ = schedule_one_machine([0.0, 1.0, 2.0], [10.0, 2.0, 3.0], by_remaining=True)
     assert ends == [15.0, 3.0, 6.0]
 
 
 def test_mean_busy_times_go_by_whole_lengths() -> None:
     # a of 4 s has 1 s left when b of 2 s comes at 3: by whole length b still goes first
-    ends, middles = one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=False)
+    ends, middles = schedule_one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=False)
     assert ends == [6.0, 5.0]
     assert middles == [(1.5 * 3 + 5.5 * 1) / 4, 4.0]
-    ends, _ = one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=True)
+    ends, _ = schedule_one_machine([0.0, 3.0], [4.0, 2.0], by_remaining=True)
     assert ends == [4.0, 6.0]
 
 
@@ -73,7 +73,7 @@ def test_cluster_throughput_and_energy_by_hand() -> None:
     # a: 2 GPUs asked for, from 60 to 260; b, submitted at 300, has them all
     found = scenario(job(0.0, 2, 400.0), job(300.0, 2, 800.0))
     ideals = Ideals(found)
-    rates = ideals.asked(found.jobs[0])
+    rates = ideals.requested_rates(found.jobs[0])
     assert rates is not None and rates.tolist() == [2.0]
     run = simulate(found, "fifo", ideals=ideals)
     one = metrics_of(run, ideals)

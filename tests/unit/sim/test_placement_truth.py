@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from synergyd.cli.simulation.simulate import simulate_verb
-from synergyd.errors import UsageError
-from synergyd.records import Plan, Shape
-from synergyd.sim.ideal import all_shapes
-from synergyd.sim.placement_truth import BATCH, PlacementTruth, Times, fits
-from synergyd.sim.records import Costs, Placed, Scenario, TraceJob, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.traces import arena, morphling
-from synergyd.sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan, Shape
+from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.ideal import all_shapes
+from synergy_sim.placement_truth import BATCH, PlacementTruth, Times, has_room
+from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.traces import arena, morphling
+from synergy_sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
 
 SHARED = Path("/work/shared/data")
 HEADER = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
@@ -27,17 +26,22 @@ def test_a_number_of_gpus_of_which_no_time_is_known_is_not_offered() -> None:
         {"a40": {(2,): 4.0, (2, 2): 2.0}, "a10": {(2,): 5.0}}, {"a40": {(2, 2): "estimated"}, "a10": {(2,): "lent"}}
     )
     offered = (Shape("a40", 1, 2), Shape("a40", 2, 2), Shape("a40", 1, 4), Shape("a10", 1, 2))
-    assert all(times.measured(shape) for shape in offered)
+    assert all(times.is_measured(shape) for shape in offered)
     others = (Shape("a40", 3, 2), Shape("a40", 1, 3), Shape("a40", 2, 1), Shape("a10", 2, 2), Shape("v100", 1, 2))
-    assert not any(times.measured(shape) for shape in others)
+    assert not any(times.is_measured(shape) for shape in others)
     known = [("a40", (2,)), ("a40", (2, 2)), ("a40", (2, 2, 2)), ("a10", (2,))]
-    origins = [times.origin(Placed(gpu_type, per_node)) for gpu_type, per_node in known]
+    origins = [times.origin(PlacedGpus(gpu_type, per_node)) for gpu_type, per_node in known]
     assert origins == ["measured", "estimated", "of a smaller placement", "lent"]
 
 
 def test_groups_fit_node_by_node() -> None:
-    assert fits((4, 4), (8,)) and fits((4, 4, 4, 4), (8, 8)) and fits((2, 1), (2, 2)) and fits((4,), (8, 8))
-    assert not fits((8,), (4, 4)) and not fits((3, 3, 3), (4, 4)) and not fits((2, 2), (2, 1))
+    assert (
+        has_room((4, 4), (8,))
+        and has_room((4, 4, 4, 4), (8, 8))
+        and has_room((2, 1), (2, 2))
+        and has_room((4,), (8, 8))
+    )
+    assert not has_room((8,), (4, 4)) and not has_room((3, 3, 3), (4, 4)) and not has_room((2, 2), (2, 1))
 
 
 def test_a_placement_that_was_not_measured_takes_the_best_that_fits_into_it() -> None:
@@ -52,8 +56,8 @@ def test_a_placement_that_was_not_measured_takes_the_best_that_fits_into_it() ->
         ((5,), 4.0),
         ((2, 2), None),
     ):
-        assert times.step_s(Placed("a800", per_node)) == seconds, per_node
-    assert times.step_s(Placed("t4", (8,))) is None
+        assert times.step_s(PlacedGpus("a800", per_node)) == seconds, per_node
+    assert times.step_s(PlacedGpus("t4", (8,))) is None
     assert times.can_run(Shape("a800", 3, 4)) and not times.can_run(Shape("a800", 4, 2))
 
 
@@ -61,10 +65,10 @@ def test_a_job_of_measured_steps() -> None:
     truth = PlacementTruth(Times({"a800": {(1,): 4.0, (2,): 2.5}}), 100.0)
     (plan,) = truth.plans(Shape("a800", 1, 2))
     assert plan == Plan(dp=2, micro_batch=BATCH // 2, global_batch=BATCH, zero_stage=0)
-    pace = truth.pace(0, Placed("a800", (2,)), plan)
+    pace = truth.pace(0, PlacedGpus("a800", (2,)), plan)
     assert pace is not None and (pace.rate, pace.step_s, pace.noise_scale) == (0.4, 2.5, None)
     assert truth.end(0) / pace.rate == 250.0
-    assert truth.pace(0, Placed("a800", (1,)), plan) is None
+    assert truth.pace(0, PlacedGpus("a800", (1,)), plan) is None
     best = truth.best_rates(Shape("a800", 1, 2))
     assert best is not None and best.tolist() == [0.4]
     assert truth.best_rates(Shape("a800", 1, 11)) is None  # does not divide the batch
@@ -100,12 +104,12 @@ def test_a_rubick_workload(tmp_path: Path) -> None:
 def test_rubick_jobs_that_keep_their_plan(tmp_path: Path) -> None:
     one, two = morphling.read(rubick(tmp_path), None, "a800", 8, keep_plan=True)
     plan = Plan(dp=2, micro_batch=BATCH // 2, global_batch=BATCH, zero_stage=0)
-    pace = one.truth.pace(0, Placed("a800", (2,)), plan)
+    pace = one.truth.pace(0, PlacedGpus("a800", (2,)), plan)
     assert pace is not None and pace.step_s == 3.0  # of ga; zero-dp takes 2
     assert two.truth.best_rates(Shape("a800", 1, 8)) is not None and one.max_gpus == 2
     # no time is known of its plan at the size asked for: it runs the fastest
     (other,) = morphling.read(rubick(tmp_path, "a,0,9,net,2,16,0,zero-offload,10,0\n"), None, "a800", 8, keep_plan=True)
-    pace = other.truth.pace(0, Placed("a800", (2,)), plan)
+    pace = other.truth.pace(0, PlacedGpus("a800", (2,)), plan)
     assert pace is not None and pace.step_s == 2.0
 
 
@@ -197,12 +201,12 @@ def test_measured_before_estimated_before_lent(tmp_path: Path) -> None:
     # -1: it did not fit, whatever was estimated
     assert known[bert]["a40"] == {(2,): 4.0, (2, 2): 2.0}
     assert known[moe] == {"a10": {(2, 2): 6.0}}
-    filled = arena.completed(known, {})
+    filled = arena.with_lent_times(known, {})
     # bert on 4 GPUs: v100 1 s, a10 3 s, a40 2 s; so moe's 6 s are 2 s and 4 s there; a100 is known of nothing
     assert filled[moe] == {"a10": {(2, 2): 6.0}, "v100": {(4,): 2.0}, "a40": {(2, 2): 4.0}}
     # a40's two GPUs have more memory than a10's: nothing is lent down
     assert filled[bert]["a10"] == {(2, 2): 3.0}
-    assert arena.tightest("a100", 16) == (4, 4, 4, 4) and arena.tightest("v100", 16) == (16,)
+    assert arena.tightest_placement("a100", 16) == (4, 4, 4, 4) and arena.tightest_placement("v100", 16) == (16,)
 
 
 def test_times_of_other_types_are_lent_where_the_memory_is_enough(tmp_path: Path) -> None:
@@ -213,9 +217,9 @@ def test_times_of_other_types_are_lent_where_the_memory_is_enough(tmp_path: Path
     path.write_text(json.dumps({"optimal": {"bert_1B_128": bert, "moe_10B_256": large}}))
     others = arena.read_others(path)
     ten = arena.Model("moe", "10B", 256)
-    assert others[ten] == {("l20", 4): arena.Lent(5.0, 30.0)}
+    assert others[ten] == {("l20", 4): arena.LentTime(5.0, 30.0)}
     # 30 GB fit an a40 (48), not a v100 (32) or a10 (24); bert: a40 takes 4 times as long as l20
-    assert arena.completed(arena.read_tables(tmp_path), others)[ten] == {"a40": {(2, 2): 20.0}}
+    assert arena.with_lent_times(arena.read_tables(tmp_path), others)[ten] == {"a40": {(2, 2): 20.0}}
     (job,) = arena.read(crius(tmp_path, "x,0,50,moe__10B,0,256,1,a40\n"), None)
     assert (job.gpu_type, job.gpus) == ("a40", 4)  # the fewest that hold it
     (job,) = arena.read(crius(tmp_path, "x,0,50,moe__10B,0,256,8,v100\n"), None)

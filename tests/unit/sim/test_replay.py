@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan, Shape
+from synergy_sim.records import Costs, PlacedGpus, place_shape
 
-from synergyd.records import Plan, Shape
-from synergyd.sim.records import Costs, Placed, placed_on
 from tests.benchmarks import replay as benchmark
 from tests.throwaway import replay_job, replay_site
 from tests.throwaway.replay_site import Held, measured, script
@@ -17,7 +17,7 @@ from tests.throwaway.replay_truth import PaceServer, Said, compressed, needed_s,
 from tests.unit.sim.builders import job
 
 PLAN = Plan(dp=4, micro_batch=16, global_batch=64, zero_stage=0)
-TWO_BY_TWO = Placed("a100", (2, 2))
+TWO_BY_TWO = PlacedGpus("a100", (2, 2))
 
 
 def test_compressed_jobs_are_as_many_times_as_fast_from_the_first_submission_on() -> None:
@@ -31,7 +31,7 @@ def test_compressed_jobs_are_as_many_times_as_fast_from_the_first_submission_on(
     rates, own_rates = (t.best_rates(Shape("a100", 1, 4)) for t in (first.truth, slow[0].truth))
     assert rates is not None and own_rates is not None and rates.tolist() == (12 * own_rates).tolist()
     assert first.truth.end(0) == slow[0].truth.end(0)
-    assert needed_s(first, placed_on(Shape("a100", 1, 4))) == pytest.approx(400 / 4 / 12)
+    assert needed_s(first, place_shape(Shape("a100", 1, 4))) == pytest.approx(400 / 4 / 12)
 
 
 def test_a_job_asks_a_server_for_its_pace(tmp_path: Path) -> None:

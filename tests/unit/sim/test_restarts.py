@@ -6,16 +6,16 @@ import random
 from dataclasses import replace
 
 import pytest
+from synergy_sim.metrics import restart_share
+from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.simulated_forecast import OracleForecast
+from synergy_sim.synergy_director import SynergyDirector
+from synergy_sim.traces.generate import generate
+from synergy_sim.world import World, results_in_order
 
-from synergyd.scheduler.policies.registry import policy_named
+from synergyd.scheduler.policies import policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import OracleBelief
-from synergyd.sim.metrics import restart_share
-from synergyd.sim.records import Costs, Scenario, cluster_of
-from synergyd.sim.simulate import simulate
-from synergyd.sim.synergy_director import SynergyDirector
-from synergyd.sim.traces.generate import generate
-from synergyd.sim.world import World, results_in_order
 from tests.unit.sim.builders import job, scenario
 
 pytestmark = pytest.mark.slow
@@ -29,13 +29,13 @@ def test_the_director_learns_what_each_job_s_restarts_cost() -> None:
     fast = replace(job(10.0, 2, 60_000.0), name="fast")
     short = [job(7_000.0 * (i + 1), 2, 2_000.0) for i in range(3)]
     given = scenario(slow, fast, *short, costs=USUAL)
-    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), OracleBelief(), USUAL)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), OracleForecast(), USUAL)
     world, costs = World(given, director), {}
 
     def look(done: int, now_s: float) -> None:
         for tracked in director.controller.jobs.values():
             if tracked.job is not None and tracked.job.name in ("slow", "fast"):
-                costs[tracked.job.name] = director.controller.restarts.cost(tracked, tracked.job)
+                costs[tracked.job.name] = director.controller.restart_budgets.expected_cost(tracked, tracked.job)
 
     world.run(look)
     assert costs["slow"].own >= 2 and costs["fast"].own >= 2

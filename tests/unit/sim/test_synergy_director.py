@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Cell, Measurement, Plan, Profile, Shape
+from synergy_sim.records import Costs, JobResult, Outage, Scenario, TrainingSpeed, cluster_of, requested_shape
+from synergy_sim.runs import RIGID, policies, simulate
+from synergy_sim.simulated_forecast import LearntForecast, OracleForecast, directive_of, queued_job
+from synergy_sim.synergy_director import SynergyDirector
+from synergy_sim.world import SimulatedJob, World, results_in_order
 
-from synergyd.errors import UsageError
-from synergyd.records import Cell, Plan, Profile, Shape
-from synergyd.scheduler.policies.registry import POLICIES, policy_named
+from synergyd.daemon.forecast import Forecast
+from synergyd.scheduler.policies import policy_named
 from synergyd.settings import Settings
-from synergyd.sim.belief import LearntBelief, OracleBelief, directive_of, submitted
-from synergyd.sim.records import Costs, JobResult, Outage, Pace, Scenario, asked_shape, cluster_of
-from synergyd.sim.simulate import RIGID, policies, simulate
-from synergyd.sim.synergy_director import SynergyDirector
-from synergyd.sim.world import Live, World, results_in_order
+from synergyd.settings.policies import POLICIES
 from tests.unit.sim.builders import Linear, job, scenario
 
 COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
@@ -22,7 +24,7 @@ COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
 
 def run(given: Scenario, policy: str = "exact") -> tuple[World, SynergyDirector, tuple[JobResult, ...]]:
     settings = Settings(restart_cost_s=given.costs.resize_s)
-    director = SynergyDirector(settings, policy_named(policy), OracleBelief(), given.costs, policy == "fifo")
+    director = SynergyDirector(settings, policy_named(policy), OracleForecast(), given.costs, policy == "fifo")
     world = World(given, director)
     world.run()
     return world, director, results_in_order(world)
@@ -79,7 +81,7 @@ def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_wh
     assert a.restarts == 1 and a.finish_s == pytest.approx(3720 + 20 + 10_000 - 3510)
     settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
     kept = World(
-        scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleBelief(), COSTS)
+        scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleForecast(), COSTS)
     )
     kept.run()
     assert results_in_order(kept)[0].restarts == 0 and results_in_order(kept)[1].start_s > 10_000
@@ -104,11 +106,11 @@ def test_fifo_keeps_sizes_and_order() -> None:
 
 def test_a_learnt_profile_comes_from_reports_alone() -> None:
     given = scenario(job(0.0, 2, 4000.0), costs=COSTS)
-    belief = LearntBelief(seed=1)
-    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), belief, COSTS)
+    forecast = LearntForecast(seed=1)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), forecast, COSTS)
     world = World(given, director)
     seen = []
-    world.at(200.0, 3, lambda: seen.append(director.controller.profiles[1]))
+    world.call_at(200.0, 3, lambda: seen.append(director.controller.profiles[1]))
     world.run()
     profile = seen[0]
     # it trains from 90: 3 reports by 120 and 6 by 180
@@ -146,46 +148,48 @@ def test_a_size_that_the_cluster_cannot_hold_is_told_before_anything_runs() -> N
 def test_the_shape_asked_for_is_even_over_the_fewest_nodes() -> None:
     cluster = cluster_of({"a100": (3, 4)})
     for gpus, want in ((3, (1, 3)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3))):
-        found = asked_shape(job(0.0, gpus, 1.0), cluster)
+        found = requested_shape(job(0.0, gpus, 1.0), cluster)
         assert found is not None and (found.nodes, found.gpus_per_node) == want
-    assert asked_shape(job(0.0, 7, 1.0), cluster) is None
+    assert requested_shape(job(0.0, 7, 1.0), cluster) is None
 
 
 def test_plans_of_the_oracle_are_the_truths() -> None:
     given = scenario(job(0.0, 2, 400.0))
     world, director = (
-        World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleBelief(), given.costs)),
-        OracleBelief(),
+        World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleForecast(), given.costs)),
+        OracleForecast(),
     )
     offers: list[Cell] = []
-    world.at(65.0, 3, lambda: offers.extend(_cells(world, director)))
+    world.call_at(65.0, 3, lambda: offers.extend(_cells(world, director)))
     world.run()
     assert {(c.shape.gpus, c.goodput) for c in offers} == {(1, 64.0), (2, 128.0), (4, 256.0)}
     assert all(isinstance(c.plan, Plan) and c.efficiency == 1.0 for c in offers)
 
 
-def _cells(world: World, oracle: OracleBelief) -> tuple:  # type: ignore[type-arg]
+def _cells(world: World, oracle: OracleForecast) -> tuple:  # type: ignore[type-arg]
     live = world.jobs[1]
     director = world.director
     assert isinstance(director, SynergyDirector)
-    return oracle.cells(live, director._job(world, live), Profile(), None, world.scenario.cluster)[0]
+    return oracle.cells(live, director._job(world, live), Profile(), None, world.scenario.cluster).cells
 
 
 def test_a_simulated_job_reports_as_its_launcher_would() -> None:
     made = job(0.0, 4, 40_000.0)
-    live = Live(1, made, plan=Plan(dp=4, micro_batch=16, global_batch=64), pace=Pace(4.0, 0.5, 100.0), ready_s=30.0)
-    asked = submitted(live, scenario(made).cluster, rigid=False)
-    belief = LearntBelief()
-    (begun,) = belief.reports(live, asked, 31.0)
+    live = SimulatedJob(
+        1, made, plan=Plan(dp=4, micro_batch=16, global_batch=64), pace=TrainingSpeed(4.0, 0.5, 100.0), ready_s=30.0
+    )
+    asked = queued_job(live, scenario(made).cluster, rigid=False)
+    forecast = LearntForecast()
+    (begun,) = forecast.reports(live, asked, 31.0)
     assert begun.step_s is None and begun.noise_scale is None
-    assert belief.reports(live, asked, 31.4) == ()
-    (first,) = belief.reports(live, asked, 31.5)  # three steps
+    assert forecast.reports(live, asked, 31.4) == ()
+    (first,) = forecast.reports(live, asked, 31.5)  # three steps
     assert first.step_s == pytest.approx(0.5, rel=0.1) and first.noise_scale == pytest.approx(100.0, rel=0.1)
-    assert belief.reports(live, asked, 41.0) == ()
-    assert len(belief.reports(live, asked, 62.0)) == 3  # at 41.5, 51.5, 61.5
-    assert len(belief.reports(live, asked, 63.0, stops=True)) == 1
+    assert forecast.reports(live, asked, 41.0) == ()
+    assert len(forecast.reports(live, asked, 62.0)) == 3  # at 41.5, 51.5, 61.5
+    assert len(forecast.reports(live, asked, 63.0, stops=True)) == 1
     live.ready_s, asked = 100.0, replace(asked, restarts=1)
-    assert len(belief.reports(live, asked, 145.0)) == 5  # nobody asked before: at 101.5 and each 10 s
+    assert len(forecast.reports(live, asked, 145.0)) == 5  # nobody asked before: at 101.5 and each 10 s
 
 
 def test_a_user_s_own_plan_is_in_the_directive() -> None:
@@ -197,5 +201,16 @@ def test_a_user_s_own_plan_is_in_the_directive() -> None:
 
 
 def test_policies_of_fixed_sizes_keep_the_batch_that_was_asked_for_too() -> None:
-    fixed = {name for name, policy in POLICIES.items() if policy().sizes_fixed}
+    fixed = {name for name in POLICIES if policy_named(name).sizes_fixed}
     assert "backfill" in fixed and fixed <= RIGID
+
+
+def test_daemon_and_simulator_offer_a_job_the_same_cells() -> None:
+    cluster = cluster_of({"a100": (3, 4)})
+    live = SimulatedJob(1, replace(job(0.0, 4, 400.0), model="gpt2"))
+    queued = queued_job(live, cluster, rigid=False)
+    plan = Plan(dp=4, micro_batch=4, global_batch=64, zero_stage=0)
+    measured = Profile(samples=4, speed=0.8, measured=(Measurement(plan, queued.asked, 0.3, 4),), global_batch=64)
+    for profile, present in ((Profile(), None), (measured, plan)):
+        simulated = LearntForecast().cells(live, queued, profile, present, cluster)
+        assert simulated.cells and simulated == Forecast(Settings()).cells(queued, profile, present, cluster)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from synergyd.sim.records import JobResult, Scenario
-from synergyd.sim.tiresias_reference import TiresiasReference
-from synergyd.sim.world import World, results_in_order
+from synergy_sim.records import JobResult, Scenario
+from synergy_sim.tiresias_reference import TiresiasReference
+from synergy_sim.world import World, results_in_order
+
 from tests.unit.sim.builders import job, scenario
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan, Shape
-from synergyd.sim.pollux_truth import read_application
-from synergyd.sim.records import Placed
-from synergyd.sim.traces import cluster_logs, gavel, generate, pollux, sia
-from synergyd.sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan, Shape
+from synergy_sim.pollux_truth import read_application
+from synergy_sim.records import PlacedGpus
+from synergy_sim.traces import cluster_logs, gavel, generate, pollux, sia
+from synergy_sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 
@@ -54,12 +53,12 @@ def test_a_pace_by_hand(tmp_path: Path) -> None:
     truth = read_application(application(tmp_path), "t4")
     assert (truth.low, truth.high, truth.stages, truth.end(1)) == (20, 40, 2, 200.0)
     plan = Plan(dp=2, micro_batch=15, global_batch=30, zero_stage=0)
-    pace = truth.pace(0, Placed("t4", (2,)), plan)
+    pace = truth.pace(0, PlacedGpus("t4", (2,)), plan)
     assert pace is not None
     # batch 30: variance 2, so a step is worth (2 + 1) / (2 / 1.5 + 1) steps at 20; it takes 0.18 s
     assert pace.rate == pytest.approx((3 / (2 / 1.5 + 1)) / 0.18)
     assert (pace.step_s, pace.noise_scale) == pytest.approx((0.18, 40.0))
-    assert truth.pace(0, Placed("a100", (2,)), plan) is None
+    assert truth.pace(0, PlacedGpus("a100", (2,)), plan) is None
     assert truth.best_rates(Shape("a100", 1, 2)) is None
     best = truth.best_rates(Shape("t4", 1, 2))
     assert best is not None and best[0] >= pace.rate * 0.99
@@ -67,11 +66,11 @@ def test_a_pace_by_hand(tmp_path: Path) -> None:
 
 def test_passes_of_a_batch(tmp_path: Path) -> None:
     truth = read_application(application(tmp_path), "t4")
-    assert truth.split(40, 2) == Plan(dp=2, micro_batch=20, global_batch=40, zero_stage=0)
+    assert truth.split_batch(40, 2) == Plan(dp=2, micro_batch=20, global_batch=40, zero_stage=0)
     # one GPU needs two samples of the gradient beyond the smallest batch, and 20 is what a GPU holds
-    assert truth.split(20, 1) == Plan(dp=1, micro_batch=20, global_batch=20, zero_stage=0)
-    assert truth.split(24, 1) == Plan(dp=1, micro_batch=12, global_batch=24, zero_stage=0)
-    assert truth.executed(Plan(dp=1, micro_batch=40, global_batch=40)).micro_batches == 2
+    assert truth.split_batch(20, 1) == Plan(dp=1, micro_batch=20, global_batch=20, zero_stage=0)
+    assert truth.split_batch(24, 1) == Plan(dp=1, micro_batch=12, global_batch=24, zero_stage=0)
+    assert truth.executed_plan(Plan(dp=1, micro_batch=40, global_batch=40)).micro_batches == 2
 
 
 def test_a_workload(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_the_generator_follows_its_distributions_and_its_seed() -> None:
 def test_a_job_of_known_length_takes_that_long_at_its_own_size() -> None:
     for job in generate.generate("50", "a100", 64, 8, seed=1):
         each = min(8, job.gpus)
-        placed = Placed("a100", (each,) * (job.gpus // each))
+        placed = PlacedGpus("a100", (each,) * (job.gpus // each))
         pace = job.truth.pace(0, placed, job.truth.plans(Shape("a100", job.gpus // each, each))[0])
         assert pace is not None
         length_s = job.truth.end(job.truth.stages - 1) / pace.rate
@@ -176,7 +175,7 @@ def test_gavel(tmp_path: Path) -> None:
     plan = only.truth.plans(Shape("v100", 1, 2))[0]
     # 1200 steps of one worker: 200 s together on one node, 240 s on two
     for per_node, seconds in (((2,), 200.0), ((1, 1), 240.0)):
-        pace = only.truth.pace(0, Placed("v100", per_node), plan)
+        pace = only.truth.pace(0, PlacedGpus("v100", per_node), plan)
         assert pace is not None and only.truth.end(0) / pace.rate == pytest.approx(seconds)
     assert only.truth.best_rates(Shape("v100", 1, 4)) is None
     for wrong, message in (
@@ -227,12 +226,12 @@ def test_a_sia_workload_has_a_table_for_each_gpu_type(tmp_path: Path) -> None:
     assert first.max_micro_batch == 40 and first.truth is second.truth
     assert first.costs is not None and (first.costs.first_start_s, first.costs.resize_s) == (50.0, 50.0)
     plan = Plan(dp=1, micro_batch=20, global_batch=20, zero_stage=0)
-    paces = {t: first.truth.pace(0, Placed(t, (1,)), plan) for t in ("t4", "a100-40", "rtx2080ti", "v100")}
+    paces = {t: first.truth.pace(0, PlacedGpus(t, (1,)), plan) for t in ("t4", "a100-40", "rtx2080ti", "v100")}
     assert {t: pace and pace.step_s for t, pace in paces.items()} == {
         "t4": pytest.approx(0.2), "a100-40": pytest.approx(0.05), "rtx2080ti": pytest.approx(0.1), "v100": None,
     }  # fmt: skip
     large = Plan(dp=1, micro_batch=40, global_batch=40, zero_stage=0)
-    on = {t: first.truth.pace(0, Placed(t, (1,)), large) for t in ("t4", "a100-40")}
+    on = {t: first.truth.pace(0, PlacedGpus(t, (1,)), large) for t in ("t4", "a100-40")}
     assert {t: pace and pace.step_s for t, pace in on.items()} == {
         "t4": pytest.approx(0.4),
         "a100-40": pytest.approx(0.1),

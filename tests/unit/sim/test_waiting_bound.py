@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from synergy_core.records import Shape
+from synergy_sim.records import Costs, PlacedGpus, Scenario, SimulatedRun, TraceJob, cluster_of
+from synergy_sim.runs import simulate
+from synergy_sim.scaling_truth import ScalingTruth
 
-from synergyd.records import Shape
 from synergyd.scheduler.due_jobs import DueProblem, due_problem
 from synergyd.settings import Settings
-from synergyd.sim.records import Costs, Placed, Scenario, SimulatedRun, TraceJob, cluster_of
-from synergyd.sim.scaling_truth import ScalingTruth
-from synergyd.sim.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def burst(seed: int) -> Scenario:
     draw = random.Random(seed)
 
     def job(name: str, at_s: float, least: int, seconds: float) -> TraceJob:
-        asked = Placed("a100", (min(least, _GPUS),) * max(1, least // _GPUS))
+        asked = PlacedGpus("a100", (min(least, _GPUS),) * max(1, least // _GPUS))
         truth = ScalingTruth(("a100",), seconds, asked, 64, parallel=0.99, step_s=0.5)
 
         def can_run(shape: Shape) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_sim.records import Costs, JobResult, Outage, Scenario
+from synergy_sim.world import World, results_in_order
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.sim.records import Costs, JobResult, Outage, Scenario
-from synergyd.sim.world import World, results_in_order
 from tests.unit.sim.builders import FirstFit, job, scenario
 
 
@@ -104,8 +105,8 @@ def test_a_failed_node_costs_what_was_done_since_the_last_checkpoint() -> None:
 
 def test_a_pause_is_idle_time_and_a_resume_goes_on() -> None:
     world = World(scenario(job(0.0, 2, 100.0)), FirstFit())
-    world.at(80.0, 3, lambda: world.pause(world.jobs[1]))
-    world.at(95.0, 3, lambda: world.resume(world.jobs[1]))
+    world.call_at(80.0, 3, lambda: world.pause(world.jobs[1]))
+    world.call_at(95.0, 3, lambda: world.resume(world.jobs[1]))
     world.run()
     only = results_in_order(world)[0]
     assert (only.finish_s, only.idle_s) == (125.0, 15.0)
@@ -114,7 +115,7 @@ def test_a_pause_is_idle_time_and_a_resume_goes_on() -> None:
 def test_another_batch_keeps_progress() -> None:
     world = World(scenario(job(0.0, 2, 100.0)), FirstFit())
     plan = Plan(dp=2, micro_batch=64, global_batch=128, zero_stage=0)
-    world.at(80.0, 3, lambda: world.replan(world.jobs[1], plan))
+    world.call_at(80.0, 3, lambda: world.replan(world.jobs[1], plan))
     world.run()
     assert results_in_order(world)[0].finish_s == 110.0
 
@@ -127,3 +128,11 @@ def test_a_trace_that_can_never_run_out_is_an_error_and_not_a_result() -> None:
 def test_the_same_scenario_gives_the_same_results() -> None:
     given = scenario(*[job(float(i), 1 + i % 3, 100.0 + i) for i in range(20)], costs=Costs())
     assert run(given)[1] == run(replace(given))[1]
+
+
+def test_progress_is_reported_each_hour_though_no_job_ends() -> None:
+    reports: list[tuple[int, float]] = []
+    world = World(scenario(job(0.0, 4, 4 * 4 * 3600.0)), FirstFit())
+    world.run(lambda done, now_s: reports.append((done, now_s)))
+    assert [done for done, _ in reports] == [0, 0, 0, 0, 1]
+    assert all(after - before >= 3600.0 for (_, before), (done, after) in pairwise(reports) if not done)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from synergy_core.records import JobState
+from synergy_core.wire.hostlist import expand
+
 from synergyd.control.arrivals import JobCounts
 from synergyd.control.resize.events import Observed
-from synergyd.records import JobState
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.associations import AccountingRules
-from synergyd.slurm.parsed.job_forms import is_rest
+from synergyd.slurm.parsed.job_forms import is_pending_array_remainder
 from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
 from synergyd.slurm.parsed.snapshot import gpuless, launch_failed, state_of
-from synergyd.wire.hostlist import expand
 
 COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING
 CRED_EXPIRE_S = 121.0  # Slurm's own delay after a requeue
@@ -58,6 +59,8 @@ class FakeSlurm:
     ignore: set[str] = field(default_factory=set)
     full: bool = False
     failed: list[int] = field(default_factory=list)  # jobs that Slurm failed: started in the second of their revocation
+    wait_s: float = 0.0  # WaitTime
+    script: str | None = None  # every job's
     woken: list[str] = field(default_factory=list)  # nodes that were asked to power up
     submitted: int = 0  # as sdiag tells it
     ended: int = 0  # likewise
@@ -76,6 +79,10 @@ class FakeSlurm:
         self._reach("squeue")
         row = self.jobs.get(job_id)
         return row if row is None or ended or state_of(row) is not JobState.DONE else None
+
+    def jobs_of_user(self, uid: int) -> tuple[JobRow, ...]:
+        self._reach("squeue")
+        return tuple(row for row in self.jobs.values() if row.uid == uid)
 
     def job_counts(self) -> JobCounts:
         if not self.counts:
@@ -104,6 +111,16 @@ class FakeSlurm:
         self._reach("scontrol delete")
         lines = self.reserved.splitlines(keepends=True)
         self.reserved = "".join(x for x in lines if not x.startswith(f"ReservationName={name} "))
+
+    def step_wait_s(self) -> float:
+        self._reach("scontrol show config")
+        return self.wait_s
+
+    def keep_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        job_id = self.named(job)
+        self._write("keep", str(job_id), ",".join(nodes))
+        assert set(nodes) <= set(self.jobs[job_id].node_names)
+        self.set(job_id, node_names=tuple(nodes), num_nodes=len(nodes))
 
     def power_up(self, nodes: Sequence[str]) -> None:
         self._reach("scontrol update")
@@ -150,7 +167,7 @@ class FakeSlurm:
 
     def batch_script(self, job_id: int) -> str | None:
         self._reach("scontrol write")
-        return None
+        return self.script
 
     def update(self, job: int | str, fields: Mapping[str, str]) -> None:
         self._write("update", str(self.named(job)), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
@@ -201,7 +218,7 @@ class FakeSlurm:
         tasks = {r.array_task.partition("%")[0]: r for r in self.jobs.values() if r.array_job_id == array_id}
         if task in tasks:
             return tasks[task].job_id
-        rest = next(r for r in tasks.values() if is_rest(r))
+        rest = next(r for r in tasks.values() if is_pending_array_remainder(r))
         left, _, throttle = rest.array_task.partition("%")
         others = [n for n in left.split(",") if n != task]
         assert len(others) == left.count(","), f"{task} is none of {left}"

@@ -8,6 +8,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from synergy_core.records import Directive, Plan, Shape
+from synergy_core.wire import admin_comment, plan_file
+from synergy_core.wire.plan import plan_text
 
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import (
@@ -17,28 +20,27 @@ from synergyd.control.resize.instructions import (
     Park,
     Release,
     Requeue,
+    Restart,
     RestoreNice,
+    ReturnNodes,
     Target,
     Update,
 )
 from synergyd.control.resize.walltime import TimeGrant
-from synergyd.records import Directive, Plan, Shape
 from synergyd.slurm.actuator import Actuator, PlaceCheck
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.mail_types import with_restarts, without_restarts
-from synergyd.slurm.parsed.snapshot import Known
-from synergyd.wire import admin_comment, plan_file
-from synergyd.wire.plan import plan_text
+from synergyd.slurm.parsed.snapshot import SubmittedJob
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 PLAN = Plan(tp=2, dp=2, global_batch=8)
 TARGET = Target(Shape("a100", 2, 2), ("n1", "n2"), PLAN)
-KNOWN = Known(Directive(checkpoint="/scratch/a b"), "", Shape("a100", 1, 2), 8)
+KNOWN = SubmittedJob(Directive(checkpoint="/scratch/a b"), "", Shape("a100", 1, 2), 8)
 UPDATE = Update(1, TARGET, 900)
 ALL: tuple[Instruction, ...] = (AskCheckpoint(1, 0), Requeue(1, 0), Park(1, 900), UPDATE, Release(1))
 
 
-def make(folder: Path, *, known: Known | None = KNOWN, **changes: object) -> tuple[FakeSlurm, Actuator]:
+def make(folder: Path, *, known: SubmittedJob | None = KNOWN, **changes: object) -> tuple[FakeSlurm, Actuator]:
     slurm = FakeSlurm(jobs={1: row(1, **changes)})
     return slurm, Actuator(slurm, folder, "ctl:7321", {1: known} if known else {})
 
@@ -57,7 +59,7 @@ def fields(slurm: FakeSlurm) -> dict[str, str]:
 )
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 def test_jobs_without_a_sound_directive_are_never_written_to(
-    tmp_path: Path, instruction: Instruction, known: Known | None, state: str
+    tmp_path: Path, instruction: Instruction, known: SubmittedJob | None, state: str
 ) -> None:
     slurm, actuator = make(tmp_path, known=known, state=state)
     answer = actuator.carry_out(instruction)
@@ -397,7 +399,7 @@ def test_a_plan_that_cannot_be_shown_to_its_owner_alone_is_secret_where_slurm_hi
         raise OSError(errno.EPERM, "Operation not permitted")
 
     slurm, actuator = make(tmp_path)
-    actuator.known[1] = replace(actuator.known[1], uid=5)
+    actuator.submissions[1] = replace(actuator.submissions[1], uid=5)
     monkeypatch.setattr(os, "setxattr", unsupported)
     monkeypatch.setattr(os, "fchown", forbidden)
     slurm.private = frozenset(("jobs",) if hides_jobs else ())
@@ -538,8 +540,8 @@ def test_a_batch_that_nobody_chose_is_said_to_be_the_scripts_own(
     tmp_path: Path, directive: Directive, batches: tuple[int, int] | None, own: bool
 ) -> None:
     slurm, actuator = make(tmp_path)
-    known = replace(actuator.known[1], directive=directive, batches=batches)
-    actuator = replace(actuator, known={1: known})
+    known = replace(actuator.submissions[1], directive=directive, batches=batches)
+    actuator = replace(actuator, submissions={1: known})
     assert actuator.carry_out(UPDATE) == CarriedOut(UPDATE)
     assert plan_file.read(plan_file.plan_path(tmp_path, 1), 1).own_batch is own
     assert (" batch=own " in fields(slurm)["AdminComment"]) is own
@@ -611,3 +613,69 @@ def test_a_requeue_whose_mails_can_not_be_changed_is_done(tmp_path: Path) -> Non
 def test_types_of_mail(own: str, hushed: str, now: str, restored: str) -> None:
     assert without_restarts(own) == hushed
     assert with_restarts(now, own) == restored
+
+
+# -- nodes that leave a running job ------------------------------------------------------------------------------------
+
+LEAVE = Restart(1, 0, 1, PLAN, ("n1", "n2"))
+
+
+def running_on_four(folder: Path) -> tuple[FakeSlurm, Actuator]:
+    slurm, actuator = make(folder, state="RUNNING", num_nodes=4, node_names=("n1", "n2", "n3", "n4"))
+    slurm.script = "#!/bin/bash\nsrun synergy-launch train.py\n"
+    return slurm, actuator
+
+
+def test_a_running_jobs_nodes_are_given_back_once(tmp_path: Path) -> None:
+    slurm, actuator = running_on_four(tmp_path)
+    assert actuator.carry_out(LEAVE) == CarriedOut(LEAVE)
+    given_back = ReturnNodes(1, 0, ("n1", "n2"))
+    for _ in range(2):
+        assert actuator.carry_out(given_back) == CarriedOut(given_back)
+    assert [call for call in slurm.calls if call[0] == "keep"] == [["keep", "1", "n1,n2"]]
+    assert slurm.jobs[1].node_names == ("n1", "n2")
+
+
+def test_a_refused_return_is_tried_again(tmp_path: Path) -> None:
+    slurm, actuator = running_on_four(tmp_path)
+    slurm.refuse["keep"] = ("Job/step DB index is being set, try again in a bit", True)
+    answer = actuator.carry_out(ReturnNodes(1, 0, ("n1", "n2")))
+    assert isinstance(answer, Refused) and answer.transient
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "script", "words"),
+    [
+        (60.0, None, "slurm.conf has WaitTime=60"),
+        (0.0, "#!/bin/bash\nsrun synergy-launch a.py\nsrun b.py\n", "line 3 of its script"),
+        (0.0, "#!/bin/bash\nbash start.sh\n", "no synergy-launch line"),
+    ],
+)
+def test_what_would_not_survive_the_loss_of_nodes_is_not_ordered_to_leave(
+    tmp_path: Path, wait_s: float, script: str | None, words: str
+) -> None:
+    slurm, actuator = running_on_four(tmp_path)
+    slurm.wait_s, slurm.script = wait_s, script or slurm.script
+    answer = actuator.carry_out(LEAVE)
+    assert isinstance(answer, Refused) and answer.final and words in answer.error
+    assert slurm.comments == {}, "nothing was written"
+    same_nodes = replace(LEAVE, nodes=())
+    assert actuator.carry_out(same_nodes) == CarriedOut(same_nodes)
+
+
+@pytest.mark.parametrize("instruction", [LEAVE, ReturnNodes(1, 0, ("n1",))])
+def test_nodes_of_another_incarnation_are_left_alone(tmp_path: Path, instruction: Instruction) -> None:
+    slurm, actuator = running_on_four(tmp_path)
+    slurm.set(1, restarts=1)
+    answer = actuator.carry_out(instruction)
+    assert isinstance(answer, Refused) and answer.transient and len(slurm.jobs[1].node_names) == 4
+
+
+def test_a_requeue_without_an_answer_may_have_been_carried_out(tmp_path: Path) -> None:
+    slurm, actuator = make(tmp_path, state="RUNNING", node_names=("n1",))
+    slurm.refuse["requeue"] = ("Connection reset by peer", True)
+    answer = actuator.carry_out(Requeue(1, 0))
+    assert isinstance(answer, Refused) and answer.transient and answer.unsure
+    slurm.refuse["requeue"] = ("Access denied", False)
+    answer = actuator.carry_out(Requeue(1, 0))
+    assert isinstance(answer, Refused) and not answer.unsure

@@ -26,7 +26,9 @@ class Scripted(CommandLine):
         self.said: list[tuple[list[str], str]] = []
         self._types, self._made, self._error = types, token, error
 
-    def _answer(self, argv: Sequence[str], timeout_s: float, start: Any, token: str) -> CompletedProcess[bytes]:
+    def _answer(
+        self, argv: Sequence[str], timeout_s: float, start: Any, token: str, folder: str | None
+    ) -> CompletedProcess[bytes]:
         self.said.append((list(argv), token))
         if argv[1:3] == ("show", "config"):
             return CompletedProcess(argv, 0, CONFIG.format(self._types).encode(), b"")

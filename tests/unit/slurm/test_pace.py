@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.pace import Pace, pace_of, requests_of
+from synergyd.slurm.pace import TokenBucket, pace_of, requests_of
 from tests.unit.slurm.shell_world import Shell
 
 
@@ -18,7 +18,7 @@ def test_calls_wait_for_their_turn() -> None:
         slept.append(seconds)
         now_s += seconds
 
-    pace = Pace(3, 2, lambda: now_s, sleep)
+    pace = TokenBucket(3, 2, lambda: now_s, sleep)
     for _ in range(3):
         pace.take()
     assert slept == []
@@ -70,7 +70,7 @@ def test_a_command_waits_for_all_of_its_requests(shell: Shell) -> None:
     slept: list[float] = []
     shell.answers("scontrol")
     shell.answers("sinfo")
-    shell.backend.pace = Pace(2, 2, lambda: 0.0, slept.append)
+    shell.backend.pace = TokenBucket(2, 2, lambda: 0.0, slept.append)
     shell.backend.reservations()
     shell.backend.run("sinfo", "-h")
     assert slept == [0.5]
@@ -80,7 +80,7 @@ def test_many_jobs_are_put_off_a_bucket_at_a_time(shell: Shell) -> None:
     """One scontrol makes a request for each: beyond the bucket Slurm would make it sleep past its time."""
     slept: list[float] = []
     shell.answers("scontrol")
-    shell.backend.pace = Pace(3, 1, lambda: 0.0, slept.append)
+    shell.backend.pace = TokenBucket(3, 1, lambda: 0.0, slept.append)
     shell.backend.delay(range(1, 8), 60)
     named = [word for call in shell.calls for word in call if word.startswith("JobId=")]
     assert named == ["JobId=1,2,3", "JobId=4,5,6", "JobId=7"]

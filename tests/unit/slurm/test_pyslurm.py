@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.slurm import backends, pyslurm_objects
 from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.pace import Pace
-from synergyd.slurm.parsed.rows import JobRow, NodeRow, gpus_of
+from synergyd.slurm.pace import TokenBucket
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow, gpus_of
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
 from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, Job, module
@@ -40,14 +40,14 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     return write
 
 
-def rows(reader: PyslurmProcess) -> tuple[dict[int, JobRow], dict[str, NodeRow]]:
+def rows(reader: PyslurmProcess) -> tuple[dict[int, JobRow], dict[str, SlurmNodeRow]]:
     try:
         return {j.job_id: j for j in reader.jobs()}, {n.name: n for n in reader.nodes()}
     finally:
         reader.close()
 
 
-def plain(row: JobRow | NodeRow) -> dict[str, Any]:
+def plain(row: JobRow | SlurmNodeRow) -> dict[str, Any]:
     """What a row means: GPUs as numbers, since 22.05 and 25.11 write them differently."""
     found = {**vars(row)} if hasattr(row, "__dict__") else {k: getattr(row, k) for k in row.__dataclass_fields__}
     for name in ("tres_per_node", "gres", "gres_used"):
@@ -215,7 +215,7 @@ class Line(CommandLine):
     def jobs(self) -> tuple[JobRow, ...]:
         return ()
 
-    def nodes(self) -> tuple[NodeRow, ...]:
+    def nodes(self) -> tuple[SlurmNodeRow, ...]:
         return ()
 
 
@@ -236,7 +236,7 @@ def test_one_that_fits_is_read_through(put: Put, line: None) -> None:
 def test_its_reads_count_in_the_limit_on_requests(put: Put) -> None:
     put("old")
     line, slept = Line(), list[float]()
-    line.pace = Pace(4, 1, lambda: 0.0, slept.append)
+    line.pace = TokenBucket(4, 1, lambda: 0.0, slept.append)
     reader, _ = open_reader({}, line=line)
     assert isinstance(reader, Fallback)
     reader.jobs()

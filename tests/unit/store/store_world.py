@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from synergyd.accepts import Accepts
-from synergyd.job_report import Report
-from synergyd.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
+from synergy_core.accepts import Accepts
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason, text_reason
+from synergy_core.records import Action, Alternative, Cell, Decision, Measurement, ModelSpec, Plan, Profile, Shape
+
 from synergyd.store.records import EpochRecord, StoredLifecycle
 
 # What a stranger may call a job: quotes, SQL, newline, NUL, not UTF-8, more than 16 bits
@@ -20,9 +22,17 @@ REPORT = Report(7, 1, 1200, 0.5, 2.25, 10**12, 100.0, 5 * 10**10, 1100, 2, PLAN,
 
 
 def decision(job_id: int, why: str = "more GPUs help it most") -> Decision:
-    alternatives = (Alternative(CELL, "slower"),)
+    alternatives = (Alternative(CELL, Reason("text", {"text": "slower"})),)
     return Decision(
-        job_id, Action.RESIZE, CELL, ("n1",), why, 1.5, alternatives, (("goodput", 0.5), ("need", 50.0)), 0.9
+        job_id,
+        Action.RESIZE,
+        CELL,
+        ("n1",),
+        text_reason(why),
+        1.5,
+        alternatives,
+        (("goodput", 0.5), ("need", 50.0)),
+        0.9,
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from alembic import command
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
 
 from synergyd.cli.db import db
 from synergyd.cli.shared.context import Context
-from synergyd.errors import UsageError
 from synergyd.store import schema
 from synergyd.store.before_upgrade import keep_copy, refuse_if_used
 from synergyd.store.connect import make_engine, parse_url
@@ -75,7 +75,7 @@ def test_an_older_database_is_copied_and_upgraded(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (copy,) = tmp_path.glob("synergy.db.0005-*")
     assert copy.stat().st_mode & 0o777 == path.stat().st_mode & 0o777 == 0o600
-    assert (schema.revision(f"sqlite:///{copy}"), schema.revision(url)) == (RELEASE_0_1, schema.needed())
+    assert (schema.revision(f"sqlite:///{copy}"), schema.revision(url)) == (RELEASE_0_1, schema.needed_revision())
     CliRunner().invoke(db, ["upgrade", "--url", url], obj=Context())
     assert len(list(tmp_path.glob("synergy.db.0005-*"))) == 1  # nothing was older
 

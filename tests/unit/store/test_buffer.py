@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.records import Profile
 
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import Profile
 from synergyd.store.buffer import LAST_RETRY_S, BufferedStore
 from synergyd.store.records import Changes, EpochRecord, StoredEvent
 from synergyd.store.store import Store, open_store
@@ -52,10 +52,10 @@ def test_room_epochs_go_before_events(opener: Callable[[], Store]) -> None:
     for n in range(6):
         buffer.append_events([StoredEvent(1, float(n), "RUNNING", str(n))])
         buffer.save_epoch(epoch(float(n), 1))  # two rows
-    assert buffer.lag == 10 and buffer.dropped.epochs == 8 and buffer.dropped.events == 0
+    assert buffer.lag == 10 and buffer.drop_counts.epochs == 8 and buffer.drop_counts.events == 0
     for n in range(6, 13):
         buffer.append_events([StoredEvent(1, float(n), "RUNNING", str(n))])
-    assert buffer.lag == 10 and buffer.dropped.epochs == 12 and buffer.dropped.events == 3
+    assert buffer.lag == 10 and buffer.drop_counts.epochs == 12 and buffer.drop_counts.events == 3
     is_away = False
     assert buffer.flush()
     with opener() as store:
@@ -70,8 +70,8 @@ def test_state_waits_once_a_job(opener: Callable[[], Store]) -> None:
         buffer.put_lifecycles([lifecycle(1, f"S{n}"), lifecycle(2)])
         buffer.put_profiles({"job:1": Profile(samples=n)}, 1.0)
     buffer.delete_lifecycles([2])
-    assert buffer.lag == 3 and list(buffer.remembered.lifecycles) == [1]
-    assert buffer.flush() and buffer.dropped.epochs == 0
+    assert buffer.lag == 3 and list(buffer.state.lifecycles) == [1]
+    assert buffer.flush() and buffer.drop_counts.epochs == 0
     with opener() as store:
         assert {k: v.state for k, v in store.lifecycles().items()} == {1: "S99"}
         assert store.profiles()["job:1"].samples == 99
@@ -86,7 +86,7 @@ def test_a_long_queue_goes_in_several_transactions_state_last() -> None:
     seen: list[tuple[int, int]] = []
     while batch := waiting.take():
         seen.append((sum(size(k.item) for k in batch.history), len(batch.state)))
-        waiting.written(batch)
+        waiting.remove_written(batch)
     assert seen == [(4800, 0), (4800, 0), (2400, 1)] and len(waiting) == 0
 
 
@@ -97,7 +97,7 @@ def test_a_state_put_anew_during_the_write_stays() -> None:
     assert batch is not None
     newer = _lifecycle_change()
     waiting.put(("lifecycle", 1), newer)
-    waiting.written(batch)
+    waiting.remove_written(batch)
     assert waiting.state() == [newer]
 
 
@@ -105,7 +105,7 @@ def test_an_epoch_larger_than_the_room_is_dropped_alone() -> None:
     waiting = WriteQueue(3)
     waiting.add((StoredEvent(1, 1.0, "RUNNING", "a"),))
     waiting.add(epoch(1.0, *range(10)))
-    assert len(waiting) == 1 and waiting.dropped.epochs == 11
+    assert len(waiting) == 1 and waiting.drop_counts.epochs == 11
 
 
 def test_a_wrong_set_up_is_raised_at_the_start_only(opener: Callable[[], Store]) -> None:
@@ -118,7 +118,7 @@ def test_a_wrong_set_up_is_raised_at_the_start_only(opener: Callable[[], Store])
     clock = Clock()
     buffer = BufferedStore(lambda: openers.pop(0)(), clock)
     assert buffer.refresh()
-    buffer._failed(UsageError("x", "schema taken away"))
+    buffer._note_failure(UsageError("x", "schema taken away"))
     clock.now += 1.0
     buffer.append_events([StoredEvent(1, 1.0, "RUNNING", "a")])
     assert not buffer.flush() and "can't be read" in buffer.problem
@@ -162,7 +162,7 @@ def test_threads_report_while_the_daemon_writes(opener: Callable[[], Store]) -> 
     with opener() as store:
         for j in range(4):
             assert [e.event for e in store.story(j)] == [str(n) for n in range(200)]
-            assert buffer.remembered.profiles[f"job:{j}"].samples == 199 == store.profiles()[f"job:{j}"].samples
+            assert buffer.state.profiles[f"job:{j}"].samples == 199 == store.profiles()[f"job:{j}"].samples
     buffer.close()
 
 

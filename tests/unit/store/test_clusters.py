@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import NoSchemaError, UsageError
 
 from synergyd.cli import first_start
 from synergyd.cli.shared.context import Context
 from synergyd.cli.synergyctl import cli
-from synergyd.errors import NoSchemaError, UsageError
 from synergyd.settings import Settings
 from synergyd.slurm.directives.conf import load_settings
 from synergyd.store import schema
@@ -38,10 +38,10 @@ def leader(url: str, cluster: str) -> Leader:
 @pytest.mark.postgres
 def test_two_clusters_in_one_database_do_not_see_each_other(postgres_database: str) -> None:
     alpha, beta = (f"{postgres_database}?schema={name}" for name in ("alpha", "beta-2"))
-    assert schema.upgrade(alpha)[0] is None and schema.upgrade(alpha)[0] == schema.needed()
+    assert schema.upgrade(alpha)[0] is None and schema.upgrade(alpha)[0] == schema.needed_revision()
     with pytest.raises(NoSchemaError, match="schema=beta-2"):
         open_store(beta)
-    assert schema.revision(beta) is None and schema.upgrade(beta) == (None, schema.needed())
+    assert schema.revision(beta) is None and schema.upgrade(beta) == (None, schema.needed_revision())
     first, second = leader(alpha, "alpha"), leader(beta, "beta-2")
     try:
         assert first.try_lead() and second.try_lead()
@@ -113,7 +113,7 @@ def test_a_look_at_another_cluster_s_database_is_refused_too(tmp_path: Path, clu
     open_store(url, cluster=cluster).close()
     assert first_start.database(Settings(database=url), cluster).ok
     before = first_start.database(Settings(database=url), "beta")
-    assert before.ok is False and "of the cluster alpha" in before.found
+    assert before.ok is False and "of the cluster alpha" in before.state_text
     with pytest.raises(UsageError, match="jobs of the cluster alpha, and this is beta"):
         open_store(url, cluster="beta")
 

@@ -14,15 +14,16 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import event, text
-
-from synergyd.accepts import Accepts
-from synergyd.errors import UnavailableError, UsageError
-from synergyd.records import (
+from synergy_core.accepts import Accepts
+from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.reasons import text_reason
+from synergy_core.records import (
     Action,
     Decision,
     Profile,
 )
-from synergyd.steering import Steering
+from synergy_core.steering import Steering
+
 from synergyd.store import connect, schema
 from synergyd.store.records import Changes, EpochRecord, Keyed, RefusedError, StoredEvent, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
@@ -56,7 +57,7 @@ class StoreContract(LeadershipContract):
     # A recording for a replay
 
     def test_the_past_of_the_whole_queue(self, store: Store) -> None:
-        wait = Decision(1, Action.WAIT, None, (), "no GPUs")
+        wait = Decision(1, Action.WAIT, None, (), text_reason("no GPUs"))
         store.save_epoch(EpochRecord(10.0, 0.1, False, (wait, decision(2)), {"gpus": 8}))
         later = replace(decision(1), cell=replace(CELL, goodput=1.0))
         store.save_epoch(EpochRecord(20.0, 0.1, False, (later,), {"gpus": 16}, present=({"job_id": 1},)))
@@ -76,9 +77,9 @@ class StoreContract(LeadershipContract):
 
     def test_up_from_empty(self, url: str) -> None:
         assert schema.revision(url) is None
-        assert schema.upgrade(url) == (None, schema.needed())
-        assert schema.revision(url) == schema.needed()
-        assert schema.upgrade(url) == (schema.needed(), schema.needed())
+        assert schema.upgrade(url) == (None, schema.needed_revision())
+        assert schema.revision(url) == schema.needed_revision()
+        assert schema.upgrade(url) == (schema.needed_revision(), schema.needed_revision())
 
     def test_models_and_migrations_agree(self, url: str) -> None:
         schema.upgrade(url)
@@ -110,12 +111,12 @@ class StoreContract(LeadershipContract):
             with pytest.raises(UnavailableError):
                 schema.upgrade(url)
         assert schema.revision(url) is None
-        assert schema.upgrade(url) == (None, schema.needed())
+        assert schema.upgrade(url) == (None, schema.needed_revision())
 
     def test_schema_missing_behind_or_ahead(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         _, head = schema.upgrade(url)
         with monkeypatch.context() as patch:
-            patch.setattr(schema, "needed", lambda: "9999")
+            patch.setattr(schema, "needed_revision", lambda: "9999")
             with pytest.raises(UsageError, match=f"at revision {head}, revision 9999 is needed; run: synergyctl db"):
                 open_store(url)
         with open_store(url) as store, store.engine.begin() as connection:
@@ -157,7 +158,7 @@ class StoreContract(LeadershipContract):
         assert store.latest_epoch() == EpochRecord(20.0, 0.5, False, (), {}, NASTY_STORED)
 
     def test_waiting_decision(self, store: Store) -> None:
-        wait = Decision(4, Action.WAIT, None, (), "no GPUs free")
+        wait = Decision(4, Action.WAIT, None, (), text_reason("no GPUs free"))
         store.save_epoch(replace(epoch(1.0), decisions=(wait,)))
         last = store.last_decision(4)
         assert last is not None and last.decision == wait
@@ -209,7 +210,7 @@ class StoreContract(LeadershipContract):
         store.set_paused(6, True, 1.0)
         store.set_paused(6, False, 2.0)
         store.add_no_directive([(7, 100.0), (7, 200.0), (7, 100.0)], 3.0)
-        assert store.paused() == {5}
+        assert store.paused_jobs() == {5}
         assert store.no_directive() == {(7, 100.0), (7, 200.0)}
 
     def test_reports(self, store: Store) -> None:
@@ -229,7 +230,7 @@ class StoreContract(LeadershipContract):
         store.put_reports([StoredReport(REPORT, 1.0)])
         store.put_nodes([StoredNode("n1", {"name": "n1"}, 1.0), StoredNode("n2", {}, 2.0)])
         store.put_nodes([StoredNode("n1", {"name": "n1", "drained": True}, 3.0)])
-        read = store.remembered()
+        read = store.read_state()
         assert read.nodes["n1"] == StoredNode("n1", {"name": "n1", "drained": True}, 3.0) == store.nodes()["n1"]
         assert read.lifecycles == {1: lifecycle(1), 7: lifecycle(7)}
         assert read.profiles == {"job:1": PROFILE}
@@ -242,7 +243,7 @@ class StoreContract(LeadershipContract):
         store.put_reports([StoredReport(replace(REPORT, job_id=j), 1.0) for j in (1, 7)])
         store.put_profiles({k: PROFILE for k in ("job:1", "job:7", "job:17", "like:1", "length:a:b:1:2:1")}, 5.0)
         store.delete_lifecycles([7])
-        read = store.remembered()
+        read = store.read_state()
         assert set(read.profiles) == {"job:1", "like:1", "length:a:b:1:2:1"} and set(read.reports) == {1}
         assert store.report(7) is not None and set(store.recording().remembered.reports) == {1, 7}
 
@@ -251,7 +252,7 @@ class StoreContract(LeadershipContract):
         store.put_profiles({"job:1": PROFILE, "job:2": PROFILE}, 5.0)
         with store.engine.begin() as connection:
             connection.execute(text("""UPDATE profiles SET model = '{"name": 3}' WHERE key = 'job:1'"""))
-        read = store.remembered()
+        read = store.read_state()
         assert list(read.profiles) == ["job:2"]
         assert read.unreadable == ("profile job:1: model: name is 3; expected text",)
 
@@ -276,7 +277,7 @@ class StoreContract(LeadershipContract):
         assert [d.at_s for d in store.decisions_of(1, 100)] == [float(s) for s in range(449, 439, -1)]
         assert len(store.story(1)) == 1 and [e.event for e in store.story(2)] == ["c"]
         assert set(store.profiles()) == {"job:1", "model:m/a100"} and set(store.reports()) == {1}
-        assert store.no_directive() == set() and store.paused() == {3}
+        assert store.no_directive() == set() and store.paused_jobs() == {3}
         with store.engine.connect() as connection:
             assert connection.execute(text("SELECT count(*) FROM decisions")).scalar() == 10
 
@@ -284,9 +285,9 @@ class StoreContract(LeadershipContract):
         assert store.steering(3) is None
         store.set_steering(3, Steering(min_gpus=2), 1.0)
         store.set_steering(3, Steering(max_gpus=4, weight=0.5), 2.0)
-        assert store.steering(3) == Steering(max_gpus=4, weight=0.5) == store.remembered().steering[3]
+        assert store.steering(3) == Steering(max_gpus=4, weight=0.5) == store.read_state().steering[3]
         store.delete_lifecycles([3])
-        assert store.steering(3) is None and not store.remembered().steering
+        assert store.steering(3) is None and not store.read_state().steering
 
     def test_its_version_changes_with_what_status_shows(self, store: Store) -> None:
         seen = [store.version()]
@@ -326,7 +327,7 @@ class StoreContract(LeadershipContract):
                 )
             )
             writes = len(seen)
-            store.remembered()
+            store.read_state()
             counts.append((writes, len(seen) - writes))
         assert counts == [(14, 6), (14, 6)]
 
@@ -341,7 +342,7 @@ class StoreContract(LeadershipContract):
         ):
             with pytest.raises(RefusedError):
                 store.apply(replace(bad, paused=((5, True, 1.0),)))
-        assert store.latest_epoch() is None and store.paused() == frozenset()
+        assert store.latest_epoch() is None and store.paused_jobs() == frozenset()
 
 
 class TestSqlite(StoreContract):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import SynergyError, UsageError
 
-from synergyd.errors import SynergyError, UsageError
 from synergyd.store import connect, schema
 from synergyd.store.buffer import LAST_RETRY_S, BufferedStore
 from synergyd.store.leader import Leader
@@ -124,23 +124,23 @@ def test_no_fault_of_a_file_ends_the_daemon(
     open_store(f"sqlite:///{path}", create=True).close()
     database = Database(f"sqlite:///{path}", create=create)
     database.round()
-    assert database.leader.acts and database.store.healthy
+    assert database.leader.is_leading and database.store.is_healthy
     copy = tmp_path / "copy.db"
     shutil.copy(path, copy)
     fault(path)
     for _ in range(3):
         database.round()
-        assert database.leader.acts
+        assert database.leader.is_leading
     again = bool(database.store.problem)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     shutil.copy(copy, path)
     database.round()
     database.round()
-    assert database.store.healthy and database.leader.acts and not database.leader.away
+    assert database.store.is_healthy and database.leader.is_leading and not database.leader.is_database_away
     # what was written into a file that is gone is gone with it; what waited is there
     assert database.story() == [str(n) for n in range(1, 7)] if again else database.story()[-1] == "6"
-    assert again <= database.store.outages <= 1 and database.leader.acts
+    assert again <= database.store.outages <= 1 and database.leader.is_leading
     database.store.close()
     database.leader.release()
 
@@ -208,7 +208,7 @@ def test_no_fault_of_a_server_ends_the_daemon(
     url = f"postgresql+psycopg://daemon:secret@127.0.0.1:{postgres_server.port}/{name}"
     database = Database(url, create=False)
     database.round()
-    assert database.leader.acts and database.store.healthy
+    assert database.leader.is_leading and database.store.is_healthy
     mend = fault(postgres_server, name)
     for _ in range(3):
         try:
@@ -218,7 +218,7 @@ def test_no_fault_of_a_server_ends_the_daemon(
     mend()
     for _ in range(3):
         database.round()
-    assert database.store.healthy and database.leader.acts
+    assert database.store.is_healthy and database.leader.is_leading
     assert database.story() == [str(n) for n in range(1, 8)]
     database.store.close()
     database.leader.release()

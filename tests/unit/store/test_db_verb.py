@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
 
 from synergyd.cli.db import db
-from synergyd.errors import UsageError
 from synergyd.settings import Settings
 from synergyd.store import schema
 
-HEAD = schema.needed()
+HEAD = schema.needed_revision()
 
 
 class Context:

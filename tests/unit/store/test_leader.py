@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.store import connect, process
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.leader import CLAIM_S, ORPHAN_S, TERM_S, Leader
@@ -63,10 +63,10 @@ def test_a_busy_database_does_not_end_leadership(url: str, tmp_path: Path, monke
     assert one.try_lead()
     other = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    assert one.try_lead() and one.away and "locked" in one.problem
-    assert not two.try_lead() and two.away
+    assert one.try_lead() and one.is_database_away and "locked" in one.problem
+    assert not two.try_lead() and two.is_database_away
     other.close()
-    assert not two.try_lead() and not two.away and one.try_lead()
+    assert not two.try_lead() and not two.is_database_away and one.try_lead()
     one.release()
     assert two.try_lead()
     two.release()
@@ -86,7 +86,7 @@ def test_a_lock_that_never_ends_keeps_no_daemon_from_leading(
     elif "led" in started:
         assert daemon.try_lead()
         assert not Leader(url, clock=clock, elapsed=now).try_lead()  # one that stands by, and is killed
-        assert daemon.try_lead() and daemon.followed
+        assert daemon.try_lead() and daemon.is_followed
     with locked_by_a_reader(tmp_path / "x.db"):
         assert "locked" in (daemon.try_lead(), daemon.problem)[1]
         now.now += TERM_S
@@ -96,12 +96,12 @@ def test_a_lock_that_never_ends_keeps_no_daemon_from_leading(
         now.now += ORPHAN_S
         assert not daemon.try_lead()  # it has claimed it
         now.now += CLAIM_S
-        assert daemon.try_lead() and daemon.away
+        assert daemon.try_lead() and daemon.is_database_away
         now.now += 1000.0
         daemon.try_lead()
-        assert daemon.acts
+        assert daemon.is_leading
     now.now += 1000.0
-    assert daemon.try_lead() and not daemon.away and daemon.term
+    assert daemon.try_lead() and not daemon.is_database_away and daemon.term
     assert waits.refresh() and waits.lag == 0
     with open_store(url) as store:
         assert [e.event for e in store.story(1)] == ["a"]
@@ -123,18 +123,18 @@ def test_a_database_in_memory_has_no_leader() -> None:
 def test_a_process_is_gone_only_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     me = process.this_process()
     boot, namespace, pid, started = me.split()
-    assert not process.gone(me)
-    assert process.gone(f"{boot} {namespace} {pid} {int(started) + 1}")  # its number was given to another
+    assert not process.has_ended(me)
+    assert process.has_ended(f"{boot} {namespace} {pid} {int(started) + 1}")  # its number was given to another
     for text in ("", "x", f"{boot} {namespace} {pid}", f"{boot} {namespace} {pid} x", f"other {namespace} {pid} 1"):
-        assert not process.gone(text)
-    assert not process.gone(f"{boot} pid:[1] {pid} 1")
+        assert not process.has_ended(text)
+    assert not process.has_ended(f"{boot} pid:[1] {pid} 1")
     child = subprocess.Popen([sys.executable, "-c", "from synergyd.store import process; print(process.this_process())"],
                              stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert child.stdout is not None
     told = child.stdout.readline()
     child.stdout.read()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert process.gone(told)  # ended, and not waited for
+    assert process.has_ended(told)  # ended, and not waited for
     child.wait()
     child.stdout.close()
-    assert process.gone(told)
+    assert process.has_ended(told)

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import SynergyError, UnavailableError, UsageError
 
-from synergyd.cli.shared.context import guarded
+from synergyd.cli.shared.context import run_command_line
 from synergyd.cli.synergyctl import cli
 from synergyd.daemon import service
-from synergyd.errors import SynergyError, UnavailableError, UsageError
 from synergyd.settings import Settings
 from synergyd.store import connect, schema
 from synergyd.store.connect import parse_url, show
@@ -82,14 +82,14 @@ def test_sqlite_is_created_only_when_asked(tmp_path: Path) -> None:
     assert schema.revision(url) is None and not (tmp_path / "x.db").exists()
     open_store(url, create=True).close()
     open_store(url).close()
-    assert schema.revision(url) == schema.needed()
+    assert schema.revision(url) == schema.needed_revision()
 
 
 def test_an_empty_sqlite_file(tmp_path: Path) -> None:
     (tmp_path / "x.db").touch()
     url = f"sqlite:///{tmp_path / 'x.db'}"
     with pytest.raises(
-        UsageError, match=f"has no schema, revision {schema.needed()} is needed; run: synergyctl db upgrade"
+        UsageError, match=f"has no schema, revision {schema.needed_revision()} is needed; run: synergyctl db upgrade"
     ):
         open_store(url)
     open_store(url, create=True).close()
@@ -168,14 +168,14 @@ def test_a_user_without_the_rest_service_is_told_of_it(
 ) -> None:
     conf = shared_folder / "slurm.conf"
     conf.write_text(f"#SYNERGY StateDir={shared_folder}/state\n")
-    service.prepare(settings := Settings(state_dir=shared_folder / "state"))
+    service.prepare_state_dir(settings := Settings(state_dir=shared_folder / "state"))
     open_store(settings.database_url(), create=True).close()
     argv = ["--conf", str(conf), *verb]
     with suppress(SystemExit):  # imports what a Python in root's home shows to root alone
-        guarded("synergyctl", lambda: cli(argv, standalone_mode=False))
+        run_command_line("synergyctl", lambda: cli(argv, standalone_mode=False))
     capsys.readouterr()
     with somebody_else(), pytest.raises(SystemExit) as ended:
-        guarded("synergyctl", lambda: cli(argv, standalone_mode=False))
+        run_command_line("synergyctl", lambda: cli(argv, standalone_mode=False))
     told = capsys.readouterr().err
     assert ended.value.code == 2 and told.count("\n") == 1
     assert "can't be opened; the daemon's user alone may open it; others ask the REST service, synergyrestd" in told

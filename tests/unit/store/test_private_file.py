@@ -44,7 +44,7 @@ def test_it_is_made_private_and_so_are_its_journal_and_copies(tmp_path: Path) ->
 def test_what_an_earlier_version_made_is_closed_at_the_start(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     settings = Settings(state_dir=state_dir)
-    service.prepare(settings)
+    service.prepare_state_dir(settings)
     assert mode(state_dir) == mode(state_dir / "plans") == 0o711
     open_store(settings.database_url(), create=True).close()
     ours = ["synergy.db", "synergy.db-journal", "synergy.db-wal", "synergy.db.0007-20260101-000000", ".synergy.db.part"]
@@ -61,7 +61,7 @@ def test_what_an_earlier_version_made_is_closed_at_the_start(tmp_path: Path) -> 
     context = Context()
     context.settings = settings
     assert [f.ok for f in doctor._database(context)] == [False]
-    service.prepare(settings)
+    service.prepare_state_dir(settings)
     assert {name: mode(state_dir / name) for name in ours} == dict.fromkeys(ours, 0o600)
     assert {mode(p) for p in (tmp_path / "other", state_dir / "heartbeat", state_dir / "synergy.dbx")} == {0o644}
     assert mode(state_dir) == 0o751

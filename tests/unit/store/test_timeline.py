@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UnavailableError
+from synergy_core.records import Cluster, Job, JobState, Node, Shape, Snapshot
 
 from synergyd.control.queue_history import QueueHistory
-from synergyd.errors import UnavailableError
-from synergyd.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
 from synergyd.views import timeline

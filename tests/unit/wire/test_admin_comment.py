@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan, Shape
+from synergy_core.wire.admin_comment import MARK, AdminCommentStamp, decode, encode
+from synergy_core.wire.plan_file import from_admin_comment
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan, Shape
-from synergyd.slurm.directives.directive import DirectiveError, directive_words, parse_script, read_stamp
-from synergyd.wire.admin_comment import MARK, AdminCommentStamp, decode, encode
-from synergyd.wire.plan_file import from_admin_comment
+from synergyd.slurm.directives.directive import DirectiveError, directive_key_values, parse_script, read_stamp
 
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=2, global_batch=16, recompute="full", sequence_parallel=True)
 plans = st.builds(
@@ -98,7 +98,7 @@ def test_fields_without_sense_are_dropped(own: str) -> None:
 def test_a_user_cannot_write_the_daemons_part_through_the_directive() -> None:
     directive = parse_script("#!/bin/sh\n#SYNERGY checkpoint='/x | asked=a100,64,8 plan=tp:8'\n")
     assert directive is not None
-    stamp = AdminCommentStamp(directive_words(directive), asked=Shape("a100", 1, 1))
+    stamp = AdminCommentStamp(directive_key_values(directive), asked=Shape("a100", 1, 1))
     assert decode(encode(stamp)) == stamp
     assert read_stamp(stamp.directive) == directive
 

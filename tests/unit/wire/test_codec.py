@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import Action, Alternative, Cell, Decision, ModelSpec, Plan, Profile, Shape
-from synergyd.wire.codec import clean, decode, encode
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Alternative, Cell, Decision, ModelSpec, Plan, Profile, Shape
+from synergy_core.wire.codec import clean, decode, encode
 
 RECORDS: tuple[type[Any], ...] = (Cell, Plan, Decision, ModelSpec, Profile, Report, Shape, Alternative)
 # text that is stored as it is: no NUL, no lone surrogates
 st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")))
 st.register_type_strategy(float, st.floats(allow_nan=False))
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
+_VALUES = _TEXTS | st.integers() | st.lists(st.none() | st.integers())
+st.register_type_strategy(Reason, st.builds(Reason, code=_TEXTS, fields=st.dictionaries(_TEXTS, _VALUES)))
 
 
 @pytest.mark.slow

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from synergyd.accepts import Accepts
-from synergyd.control.resize.instructions import Target
-from synergyd.control.resize.launch_failure import LaunchFailures, Started
-from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, validate
-from synergyd.control.resize.start_time import WrittenStart
-from synergyd.errors import UsageError
-from synergyd.job_report import EarlyFailure, InPlace, Report
-from synergyd.records import (
+from synergy_core.accepts import Accepts
+from synergy_core.errors import UsageError
+from synergy_core.job_report import EarlyFailure, InPlace, Report
+from synergy_core.reasons import text_reason
+from synergy_core.records import (
     Action,
     Alternative,
     Cell,
@@ -27,13 +23,18 @@ from synergyd.records import (
     Profile,
     Shape,
 )
-from synergyd.shared_links import SharedLink, Sharing
-from synergyd.slurm.directives.directive import directive_words, parse_script, read_stamp
-from synergyd.wire import admin_comment, codec, plan_file, report
-from synergyd.wire.admin_comment import AdminCommentStamp
-from synergyd.wire.link_protocol import Hello, hello_from, hello_json
-from synergyd.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
-from synergyd.wire.plan_file import PlanFile
+from synergy_core.shared_links import SharedLink, Sharing
+from synergy_core.wire import admin_comment, codec, plan_file, report
+from synergy_core.wire.admin_comment import AdminCommentStamp
+from synergy_core.wire.link_protocol import Hello, encode_hello, read_hello
+from synergy_core.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
+from synergy_core.wire.plan_file import PlanFile
+
+from synergyd.control.resize.instructions import Target
+from synergyd.control.resize.launch_failure import LastStart, LaunchFailures
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, validate
+from synergyd.control.resize.start_time import WrittenStart
+from synergyd.slurm.directives.directive import directive_key_values, parse_script, read_stamp
 
 PLAN = Plan(2, 2, 4, 2, 64, "full", True, 0, 2, 2, 4, "fp8")
 PLAN_JSON = (
@@ -84,8 +85,8 @@ def compact(text: str) -> str:
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 batch=own",
         ),
         (
-            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4, exchange="local:8:outer")},
-            " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 comm=local:8:outer",
+            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4, exchange="local:8")},
+            " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 comm=local:8",
         ),
         (
             {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
@@ -98,7 +99,7 @@ def compact(text: str) -> str:
 def test_admin_comment(own: dict[str, Any], rest: str) -> None:
     directive = parse_script(SCRIPT)
     assert directive is not None
-    stamp = AdminCommentStamp(directive_words(directive), **own)
+    stamp = AdminCommentStamp(directive_key_values(directive), **own)
     assert admin_comment.encode(stamp) == STAMPED + rest
     assert admin_comment.decode(STAMPED + rest) == stamp and read_stamp(stamp.directive) == directive
 
@@ -118,6 +119,8 @@ def test_plan_file(tmp_path: Path) -> None:
         '"plan": null, "report": ""}\n'
     )
     assert plan_file.write(PlanFile(7), tmp_path).read_text() == bare and plan_file.read(path, 7) == PlanFile(7)
+    looped = replace(told, loop="gpu:--batch_size")
+    assert plan_file.read(plan_file.write(looped, tmp_path), 7) == looped
     path.write_text(text.replace('"own_batch": true, ', ""))
     assert plan_file.read(path, 7) == replace(told, own_batch=False), "as an older daemon wrote it"
 
@@ -173,9 +176,9 @@ def test_report() -> None:
 
 def test_hello() -> None:
     payload = b'{"job_id":7,"restarts":2,"nodes":["n1","n2"],"channel":3,"nonce":"0f"}'
-    assert hello_json(Hello(7, 2, ("n1", "n2"), 3, "0f")) == payload
-    assert hello_from(payload) == Hello(7, 2, ("n1", "n2"), 3, "0f")
-    assert hello_from(b'{"job_id":7,"restarts":2,"nodes":["n1"]}') == Hello(7, 2, ("n1",))
+    assert encode_hello(Hello(7, 2, ("n1", "n2"), 3, "0f")) == payload
+    assert read_hello(payload) == Hello(7, 2, ("n1", "n2"), 3, "0f")
+    assert read_hello(b'{"job_id":7,"restarts":2,"nodes":["n1"]}') == Hello(7, 2, ("n1",))
 
 
 CELL_JSON = (
@@ -194,10 +197,35 @@ CELL = Cell(Shape("a100", 1, 4), SMALL, 10.0, 0.9, 9.0, 0.8, 2**33)
 TARGET = Target(Shape("a100", 2, 4), ("n1", "n2"), SMALL)
 LIFE = JobLifecycle(
     7, 1.5, ResizeState.CHECKPOINTING, 2.5, 3, TARGET, replace(TARGET, nodes=(), plan=None), 1.0, 2.0, 4, 1, 9.0, SMALL,
-    "more", 8.5, 2, True, Started(restarts=2, nodes=("n1",)),
+    "more", 8.5, 2, True, LastStart(restarts=2, nodes=("n1",)),
     LaunchFailures(count=1, restarts=3, lifted=True, nodes=("n1",), until_s=9.5),
     WrittenStart(restarts=3, low_s=5.0, high_s=6.0, before_s=4.0),
 )  # fmt: skip
+
+
+def test_names_since_0_2_are_written_as_0_2_reads_them_and_read_under_both() -> None:
+    life = replace(LIFE, state=ResizeState.PARKED, in_place=True, lost_races=2, left_to_slurm_reason="Priority")
+    data = codec.encode(life)
+    assert (data["state"], data["restarts"], data["stays"], data["missed"], data["left"]) == (
+        "HELD",
+        3,
+        True,
+        2,
+        "Priority",
+    )
+    assert not {"incarnation", "written_start", "start_attempt", "restart_history"} & set(data)
+    assert codec.decode(JobLifecycle, data) == life
+    old_to_new = {
+        "restarts": "incarnation",
+        "written": "written_start",
+        "rung": "start_attempt",
+        "left": "left_to_slurm_reason",
+        "restart": "restart_history",
+        "stays": "in_place",
+        "missed": "lost_races",
+    }
+    new = {old_to_new.get(name, name): value for name, value in data.items()} | {"state": "PARKED"}
+    assert codec.decode(JobLifecycle, new) == life
 
 
 def test_what_came_later_is_written_where_it_says_something() -> None:
@@ -227,10 +255,12 @@ def test_what_came_later_is_written_where_it_says_something() -> None:
         (CELL, CELL_JSON),
         (LIFE, LIFE_JSON),
         (
-            Decision(7, Action.RESIZE, CELL, ("n1",), "grows", 1.5, (Alternative(CELL, "less"),), (("goodput", 0.5),), 0.9,
-                     Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)),))),
-            f'{{"job_id": 7, "action": "resize", "cell": {CELL_JSON}, "node_names": ["n1"], "why": "grows", '
-            f'"relative_goodput": 1.5, "alternatives": [{{"cell": {CELL_JSON}, "why_not": "less"}}], "worth": [["goodput", 0.5]], '
+            Decision(7, Action.RESIZE, CELL, ("n1",), text_reason("grows"), 1.5, (Alternative(CELL, text_reason("less")[0]),),
+                     (("goodput", 0.5),), 0.9, Sharing(1.25, "nic:n1", (SharedLink("nic:n1", (8,)),))),
+            f'{{"job_id": 7, "action": "resize", "cell": {CELL_JSON}, "node_names": ["n1"], '
+            '"reasons": [{"code": "text", "fields": {"text": "grows"}}], '
+            f'"relative_goodput": 1.5, "alternatives": [{{"cell": {CELL_JSON}, '
+            '"reason": {"code": "text", "fields": {"text": "less"}}}], "worth": [["goodput", 0.5]], '
             '"fairness": 0.9, "sharing": {"slowdown": 1.25, "worst": "nic:n1", "links": [{"link": "nic:n1", "jobs": [8]}]}}',
         ),
         (

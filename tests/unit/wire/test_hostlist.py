@@ -5,9 +5,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from synergyd.errors import UsageError
-from synergyd.wire.hostlist import MAX_NAMES, expand
+from synergy_core.errors import UsageError
+from synergy_core.wire.hostlist import MAX_NAMES, expand
 
 
 @pytest.mark.parametrize(

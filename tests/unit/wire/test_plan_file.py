@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_core.wire.codec import decode
+from synergy_core.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
+from synergy_core.wire.plan_file import PlanFile, from_admin_comment, plan_path, read, write
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.wire.codec import decode
-from synergyd.wire.plan import PLAN_CHECKS, plan_from_text, plan_text
-from synergyd.wire.plan_file import PlanFile, from_admin_comment, plan_path, read, write
 from tests.unit.wire.test_admin_comment import plans
 
 PLAN = Plan(tp=2, dp=4, micro_batch=2, global_batch=32, recompute="selective")

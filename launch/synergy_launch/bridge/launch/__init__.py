@@ -19,7 +19,7 @@ _BRIDGE = ("synergy_launch", "bridge")
 
 
 def _other_launch() -> ModuleSpec | None:
-    """What `import launch` would find without any bridge: a module, a package, or a folder without __init__.py."""
+    """Return what `import launch` would find without any bridge: a module, a package, or a folder without __init__.py."""
     everything = sys.path[:]
     sys.path[:] = [p for p in everything if Path(os.path.realpath(p)).parts[-2:] != _BRIDGE]
     try:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from synergy_core.records import Directive, Plan, Shape
+
 from synergyd.control.resize.events import (
     Acknowledged,
     CarriedOut,
+    NodesJoined,
     Observed,
     Preempted,
     Refused,
@@ -19,17 +22,16 @@ from synergyd.control.resize.events import (
     Unwanted,
     Wanted,
 )
-from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Requeue, Restart, Target, Update
+from synergyd.control.resize.instructions import AskCheckpoint, Instruction, JoinNodes, Requeue, Restart, Target, Update
 from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     ResizeTimes,
     validate,
 )
-from synergyd.control.resize.starts import advance
-from synergyd.records import Directive, Plan, Shape
+from synergyd.control.resize.machine import advance
 from synergyd.slurm.actuator import Actuator
-from synergyd.slurm.parsed.snapshot import Known
+from synergyd.slurm.parsed.snapshot import SubmittedJob
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
 JOB = 1
@@ -42,10 +44,12 @@ LARGE = Target(Shape("a100", 2, 2), ("n1", "n2"), Plan(tp=2, dp=2, global_batch=
 FREE = Target(Shape("a100", 3, 1), (), None)
 TARGETS = (SMALL, LARGE, FREE)
 RESIZING = (
+    ResizeState.JOINING,
     ResizeState.CHECKPOINTING,
     ResizeState.REQUEUING,
     ResizeState.RESTARTING,
-    ResizeState.HELD,
+    ResizeState.RETURNING,
+    ResizeState.PARKED,
     ResizeState.RESIZED,
     ResizeState.RELEASED,
 )
@@ -56,7 +60,8 @@ class World:
 
     def __init__(self, folder: Path, slurm: FakeSlurm | None = None) -> None:
         self.slurm = slurm or FakeSlurm(jobs={JOB: row(JOB)})
-        known = Known(Directive(), "", Shape("", 1, 2), 8)
+        self.slurm.script = "#!/bin/bash\nsrun synergy-launch train.py\n"
+        known = SubmittedJob(Directive(), "", Shape("", 1, 2), 8)
         self.actuator = Actuator(self.slurm, folder, "ctl:7321", {JOB: known})
         self.life = self.stored = JobLifecycle(JOB, 0.0)
         self.store_away = False
@@ -66,6 +71,7 @@ class World:
         self.ordered: list[
             tuple[int, int]
         ] = []  # restarts in place that the job's launchers heard of: (incarnation, number)
+        self.joins: list[tuple[int, int]] = []  # orders to bring nodes in that they heard of, likewise
         self.delayed: list[Instruction] = []
         self.late: list[ResizeEvent] = []
         self.lose_instructions = self.lose_answers = self.delay_instructions = self.delay_answers = self.twice = False
@@ -97,20 +103,21 @@ class World:
     def _check(self, before: JobLifecycle, event: ResizeEvent, instruction: Instruction) -> None:
         assert instruction.job_id == JOB
         if isinstance(instruction, Requeue):
-            assert instruction.restarts == before.restarts
+            assert instruction.restarts == before.incarnation
             if before.state is ResizeState.CHECKPOINTING:
                 acknowledged = (
                     isinstance(event, Acknowledged)
-                    and event.restarts == before.restarts
-                    and before.acks_before < event.count <= self.acks[before.restarts]
+                    and event.restarts == before.incarnation
+                    and before.acks_before < event.count <= self.acks[before.incarnation]
                 )
-                asked_s = [t for _, r, t in self.slurm.signals if r == before.restarts and t >= before.since_s]
+                asked_s = [t for _, r, t in self.slurm.signals if r == before.incarnation and t >= before.since_s]
                 timed_out = asked_s and self.now_s - asked_s[0] >= LIMITS.checkpoint_timeout_s
                 assert acknowledged or (timed_out and not before.stopping), (before, event)
             else:
                 late = before.state is ResizeState.RESTARTING and (
                     self.now_s >= before.since_s + LIMITS.in_place_s or isinstance(event, Refused)
                 )
+                late |= before.state is ResizeState.RETURNING and isinstance(event, Refused)
                 without_gpus = isinstance(event, Observed) and event.gpuless
                 assert before.state is ResizeState.REQUEUING or late or without_gpus, before
         if isinstance(instruction, Update):
@@ -133,6 +140,8 @@ class World:
         answer = self.actuator.carry_out(instruction)
         if isinstance(instruction, Restart) and isinstance(answer, CarriedOut):
             self.ordered.append((instruction.restarts, instruction.number))
+        if isinstance(instruction, JoinNodes) and isinstance(answer, CarriedOut):
+            self.joins.append((instruction.restarts, instruction.number))
         for _, restarts in self.slurm.requeued[before:]:
             assert isinstance(instruction, Requeue) and restarts == instruction.restarts
         if isinstance(instruction, AskCheckpoint) and isinstance(answer, CarriedOut):
@@ -166,14 +175,23 @@ class World:
         if job is None or job.state not in ("PENDING", "RUNNING"):
             return
         shape = Shape("a100", job.num_nodes, 2)
-        present = Target(shape, (), self.life.plan)
-        acks = self.acks.get(self.life.restarts, 0)
+        present = Target(shape, job.node_names, self.life.plan)
+        acks = self.acks.get(self.life.incarnation, 0)
         if target == OTHER:  # as if it had SMALL
             present = SMALL
-        self.tell(Wanted(target, "more goodput", acks, present, in_place=target == OTHER))
+        self.tell(
+            Wanted(target, "more goodput", acks, present, in_place=target == OTHER or job.num_nodes > 1, live=True)
+        )
+
+    def grow(self) -> None:
+        """A decision for LARGE, as if the job had SMALL and its launchers can bring nodes in."""
+        job = self.slurm.jobs.get(JOB)
+        if job is not None and job.state == "RUNNING":
+            acks = self.acks.get(self.life.incarnation, 0)
+            self.tell(Wanted(LARGE, "more goodput", acks, SMALL, in_place=True, live=True, grows=True))
 
     def preempt(self) -> None:
-        self.tell(Preempted("its GPUs go to others", self.acks.get(self.life.restarts, 0)))
+        self.tell(Preempted("its GPUs go to others", self.acks.get(self.life.incarnation, 0)))
 
     def unwant(self) -> None:
         self.tell(Unwanted("a newer decision keeps it"))
@@ -197,6 +215,13 @@ class World:
         if job is not None and numbers:
             self.tell(RestartedInPlace(job.restarts, max(numbers)))
 
+    def nodes_join(self, refusal: str = "") -> None:
+        """The running job's launchers answer the order to bring nodes in that they heard last."""
+        job = self.slurm.jobs.get(JOB)
+        numbers = [n for r, n in self.joins if job is not None and job.state == "RUNNING" and r == job.restarts]
+        if job is not None and numbers:
+            self.tell(NodesJoined(job.restarts, max(numbers), refusal))
+
     def old_report(self) -> None:
         """A report of an incarnation that has ended arrives late."""
         for restarts, count in list(self.acks.items())[:1]:
@@ -216,6 +241,12 @@ class World:
         """Brings the running job's resize into `state` and no further."""
         self.start()
         assert self.life.state is ResizeState.RUNNING
+        if state is ResizeState.JOINING:
+            self.grow()
+            return
+        if state is ResizeState.RETURNING:
+            self.slurm.set(JOB, num_nodes=2, node_names=LARGE.nodes)
+            target = SMALL
         self.want(OTHER if state is ResizeState.RESTARTING else target)
         if state is ResizeState.CHECKPOINTING:
             return
@@ -223,12 +254,17 @@ class World:
         self.checkpoint()
         if state in (ResizeState.REQUEUING, ResizeState.RESTARTING):
             return
+        if state is ResizeState.RETURNING:
+            self.lose_instructions = True
+            self.restarts_in_place()
+            self.lose_instructions = False
+            return
         self.lose_instructions = True
         for _ in range(4):
             self.slurm.pass_time(2)
             self.tell(self.slurm.observe(JOB))
         self.lose_instructions = False
-        if state is ResizeState.HELD:
+        if state is ResizeState.PARKED:
             return
         self.lose_instructions = state is ResizeState.RESIZED
         update = Update(JOB, target, LIMITS.park_s)
@@ -253,6 +289,8 @@ class World:
         self.deliver()
         for _ in range(rounds):
             self.round()
+            if self.life.state is ResizeState.JOINING:
+                self.nodes_join()
             if self.life.state is ResizeState.CHECKPOINTING:
                 self.checkpoint()
             if self.life.state is ResizeState.RESTARTING:
@@ -267,7 +305,9 @@ class World:
         job = self.slurm.jobs.get(JOB)
         if job is None:
             return self.life.state is ResizeState.GONE
-        return job.state == "RUNNING" and self.life.state is ResizeState.RUNNING and job.restarts == self.life.restarts
+        return (
+            job.state == "RUNNING" and self.life.state is ResizeState.RUNNING and job.restarts == self.life.incarnation
+        )
 
 
 __all__ = ["FREE", "JOB", "LARGE", "LIMITS", "OTHER", "SMALL", "TARGETS", "Observed", "World"]

@@ -16,7 +16,7 @@ from synergyd.control.resize.events import (
 )
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
-from synergyd.control.resize.starts import advance
+from synergyd.control.resize.machine import advance
 from tests.unit.control.resize.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, World, has, sent
 
 # -- the usual course ----------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_a_running_job_is_resized_once_its_checkpoint_is_acknowledged(world: Wor
     assert world.life.state is ResizeState.REQUEUING and world.slurm.requeued == [(JOB, 0)]
     world.settle()
     assert has(world) == (2, "gres:gpu:2", "n1,n2")
-    assert world.life.plan == LARGE.plan and world.life.restarts == 1
+    assert world.life.plan == LARGE.plan and world.life.incarnation == 1
     assert world.slurm.requeued == [(JOB, 0)]
 
 
@@ -148,7 +148,7 @@ def test_a_preempted_job_waits_for_a_decision_from_its_checkpoint_on(world: Worl
     ]
     world.want(SMALL)
     world.settle()
-    assert has(world) == (1, "gres:gpu:2", "n1") and world.life.restarts == 1
+    assert has(world) == (1, "gres:gpu:2", "n1") and world.life.incarnation == 1
 
 
 def test_a_preempted_job_whose_daemon_dies_runs_again_as_a_plain_job(world: World) -> None:
@@ -178,7 +178,7 @@ def test_preemption_costs_no_work(world: World) -> None:
     assert world.life.retry_after_s - world.now_s > 2 * first_s
 
 
-@pytest.mark.parametrize("state", [ResizeState.HELD, ResizeState.RESIZED, ResizeState.RELEASED])
+@pytest.mark.parametrize("state", [ResizeState.PARKED, ResizeState.RESIZED, ResizeState.RELEASED])
 def test_a_pending_job_whose_target_is_lost_waits_for_a_new_decision(state: ResizeState) -> None:
     step = advance(JobLifecycle(JOB, 0.0, state, target=LARGE, origin=SMALL), Unwanted("n2 is down"), 1.0, LIMITS)
     assert step.life.state is ResizeState.QUEUED and step.life.target is None and step.life.origin is None
@@ -197,7 +197,7 @@ def test_a_job_that_lost_its_node_after_a_refused_update_starts_elsewhere_at_onc
     waits = advance(life, Unwanted("n1 can't take jobs now"), 1.0, LIMITS).life
     elsewhere = replace(SMALL, nodes=("n2",))
     started = advance(waits, Wanted(elsewhere, "cause", 0, SMALL), 2.0, LIMITS)
-    assert (started.life.state, started.life.target) == (ResizeState.HELD, elsewhere)
+    assert (started.life.state, started.life.target) == (ResizeState.PARKED, elsewhere)
 
 
 def test_a_new_decision_before_the_start_is_set_instead(world: World) -> None:
@@ -243,7 +243,7 @@ def test_when_even_its_own_size_is_refused_it_starts_as_slurm_has_it(world: Worl
     world.want(LARGE)
     world.checkpoint()
     world.settle()
-    assert world.life.plan is None and world.life.restarts == 1
+    assert world.life.plan is None and world.life.incarnation == 1
     assert any("released as Slurm has it" in t for t in world.story)
     assert any("started with the size Slurm had for it" in t for t in world.story)
 
@@ -265,7 +265,7 @@ def test_a_refused_requeue_leaves_the_job_running_as_it_is(world: World) -> None
     world.checkpoint()
     for _ in range(LIMITS.attempts):
         world.round()
-    assert world.settled and world.life.target is None and world.life.restarts == 0
+    assert world.settled and world.life.target is None and world.life.incarnation == 0
     assert "requeue refused, it goes on as it is" in world.story[-1]
     world.want(SMALL)
     assert world.life.state is ResizeState.RUNNING, "not tried again at once"
@@ -275,7 +275,7 @@ def test_a_refused_release_ends_when_the_parking_ends(world: World) -> None:
     world.reach(ResizeState.RESIZED)
     world.slurm.refuse["StartTime=now"] = ("Access denied", False)
     world.settle(rounds=30)
-    assert world.life.restarts == 1
+    assert world.life.incarnation == 1
     assert any("release refused" in t for t in world.story)
 
 
@@ -287,7 +287,7 @@ def test_a_checkpoint_that_cannot_be_asked_for_ends_the_resize(world: World) -> 
 
 
 def test_a_late_refusal_of_an_older_update_is_not_held_against_the_new_one() -> None:
-    life = JobLifecycle(JOB, 0.0, ResizeState.HELD, target=LARGE, origin=SMALL)
+    life = JobLifecycle(JOB, 0.0, ResizeState.PARKED, target=LARGE, origin=SMALL)
     old = Refused(Update(JOB, FREE, LIMITS.park_s), "no", False)
     for _ in range(5):
         life = advance(life, old, 1.0, LIMITS).life
@@ -300,7 +300,7 @@ def test_refusals_while_requeuing_do_not_shorten_the_update_s_tries() -> None:
 
 
 def test_the_story_tells_of_a_slurmctld_that_is_away_once(world: World) -> None:
-    world.reach(ResizeState.HELD)
+    world.reach(ResizeState.PARKED)
     told = len(world.story)
     world.slurm.away = True
     for _ in range(8):

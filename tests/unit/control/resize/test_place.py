@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Plan, Shape
 
 from synergyd.control.resize.events import (
     Acknowledged,
@@ -29,8 +30,7 @@ from synergyd.control.resize.instructions import (
     Update,
 )
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, ResizeTimes, Step
-from synergyd.control.resize.starts import advance
-from synergyd.records import Plan, Shape
+from synergyd.control.resize.machine import advance
 
 TIMES = ResizeTimes(restart_delay_s=0.0)
 BEFORE = Target(Shape("a100", 1, 4), ("n1",), Plan(dp=4))

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from synergy_core.records import Plan, Shape
 
 from synergyd.control.resize.events import (
     Acknowledged,
     CarriedOut,
+    NodesJoined,
     Observed,
     Refused,
     ResizeEvent,
@@ -25,6 +27,7 @@ from synergyd.control.resize.events import (
 from synergyd.control.resize.instructions import (
     AskCheckpoint,
     Instruction,
+    JoinNodes,
     Park,
     Release,
     Requeue,
@@ -39,22 +42,21 @@ from synergyd.control.resize.lifecycle import (
     ResizeTimes,
     validate,
 )
-from synergyd.control.resize.starts import advance
-from synergyd.records import Plan, Shape
+from synergyd.control.resize.machine import advance
 from tests.unit.control.resize.resize_world import FREE, JOB, LARGE, LIMITS, OTHER, RESIZING, SMALL, TARGETS, World
 
 # -- the usual course ----------------------------------------------------------------------------------------------
 # -- validate ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.HELD])
+@pytest.mark.parametrize("state", [ResizeState.CHECKPOINTING, ResizeState.REQUEUING, ResizeState.PARKED])
 def test_a_stored_resize_without_target_is_refused(state: ResizeState) -> None:
     assert validate(JobLifecycle(JOB, 0.0, state)) == f"state {state} without a target"
     assert validate(JobLifecycle(JOB, 0.0, state, target=LARGE)) == ""
 
 
 def test_negative_counts_are_refused() -> None:
-    assert validate(JobLifecycle(JOB, 0.0, attempts=-1)) and validate(JobLifecycle(JOB, 0.0, restarts=-1))
+    assert validate(JobLifecycle(JOB, 0.0, attempts=-1)) and validate(JobLifecycle(JOB, 0.0, incarnation=-1))
 
 
 def test_in_transit_are_the_states_of_a_resize() -> None:
@@ -72,7 +74,7 @@ _lives = st.builds(
     submit_s=st.just(0.0),
     state=st.sampled_from(ResizeState),
     since_s=_times,
-    restarts=st.integers(0, 3),
+    incarnation=st.integers(0, 3),
     target=_maybe,
     origin=_maybe,
     sent_s=_times,
@@ -81,7 +83,7 @@ _lives = st.builds(
     attempts=st.integers(0, 4),
     retry_after_s=_times,
     orders=st.integers(0, 3),
-    stays=st.booleans(),
+    in_place=st.booleans(),
 ).filter(lambda life: validate(life) == "")
 _instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(AskCheckpoint, st.just(JOB), st.integers(0, 3)),
@@ -90,6 +92,7 @@ _instructions: st.SearchStrategy[Instruction] = st.one_of(
     st.builds(Update, st.just(JOB), _targets, st.just(LIMITS.park_s)),
     st.builds(Release, st.just(JOB)),
     st.builds(Restart, st.just(JOB), st.integers(0, 3), st.integers(0, 3), st.just(Plan())),
+    st.builds(JoinNodes, st.just(JOB), st.integers(0, 3), st.integers(0, 3), st.just(Plan()), st.just(("n1", "n2"))),
 )
 _events: st.SearchStrategy[ResizeEvent] = st.one_of(
     st.builds(
@@ -98,8 +101,18 @@ _events: st.SearchStrategy[ResizeEvent] = st.one_of(
         st.integers(0, 4),
         st.none() | _times,
     ),
-    st.builds(Wanted, _targets, st.text(max_size=5), st.integers(0, 3), _maybe, in_place=st.booleans()),
+    st.builds(
+        Wanted,
+        _targets,
+        st.text(max_size=5),
+        st.integers(0, 3),
+        _maybe,
+        in_place=st.booleans(),
+        live=st.booleans(),
+        grows=st.booleans(),
+    ),
     st.builds(RestartedInPlace, st.integers(0, 3), st.integers(0, 3)),
+    st.builds(NodesJoined, st.integers(0, 3), st.integers(0, 3), st.text(max_size=5)),
     st.builds(Unwanted, st.text(max_size=5)),
     st.builds(Acknowledged, st.integers(0, 3), st.integers(0, 4)),
     st.builds(CarriedOut, _instructions),
@@ -119,7 +132,7 @@ def test_any_event_in_any_valid_life_has_a_sound_answer(life: JobLifecycle, even
     requeues = [i for i in step.instructions if isinstance(i, Requeue)]
     if requeues:
         assert step.life.state is ResizeState.REQUEUING
-        assert [r.restarts for r in requeues] == [life.restarts]
+        assert [r.restarts for r in requeues] == [life.incarnation]
     if life.state is ResizeState.GONE:
         assert step.life == life and not step.instructions
     if step.life.state is not life.state:
@@ -146,6 +159,9 @@ OPERATIONS: dict[str, _Op] = {
     "want free": lambda w: w.want(FREE),
     "want another plan": lambda w: w.want(OTHER),
     "restart in place": World.restarts_in_place,
+    "grow": World.grow,
+    "nodes join": World.nodes_join,
+    "nodes can't be had": lambda w: w.nodes_join("Requested nodes are busy"),
     "preempt": World.preempt,
     "unwant": World.unwant,
     "checkpoint": World.checkpoint,
@@ -194,6 +210,8 @@ _usual = st.sampled_from(
         "want small",
         "want another plan",
         "restart in place",
+        "grow",
+        "nodes join",
         "preempt",
         "checkpoint",
         "round",
@@ -238,7 +256,7 @@ def test_two_faults_in_any_state(tmp_path: Path, state: ResizeState) -> None:
 @pytest.mark.parametrize("park_s", [3.0, 60.0, 900.0])
 def test_the_parking_is_renewed_in_time_whatever_its_length(park_s: float) -> None:
     limits = ResizeTimes(park_s=park_s)
-    life = JobLifecycle(JOB, 0.0, ResizeState.HELD, target=LARGE)
+    life = JobLifecycle(JOB, 0.0, ResizeState.PARKED, target=LARGE)
     renewed = [
         left for left in range(int(park_s) + 1) if advance(life, Observed("PENDING", 0, left), 0.0, limits).instructions
     ]

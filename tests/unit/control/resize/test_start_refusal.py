@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 
 from synergyd.control.controller import Controller
 from synergyd.control.decidable import as_decided_about
@@ -28,15 +30,13 @@ from synergyd.control.resize.start_refusal import (
     STALE_REASON_S,
     UNSEEN_S,
     Refusal,
-    Rung,
+    StartAttempt,
     has_room,
+    is_refusal,
+    is_waiting_its_turn,
     next_try,
-    refuses,
-    waits_its_turn,
 )
-from synergyd.control.tracked import Tracked
-from synergyd.job_report import Report
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergyd.control.tracked import TrackedJob
 from synergyd.settings import Settings
 from tests.unit.control.resize.resize_world import LIMITS
 
@@ -84,7 +84,7 @@ def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
 def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
     life, tried, now_s = JobLifecycle(1, 0.0), [PINNED], 100.0
     step = wanted(life, PINNED, now_s)
-    while step.life.state is ResizeState.HELD:
+    while step.life.state is ResizeState.PARKED:
         assert step.life.target is not None
         life = released(step.life, step.life.target, now_s)
         assert refused(life, reason, now_s + STALE_REASON_S - 1).life.state is ResizeState.RELEASED, (
@@ -96,15 +96,15 @@ def test_a_refused_start_goes_down_the_ladder_to_slurm(reason: str) -> None:
     # other nodes are no answer to a limit of GPUs; it waits for its end as it was submitted, bound to no nodes
     below = {"AssocGrpGRES": [ASKED]}
     assert tried == [PINNED, *below.get(reason, [replace(PINNED, nodes=()), ASKED])]
-    assert step.life.state is ResizeState.QUEUED and step.life.left == reason
+    assert step.life.state is ResizeState.QUEUED and step.life.left_to_slurm_reason == reason
     assert "left to Slurm" in step.story[0] and reason in step.story[0]
     assert now_s <= 100 + 3 * STALE_REASON_S
     assert wanted(step.life, PINNED, now_s + 1e6).life.state is ResizeState.QUEUED, "for good"
     runs = advance(step.life, Observed("RUNNING"), now_s, LIMITS).life
     if reason.startswith("Assoc"):
-        assert runs.left == "", "a limit that was full is nothing of the job's own"
+        assert runs.left_to_slurm_reason == "", "a limit that was full is nothing of the job's own"
         return
-    assert runs.left == reason and wanted(runs, PINNED, now_s + 1e6).life.state is ResizeState.RUNNING
+    assert runs.left_to_slurm_reason == reason and wanted(runs, PINNED, now_s + 1e6).life.state is ResizeState.RUNNING
 
 
 def test_a_job_that_ran_gets_the_size_back_that_it_had() -> None:
@@ -117,7 +117,11 @@ def test_a_job_that_ran_gets_the_size_back_that_it_had() -> None:
     step = refused(released(step.life, replace(PINNED, nodes=()), 11.0), "BadConstraints", 20.0)
     assert step.life.target == replace(RAN, nodes=())
     started = advance(released(step.life, replace(RAN, nodes=()), 21.0), Observed("RUNNING", 1), 22.0, LIMITS).life
-    assert started.plan == RAN.plan and started.rung is Rung.AS_DECIDED and not started.left
+    assert (
+        started.plan == RAN.plan
+        and started.start_attempt is StartAttempt.AS_DECIDED
+        and not started.left_to_slurm_reason
+    )
 
 
 def test_nodes_that_were_refused_are_not_pinned_again() -> None:
@@ -126,9 +130,9 @@ def test_nodes_that_were_refused_are_not_pinned_again() -> None:
     life = released(life, replace(PINNED, nodes=()), 11.0)
     # others take the GPUs: a new decision, on the same nodes in another order
     life = advance(life, Tick(room=False, reason="Resources"), 11.0 + LIMITS.release_timeout_s, LIMITS).life
-    assert life.state is ResizeState.QUEUED and not life.left
+    assert life.state is ResizeState.QUEUED and not life.left_to_slurm_reason
     again = wanted(life, replace(PINNED, nodes=("n2", "n1")), 50.0).life
-    assert again.target == replace(PINNED, nodes=()) and again.rung is Rung.ANY_NODES
+    assert again.target == replace(PINNED, nodes=()) and again.start_attempt is StartAttempt.ANY_NODES
     running = replace(life, state=ResizeState.RUNNING)
     assert wanted(running, PINNED, 50.0, RAN).life == running, "a job that runs is not stopped for them"
     assert wanted(life, OTHERS, 50.0).life.target == OTHERS
@@ -140,10 +144,10 @@ def test_a_start_whose_nodes_went_to_others_is_not_bound_to_nodes_again() -> Non
     unseen = advance(life, Tick(room=False, reason="None"), timeout_s, LIMITS).life
     assert wanted(unseen, PINNED, 50.0).life.target == PINNED, "Slurm has not looked at it"
     life = advance(life, Tick(room=False, reason="Priority"), timeout_s, LIMITS).life
-    assert life.state is ResizeState.QUEUED and not life.refusals and not life.left
+    assert life.state is ResizeState.QUEUED and not life.refusals and not life.left_to_slurm_reason
     assert wanted(life, OTHERS, 50.0, any_nodes=False).life.target == OTHERS, "some nodes it must not have"
     again = wanted(life, OTHERS, 50.0).life
-    assert again.target == replace(OTHERS, nodes=()) and again.rung is Rung.ANY_NODES
+    assert again.target == replace(OTHERS, nodes=()) and again.start_attempt is StartAttempt.ANY_NODES
     runs = advance(released(again, replace(OTHERS, nodes=()), 51.0), Observed("RUNNING"), 52.0, LIMITS).life
     assert wanted(runs, PINNED, 100.0, again.target).life.target == PINNED
 
@@ -152,9 +156,9 @@ def test_a_limit_that_the_size_asked_for_is_beyond_leaves_the_job_to_slurm_bound
     own = replace(PINNED, shape=ASKED.shape)
     life = released(wanted(JobLifecycle(1, 0.0), own, 0.0, asked=UNTYPED).life, own, 0.0)
     step = refused(life, "AssocGrpGRES", STALE_REASON_S)
-    assert step.life.target == UNTYPED and step.life.rung is Rung.AS_ASKED
+    assert step.life.target == UNTYPED and step.life.start_attempt is StartAttempt.AS_ASKED
     step = refused(released(step.life, UNTYPED, 20.0), "AssocGrpGRES", 20.0 + STALE_REASON_S)
-    assert step.life.state is ResizeState.QUEUED and step.life.left == "AssocGrpGRES"
+    assert step.life.state is ResizeState.QUEUED and step.life.left_to_slurm_reason == "AssocGrpGRES"
     more = Target(Shape("a100", 2, 4), ("n1", "n2"))
     life = released(wanted(JobLifecycle(1, 0.0), more, 0.0, asked=UNTYPED).life, more, 0.0)
     assert refused(life, "AssocGrpGRES", STALE_REASON_S).life.target == UNTYPED
@@ -176,9 +180,9 @@ def test_a_job_whose_turn_it_is_not_waits_like_a_plain_one_and_for_slurms_first_
     life = advance(life, Tick(True, reason), 100 + waits_s, LIMITS).life
     life = released(life, ASKED, 200.0)
     step = advance(life, Tick(True, reason), 200 + waits_s, LIMITS)
-    assert step.life.left and step.life.state is ResizeState.QUEUED
+    assert step.life.left_to_slurm_reason and step.life.state is ResizeState.QUEUED
     # left to Slurm for this start alone: it was not the choice that was wrong
-    assert advance(step.life, Observed("RUNNING"), 300.0, LIMITS).life.left == ""
+    assert advance(step.life, Observed("RUNNING"), 300.0, LIMITS).life.left_to_slurm_reason == ""
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", ""])
@@ -187,9 +191,9 @@ def test_a_job_that_waits_its_turn_as_submitted_stays_in_slurms_queue(reason: st
     """None of a type that its sbatch line does not name is written for it."""
     life = released(wanted(JobLifecycle(1, 0.0), ASKED, 0.0, asked=asked).life, ASKED, 0.0)
     step = advance(life, Tick(False, reason), LIMITS.release_timeout_s, LIMITS)
-    assert step.life.state is ResizeState.QUEUED and step.life.left and not step.life.refusals
+    assert step.life.state is ResizeState.QUEUED and step.life.left_to_slurm_reason and not step.life.refusals
     assert wanted(step.life, PINNED, 100.0).life == step.life, "nothing takes it out again"
-    assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left == ""
+    assert advance(step.life, Observed("RUNNING"), 200.0, LIMITS).life.left_to_slurm_reason == ""
 
 
 @pytest.mark.parametrize("reason", ["Dependency", "BeginTime", "JobHeldUser", "PartitionDown", "Licenses"])
@@ -197,7 +201,7 @@ def test_what_is_not_of_size_or_nodes_is_no_refusal(reason: str) -> None:
     life = released(wanted(JobLifecycle(1, 0.0), PINNED, 0.0).life, PINNED, 0.0)
     assert refused(life, reason, 10.0).life == life
     step = advance(life, Tick(True, reason), LIMITS.release_timeout_s, LIMITS)
-    assert step.life.state is ResizeState.QUEUED and not step.life.refusals and not step.life.left
+    assert step.life.state is ResizeState.QUEUED and not step.life.refusals and not step.life.left_to_slurm_reason
 
 
 _targets = st.builds(
@@ -210,12 +214,12 @@ _targets = st.builds(
 
 @given(_targets, st.none() | _targets, st.none() | _targets)
 def test_the_ladder_ends_and_tries_nothing_twice(tried: Target, origin: Target | None, asked: Target | None) -> None:
-    rung, seen, target = Rung.AS_DECIDED, [(tried.shape, tried.nodes)], tried
+    rung, seen, target = StartAttempt.AS_DECIDED, [(tried.shape, tried.nodes)], tried
     while True:
         below, choice = next_try(target, rung, origin, asked)
         assert below > rung
         if choice is None:
-            assert below is Rung.LEFT
+            assert below is StartAttempt.LEFT
             return
         assert choice.nodes == () and (choice.shape, choice.nodes) != seen[-1]
         seen.append((choice.shape, choice.nodes))
@@ -249,7 +253,7 @@ def _job(state: JobState) -> Job:
 
 def _controller(life: JobLifecycle) -> Controller:
     report = Report(1, 0, 5, plan=Plan())
-    return Controller(LIMITS, 15.0, jobs={1: Tracked(lifecycle=life, report=report)})
+    return Controller(LIMITS, 15.0, jobs={1: TrackedJob(lifecycle=life, report=report)})
 
 
 def _look(controller: Controller, now_s: float, nodes: tuple[Node, ...] = NODES) -> list[str]:
@@ -278,7 +282,7 @@ def test_a_refusal_holds_until_a_node_changes_and_an_hour_at_most(count: int) ->
 
 
 def test_a_job_left_to_slurm_is_touched_no_more() -> None:
-    tracked = Tracked(lifecycle=JobLifecycle(1, 0.0, left="AssocGrpGRES"))
+    tracked = TrackedJob(lifecycle=JobLifecycle(1, 0.0, left_to_slurm_reason="AssocGrpGRES"))
     pending = as_decided_about(_job(JobState.PENDING), tracked, 5.0)
     assert pending.directive is None and "Slurm's reason: AssocGrpGRES" in pending.directive_error
     running = as_decided_about(_job(JobState.RUNNING), tracked, 5.0)
@@ -286,16 +290,22 @@ def test_a_job_left_to_slurm_is_touched_no_more() -> None:
 
 
 def test_slurms_words_are_told_apart() -> None:
-    assert refuses("BadConstraints") and not waits_its_turn("BadConstraints")
-    assert waits_its_turn("(Priority)") and not refuses("(Priority)")
-    assert not refuses("JobHeldUser") and not waits_its_turn("JobHeldUser")
+    assert is_refusal("BadConstraints") and not is_waiting_its_turn("BadConstraints")
+    assert is_waiting_its_turn("(Priority)") and not is_refusal("(Priority)")
+    assert not is_refusal("JobHeldUser") and not is_waiting_its_turn("JobHeldUser")
 
 
 def test_a_stored_ladder_reads_back() -> None:
-    from synergyd.wire.codec import decode, encode
+    from synergy_core.wire.codec import decode, encode
 
     life = JobLifecycle(
-        1, 0.0, asked=ASKED, rung=Rung.AS_ASKED, refusals=(Refusal(("n1",), "x", 1.0),), refused=2, left="y"
+        1,
+        0.0,
+        asked=ASKED,
+        start_attempt=StartAttempt.AS_ASKED,
+        refusals=(Refusal(("n1",), "x", 1.0),),
+        refused=2,
+        left_to_slurm_reason="y",
     )
     assert decode(JobLifecycle, encode(life)) == life
     old = {k: v for k, v in encode(life).items() if k not in ("asked", "rung", "refusals", "refused", "left")}
@@ -321,7 +331,7 @@ def test_no_history_pins_twice_to_what_was_refused(history: list[tuple[ResizeEve
         life = step.life
         if was_refused:
             assert life.target is None or life.target.nodes != PINNED.nodes
-        if life.state is ResizeState.HELD and life.target is not None:
+        if life.state is ResizeState.PARKED and life.target is not None:
             life = released(life, life.target, now_s)
 
 
@@ -355,7 +365,11 @@ def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"left": "BadConstraints"}, {"retry_after_s": 1e6}, {"refusals": (Refusal(RAN.nodes, "BadConstraints", 0.0),)}],
+    [
+        {"left_to_slurm_reason": "BadConstraints"},
+        {"retry_after_s": 1e6},
+        {"refusals": (Refusal(RAN.nodes, "BadConstraints", 0.0),)},
+    ],
 )
 def test_a_time_limit_that_ends_begins_anew_whatever_was_refused(changes: dict[str, Any]) -> None:
     life = replace(JobLifecycle(1, 0.0, ResizeState.RUNNING, asked=ASKED), **changes)
@@ -367,7 +381,9 @@ def test_a_time_limit_that_ends_begins_anew_whatever_was_refused(changes: dict[s
 
 
 def test_a_size_that_is_refused_below_the_first_rung_goes_back_to_any_nodes() -> None:
-    life = replace(JobLifecycle(1, 0.0), state=ResizeState.HELD, target=ASKED, origin=RAN, rung=Rung.AS_ASKED)
+    life = replace(
+        JobLifecycle(1, 0.0), state=ResizeState.PARKED, target=ASKED, origin=RAN, start_attempt=StartAttempt.AS_ASKED
+    )
     for _ in range(LIMITS.attempts):
         life = advance(life, Refused(Update(1, ASKED, LIMITS.park_s), "no", transient=False), 1.0, LIMITS).life
     assert life.target == replace(RAN, nodes=())
@@ -376,4 +392,4 @@ def test_a_size_that_is_refused_below_the_first_rung_goes_back_to_any_nodes() ->
 def test_what_an_incarnation_was_spared_does_not_keep_the_next_from_starting() -> None:
     life = JobLifecycle(1, 0.0, ResizeState.RUNNING, retry_after_s=1e6, unanswered=4)
     life = advance(life, Observed("PENDING", 1), 10.0, LIMITS).life
-    assert wanted(life, PINNED, 20.0).life.state is ResizeState.HELD
+    assert wanted(life, PINNED, 20.0).life.state is ResizeState.PARKED

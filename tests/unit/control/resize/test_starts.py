@@ -8,10 +8,10 @@ import pytest
 
 from synergyd.control.resize.events import CarriedOut, Observed, Refused
 from synergyd.control.resize.instructions import LiftHold, Park, Release
-from synergyd.control.resize.launch_failure import AVOID_S, LIFTS
+from synergyd.control.resize.launch_failure import AVOID_S, LIFTS, NO_FAILURES, LastStart, after_failure
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.resize.machine import advance
 from synergyd.control.resize.start_time import SLACK_S, WrittenStart, after_seeing, after_writing, put_off_until_s
-from synergyd.control.resize.starts import advance
 from tests.unit.control.resize.resize_world import FREE, JOB, LARGE, LIMITS, SMALL, World
 
 NOW_S = 10_000.0
@@ -46,7 +46,7 @@ def test_the_hold_after_a_start_of_synergy_s_that_failed_is_lifted_and_the_job_s
     world.slurm.full = False
     world.want(SMALL)
     world.settle()
-    assert world.life.restarts == 1 and world.life.plan == SMALL.plan
+    assert world.life.incarnation == 1 and world.life.plan == SMALL.plan
 
 
 def test_a_start_that_was_seen_running_and_then_failed_is_one_too(world: World) -> None:
@@ -143,7 +143,7 @@ def test_a_job_that_slurm_started_without_its_gpus_is_requeued_and_released_agai
     target, world.slurm.full = world.life.target, False
     world.settle()
     job = world.slurm.jobs[JOB]
-    assert (job.state, job.restarts, world.life.restarts) == ("RUNNING", 1, 1)
+    assert (job.state, job.restarts, world.life.incarnation) == ("RUNNING", 1, 1)
     assert target is not None and world.life.plan == target.plan
     assert sum(call[0] == "requeue" for call in world.slurm.calls) == 1
 
@@ -230,12 +230,19 @@ def test_a_parking_that_was_not_carried_out_leaves_the_one_before() -> None:
 
 
 def test_all_that_is_written_is_remembered(world: World) -> None:
-    world.reach(ResizeState.HELD)
-    assert world.life.written is not None and world.life.written.restarts == 1
+    world.reach(ResizeState.PARKED)
+    assert world.life.written_start is not None and world.life.written_start.restarts == 1
     step = advance(world.life, Observed("PENDING", 1, world.now_s + 5), world.now_s, LIMITS)
     assert isinstance(step.instructions[0], Park)
-    written = step.life.written
-    assert written is not None and written.ours(world.now_s + LIMITS.park_s)
-    resized = JobLifecycle(JOB, 0.0, ResizeState.RESIZED, target=LARGE, written=parked(NOW_S + 900))
+    written = step.life.written_start
+    assert written is not None and written.is_ours(world.now_s + LIMITS.park_s)
+    resized = JobLifecycle(JOB, 0.0, ResizeState.RESIZED, target=LARGE, written_start=parked(NOW_S + 900))
     released = advance(resized, Refused(Release(JOB), "busy", True), NOW_S, LIMITS).life
-    assert released.written == resized.written
+    assert released.written_start == resized.written_start
+
+
+@pytest.mark.parametrize(("restarts", "lifted"), [(2, True), (3, True), (1, False), (4, False)])
+def test_a_killed_slurmctld_may_have_forgotten_a_requeue(restarts: int, lifted: bool) -> None:
+    """It started incarnation 2 with what it had saved before, and counted the requeue after the failure as the second."""
+    failures, _ = after_failure(NO_FAILURES, LastStart(restarts=2), restarts, 100.0, JOB)
+    assert failures.lifted is lifted

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.wire.codec import decode, encode
 
 from synergyd.control.resize.events import Observed
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, validate
 from synergyd.control.resize.machine import advance
-from synergyd.control.resize.walltime import LEAST_S, TimeGrant, Walltime, due_s
-from synergyd.wire.codec import decode, encode
+from synergyd.control.resize.walltime import LEAST_S, TimeGrant, Walltime, checkpoint_due_s
 from tests.unit.control.resize.resize_world import JOB, LARGE, LIMITS, SMALL, World
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
 
@@ -180,24 +180,24 @@ def test_over_any_history_of_resizes_no_more_is_given_than_was_asked_for(
 @given(st.lists(st.floats(0.0, 400.0), max_size=40), st.integers(1, 600))
 def test_over_any_number_of_resizes_less_than_a_minute_of_the_limit_is_lost(runs: list[float], minutes: int) -> None:
     """Slurm counts limits in whole minutes: what a resize cuts off is given to a later incarnation."""
-    walltime, limit_s, now_s, ran_s = Walltime().seen(60.0 * minutes), 60.0 * minutes, 1000.0, 0.0
+    walltime, limit_s, now_s, ran_s = Walltime().with_limit_seen(60.0 * minutes), 60.0 * minutes, 1000.0, 0.0
     for seconds in runs:
-        walltime = walltime.seen(limit_s).running(now_s + limit_s, limit_s)
+        walltime = walltime.with_limit_seen(limit_s).with_run(now_s + limit_s, limit_s)
         used_s = min(seconds, limit_s)
         if 60.0 * minutes - ran_s - used_s < LEAST_S:
             break  # no shorter limit can be given
         ran_s, now_s = ran_s + used_s, now_s + used_s
-        walltime = walltime.running(walltime.ends_s, limit_s).requeued(now_s, 0.0)
+        walltime = walltime.with_run(walltime.ends_s, limit_s).after_requeue(now_s, 0.0)
         assert walltime.grant is not None
         limit_s, now_s = 60.0 * walltime.grant.minutes, now_s + 17.0
         assert 60.0 * minutes - 60.0 < ran_s + limit_s <= 60.0 * minutes + 1e-6
 
 
 def test_what_whole_minutes_left_out_is_forgotten_where_the_limit_is_another() -> None:
-    resized = Walltime(asked_s=HOUR).running(10_000.0, HOUR).requeued(9_345.0, 0.0)
-    assert resized.running(20_600.0, 600.0).spare_s == 55.0
-    assert resized.running(20_300.0, 300.0).spare_s == 0.0  # its user lowered it meanwhile
-    assert resized.running(20_600.0, 600.0).lost().running(30_000.0, HOUR).spare_s == 0.0
+    resized = Walltime(asked_s=HOUR).with_run(10_000.0, HOUR).after_requeue(9_345.0, 0.0)
+    assert resized.with_run(20_600.0, 600.0).spare_s == 55.0
+    assert resized.with_run(20_300.0, 300.0).spare_s == 0.0  # its user lowered it meanwhile
+    assert resized.with_run(20_600.0, 600.0).after_loss().with_run(30_000.0, HOUR).spare_s == 0.0
 
 
 def test_a_lifecycle_of_an_older_release_reads_back() -> None:
@@ -218,17 +218,17 @@ def test_the_end_is_by_slurms_clock_as_far_as_it_can_be_right() -> None:
 
 def test_when_the_last_checkpoint_is_due() -> None:
     walltime = Walltime(asked_s=HOUR, ends_s=10_000.0)
-    assert due_s(walltime, 400.0) == 9600.0
-    assert due_s(walltime, 400.0, cut_s=5000.0) == 4600.0
-    assert due_s(replace(walltime, asked_s=300.0), 400.0) == 9850.0
-    assert due_s(Walltime(), 400.0) is None
+    assert checkpoint_due_s(walltime, 400.0) == 9600.0
+    assert checkpoint_due_s(walltime, 400.0, cut_s=5000.0) == 4600.0
+    assert checkpoint_due_s(replace(walltime, asked_s=300.0), 400.0) == 9850.0
+    assert checkpoint_due_s(Walltime(), 400.0) is None
 
 
 def test_a_requeue_by_slurm_gets_the_limit_back_that_synergy_had_lowered() -> None:
     """As a plain job's, its limit begins anew; one that nobody lowered is left as Slurm has it."""
-    resized = Walltime(asked_s=HOUR).running(10_000.0, HOUR).requeued(9_400.0, 300.0)
+    resized = Walltime(asked_s=HOUR).with_run(10_000.0, HOUR).after_requeue(9_400.0, 300.0)
     assert resized.left_s == 600.0
-    lost = resized.running(12_000.0, 600.0).lost()
+    lost = resized.with_run(12_000.0, 600.0).after_loss()
     assert lost.left_s == HOUR and lost.grant == TimeGrant(HOUR, HOUR, 0)
-    assert lost.running(20_000.0, HOUR).lost().left_s is None
-    assert Walltime(asked_s=HOUR).running(10_000.0, HOUR).lost().grant is None
+    assert lost.with_run(20_000.0, HOUR).after_loss().left_s is None
+    assert Walltime(asked_s=HOUR).with_run(10_000.0, HOUR).after_loss().grant is None

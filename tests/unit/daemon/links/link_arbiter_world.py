@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from synergy_core.errors import UnavailableError
+from synergy_core.wire import link_protocol
+from synergy_core.wire.link_protocol import Hello, encode_hello, read_hello
+from synergy_core.wire.munge import Credential
 from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member
-from synergyd.errors import UnavailableError
-from synergyd.wire import link_protocol
-from synergyd.wire.link_protocol import Hello, hello_from, hello_json
-from synergyd.wire.munge import Credential
 
 BOUND_S = 1.0
 MB = 1_000_000
@@ -42,8 +42,8 @@ def made_gate(port: int, hello: Hello, **changes: Any) -> LinkGate:
 
 def welcome(credential: bytes, bound_s: float = BOUND_S, uid: str = "") -> bytes:
     """What the arbiter says to a line with a Hello in it."""
-    hello = hello_from(decode(credential.decode().strip()).payload)
-    return link_protocol.welcome_line(encode(link_protocol.welcome_words(hello, bound_s), uid))
+    hello = read_hello(decode(credential.decode().strip()).payload)
+    return link_protocol.welcome_line(encode(link_protocol.welcome_text(hello, bound_s), uid))
 
 
 def member(*nodes: str, restarts: int = 0, left: float = 100.0) -> Member:
@@ -76,7 +76,7 @@ def until(what: Callable[[], bool], timeout_s: float = 30.0) -> bool:
 def raw(arbiter: LinkArbiter, job_id: int, welcomed: bool = True, **changes: object) -> Iterator[socket.socket]:
     hello = replace(Hello(job_id, 0, MEMBERS[job_id].nodes), **changes)  # type: ignore[arg-type]
     with socket.create_connection(("127.0.0.1", arbiter.port), timeout=30) as wire:
-        said = encode(hello_json(hello)).encode() + b"\n"
+        said = encode(encode_hello(hello)).encode() + b"\n"
         wire.sendall(said)
         if welcomed:
             assert line_of(wire) == welcome(said)

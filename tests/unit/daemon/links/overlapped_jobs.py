@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from synergyd.daemon.links.chooser import Choices, SeenJobs
+from synergy_core.wire.link_protocol import FREE_S, Question
+
+from synergyd.daemon.links.chooser import Choices, JobObservations
 from synergyd.links.arbiter import (
     ArbiterState,
     ArbiterTerms,
@@ -26,7 +28,6 @@ from synergyd.links.arbiter import (
     wake_s,
 )
 from synergyd.links.model import Topology
-from synergyd.wire.link_protocol import FREE_S, Asking
 from tests.benchmarks.shaped_links import Load
 
 LOOK_S = 1.0  # between two looks of the look-ahead
@@ -74,7 +75,7 @@ class Played:
         self.now_s, self.handover_s = 0.0, handover_s
         self.topology, self.gated = topology, rule != "none"
         self.terms: ArbiterTerms = terms_named(rule if self.gated else "srsf-1", topology, 2.0)
-        self.state, self.seen = ArbiterState(), SeenJobs()
+        self.state, self.seen = ArbiterState(), JobObservations()
         self.choices = Choices(self.seen, spent=lambda: 0.0)
         self.chosen: list[str] = []
         self.jobs: dict[int, Job] = {}
@@ -105,7 +106,7 @@ class Played:
             if until >= look_s:
                 look_s = self.now_s + LOOK_S
                 found = self.choices.look(self.state, self.terms, self.now_s)
-                self.terms = ArbiterTerms(self.terms.discipline, self.topology, 2.0, look_ahead=True, chosen=found)
+                self.terms = ArbiterTerms(self.terms.discipline, self.topology, 2.0, look_ahead=True, disciplines=found)
                 self.chosen.append("+".join(sorted({x.name for x in found.values()})))
             self._take(ArbiterTick())
             for job_id, job in self.jobs.items():
@@ -120,7 +121,7 @@ class Played:
         elif not job.sending and job.steps and job_id not in self.state.waiting and self.now_s >= job.asks_s - _MS:
             job.asked = self.gated and self.now_s >= job.free_until
             if job.asked:
-                asking = Asking(1, job.megabytes, min(job.took, default=0.0))
+                asking = Question(1, job.megabytes, min(job.took, default=0.0))
                 self._take(self.seen.question(job_id, asking, self.state, self.terms))
             else:
                 self._begins(job, self.now_s)
@@ -150,8 +151,8 @@ class Played:
             if job.steps:
                 waited = job.asks_s < self.now_s - _MS
                 self._begins(job, self.now_s + waited * self.handover_s)
-                if asks_in_vain(self.state, grant.job_id, self.terms) and self.seen.let_go(
-                    grant.job_id, grant.job_id in self.terms.chosen
+                if asks_in_vain(self.state, grant.job_id, self.terms) and self.seen.can_be_dismissed(
+                    grant.job_id, grant.job_id in self.terms.disciplines
                 ):
                     job.free_until = self.now_s + FREE_S
 

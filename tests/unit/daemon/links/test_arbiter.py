@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.wire import link_protocol
+from synergy_core.wire.link_protocol import Hello, MessageEnded, Question, encode_hello, read_hello, read_question
+from synergy_core.wire.munge import Credential
 from synergy_launch.links import link_gate
 from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.links import arbiter as link_arbiter
 from synergyd.daemon.links import sessions
 from synergyd.daemon.links.arbiter import LinkArbiter, listen
-from synergyd.errors import UsageError
 from synergyd.links.arbiter import ArbiterTerms
-from synergyd.wire import link_protocol
-from synergyd.wire.link_protocol import Asking, Ended, Hello, hello_from, hello_json, question
-from synergyd.wire.munge import Credential
 from tests.unit.daemon.links.link_arbiter_world import (
     BOUND_S,
     MB,
@@ -57,16 +57,16 @@ from tests.unit.daemon.links.link_arbiter_world import (
     st.floats(0, 86_400),
 )
 def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> None:
-    assert hello_from(hello_json(hello)) == hello
-    found = question(link_protocol.ask_line(Asking(number, size, seconds)).rstrip(b"\n"))
-    assert isinstance(found, Asking) and found.number == number
+    assert read_hello(encode_hello(hello)) == hello
+    found = read_question(link_protocol.ask_line(Question(number, size, seconds)).rstrip(b"\n"))
+    assert isinstance(found, Question) and found.number == number
     assert found.size_mb == pytest.approx(size, abs=1e-6) and found.exposed_s == pytest.approx(seconds, abs=1e-6)
-    assert question(link_protocol.done_line(number).rstrip(b"\n")) == Ended(number)
-    assert link_protocol.answer(link_protocol.answer_line("wait", number)) == ("wait", number)
-    words = link_protocol.welcome_words(hello, seconds)
-    assert link_protocol.bound_of(words, hello) == pytest.approx(seconds, abs=1e-6)
-    assert link_protocol.bound_of(words, replace(hello, nonce="0" + hello.nonce)) is None
-    assert link_protocol.welcome_of(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
+    assert read_question(link_protocol.done_line(number).rstrip(b"\n")) == MessageEnded(number)
+    assert link_protocol.read_answer(link_protocol.answer_line("wait", number)) == ("wait", number)
+    words = link_protocol.welcome_text(hello, seconds)
+    assert link_protocol.read_bound(words, hello) == pytest.approx(seconds, abs=1e-6)
+    assert link_protocol.read_bound(words, replace(hello, nonce="0" + hello.nonce)) is None
+    assert link_protocol.read_welcome(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
 
 
 @pytest.mark.slow
@@ -74,13 +74,13 @@ def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> N
 @given(st.binary(max_size=60) | st.from_regex(rb"(ask|done|go) [0-9a-f. \-]{0,40}", fullmatch=True))
 def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
     with contextlib.suppress(UsageError):
-        found = question(line)
-        assert isinstance(found, Ended) or (0 <= found.size_mb <= 1e9 and 0 <= found.exposed_s <= 86_400)
+        found = read_question(line)
+        assert isinstance(found, MessageEnded) or (0 <= found.size_mb <= 1e9 and 0 <= found.exposed_s <= 86_400)
     with contextlib.suppress(UsageError):
-        hello_from(line)
-    link_protocol.answer(line)
-    link_protocol.welcome_of(line)
-    assert link_protocol.bound_of(line, Hello(1, 0, ("a",))) is None
+        read_hello(line)
+    link_protocol.read_answer(line)
+    link_protocol.read_welcome(line)
+    assert link_protocol.read_bound(line, Hello(1, 0, ("a",))) is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
 )
 def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        hello_from(payload)
+        read_hello(payload)
 
 
 # -- grants ------------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
 
 def test_without_a_message_on_its_links_it_goes_at_once(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     gate, neighbour = gates(1), gates(2)
-    assert gate.connected(30) and neighbour.connected(30)
+    assert gate.wait_connected(30) and neighbour.wait_connected(30)
     for _ in range(30):
         assert gate.begin(10 * MB) < link_gate.ANSWER_S
         gate.end()
@@ -119,7 +119,7 @@ def test_without_a_message_on_its_links_it_goes_at_once(gates: Callable[..., Lin
 
 def test_the_second_on_a_link_waits_for_the_first(gates: Callable[..., LinkGate]) -> None:
     first, second, elsewhere = gates(1), gates(2), gates(3)
-    assert first.connected(30) and second.connected(30) and elsewhere.connected(30)
+    assert first.wait_connected(30) and second.wait_connected(30) and elsewhere.wait_connected(30)
     first.begin(400 * MB)
     began = time.monotonic()
     waiting = InBackground(second, 400 * MB)
@@ -135,7 +135,7 @@ def test_the_second_on_a_link_waits_for_the_first(gates: Callable[..., LinkGate]
 def test_a_small_message_shares_with_a_large_one(gates: Callable[..., LinkGate]) -> None:
     """ada-srsf: up to b/(2(b+h)) = 0.39 of what is left goes at once."""
     large, small = gates(1), gates(2)
-    assert large.connected(30) and small.connected(30)
+    assert large.wait_connected(30) and small.wait_connected(30)
     large.begin(5000 * MB)
     assert small.begin(100 * MB) < link_gate.ANSWER_S and small.counts.waited == 0
 
@@ -153,7 +153,7 @@ def test_what_messages_took_counts_and_not_what_they_weigh(arbiter: LinkArbiter)
 
 def test_no_wait_is_longer_than_the_bound(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     first, second = gates(1), gates(2)
-    assert first.connected(30) and second.connected(30)
+    assert first.wait_connected(30) and second.wait_connected(30)
     first.begin(4000 * MB)
     assert BOUND_S * 0.9 <= second.begin(4000 * MB) <= BOUND_S + link_gate.ANSWER_S
     assert second.counts.failures == 0 and arbiter.counts.bound == 1
@@ -161,7 +161,7 @@ def test_no_wait_is_longer_than_the_bound(gates: Callable[..., LinkGate], arbite
 
 def test_a_dead_client_frees_what_it_held(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     second = gates(2)
-    assert second.connected(30)
+    assert second.wait_connected(30)
     with raw(arbiter, 1) as first:
         first.sendall(b"ask 1 4000 0\n")
         assert line_of(first) == b"go 1\n"
@@ -173,7 +173,7 @@ def test_a_dead_client_frees_what_it_held(arbiter: LinkArbiter, gates: Callable[
 
 def test_who_dies_while_it_waits_is_forgotten(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     first = gates(1)
-    assert first.connected(30)
+    assert first.wait_connected(30)
     first.begin(4000 * MB)
     with raw(arbiter, 2) as second:
         second.sendall(b"ask 1 4000 0\n")
@@ -187,7 +187,7 @@ def test_groups_of_one_job_do_not_wait_for_each_other_and_the_last_one_frees(
     arbiter: LinkArbiter, gates: Callable[..., LinkGate]
 ) -> None:
     stages, other = [gates(1, 0), gates(1, 4)], gates(2)
-    assert all(g.connected(30) for g in (*stages, other))
+    assert all(g.wait_connected(30) for g in (*stages, other))
     assert all(stage.begin(4000 * MB) < link_gate.ANSWER_S for stage in stages)
     waiting = InBackground(other, 4000 * MB)
     assert until(lambda: arbiter.counts.waited == 1)
@@ -214,10 +214,10 @@ def test_groups_of_one_job_do_not_wait_for_each_other_and_the_last_one_frees(
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (encode(hello_json(Hello(1, 0, ("a", "b"))), "6"), b"no job 1 is not known as a running job of uid 6\n"),
-        (encode(hello_json(Hello(9, 0, ("a", "b")))), b"no job 9 is not known as a running job of uid 5\n"),
-        (encode(hello_json(Hello(1, 1, ("a", "b")))), b"no job 1 is another incarnation here\n"),
-        (encode(hello_json(Hello(1, 0, ("a", "c")))), b"no job 1 is another incarnation here\n"),
+        (encode(encode_hello(Hello(1, 0, ("a", "b"))), "6"), b"no job 1 is not known as a running job of uid 6\n"),
+        (encode(encode_hello(Hello(9, 0, ("a", "b")))), b"no job 9 is not known as a running job of uid 5\n"),
+        (encode(encode_hello(Hello(1, 1, ("a", "b")))), b"no job 1 is another incarnation here\n"),
+        (encode(encode_hello(Hello(1, 0, ("a", "c")))), b"no job 1 is another incarnation here\n"),
         ("hello", b"no munge: Invalid credential\n"),
         (encode(b"{}"), b"no hello: job_id is missing\n"),
     ],
@@ -238,7 +238,7 @@ def test_nonsense_ends_the_connection(arbiter: LinkArbiter, line: bytes) -> None
 
 def test_nothing_is_taken_before_the_welcome(arbiter: LinkArbiter) -> None:
     with socket.create_connection(("127.0.0.1", arbiter.port), timeout=30) as wire:
-        wire.sendall(encode(hello_json(Hello(1, 0, ("a", "b")))).encode() + b"\nask 1 1 0\n")
+        wire.sendall(encode(encode_hello(Hello(1, 0, ("a", "b")))).encode() + b"\nask 1 1 0\n")
         assert line_of(wire) == b"no more than a credential\n"
 
 
@@ -377,7 +377,7 @@ def test_a_fault_in_the_loop_is_told(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     gate = gates(1)
-    assert gate.connected(30)
+    assert gate.wait_connected(30)
     release = threading.Event()
 
     def slow(credential: str) -> Credential:

@@ -10,18 +10,18 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from synergy_core.wire.link_protocol import FREE_S, Hello
 
 from synergyd.daemon.links import chooser as link_chooser
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
-from synergyd.daemon.links.chooser import SHARE, LinkChooser, Pace, SeenJobs
+from synergyd.daemon.links.chooser import SHARE, ChoiceTimer, JobObservations, LinkChooser
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobLeft, SendAsked, SendDone, terms_named
 from synergyd.links.disciplines import Discipline, Srsf
-from synergyd.wire.link_protocol import FREE_S, Hello
 from tests.unit.daemon.links.link_arbiter_world import decode, encode, made_gate, until
 
 
 def test_what_is_seen_of_a_job() -> None:
-    seen = SeenJobs()
+    seen = JobObservations()
     seen.note(SendAsked(1, 20.0), 0.0)
     assert seen.senders(0.0) == {}  # its compute is not known yet
     for n, compute_s in enumerate((0.3, 0.3, 9.0)):  # the last step waited for a checkpoint
@@ -33,7 +33,7 @@ def test_what_is_seen_of_a_job() -> None:
     assert seen.senders(20.1)[1].due_s == pytest.approx(20.3)
     assert seen.senders(25.0)[1].due_s == 25.0
     # it takes a checkpoint, or has ended and not left
-    assert seen.idle([1], 21.0) == set() and seen.idle([1], 23.0) == {1}
+    assert seen.idle_jobs([1], 21.0) == set() and seen.idle_jobs([1], 23.0) == {1}
     seen.note(JobLeft(1), 26.0)
     assert seen.senders(26.0)[1].compute_s == pytest.approx(0.3)  # it may have lost its connection alone
     seen.note(SendAsked(1, 20.0), 90.0)
@@ -44,22 +44,22 @@ def test_what_is_seen_of_a_job() -> None:
 
 def test_others_do_not_wait_for_long_for_a_job_that_shows_nothing_of_itself() -> None:
     """Until a group is seen its jobs take turns: one that has joined and loads its data must not keep the others at that."""
-    seen = SeenJobs()
-    assert seen.idle([1], 0.0) == {1}
+    seen = JobObservations()
+    assert seen.idle_jobs([1], 0.0) == {1}
     seen.note(SendAsked(1, 20.0), 0.0)
-    assert seen.idle([1], 100.0) == set()  # it waits, or sends
+    assert seen.idle_jobs([1], 100.0) == set()  # it waits, or sends
     seen.note(SendDone(1), 100.0)
-    assert seen.idle([1], 109.0) == set() and seen.idle([1], 111.0) == {1}
+    assert seen.idle_jobs([1], 109.0) == set() and seen.idle_jobs([1], 111.0) == {1}
 
 
 def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:
-    seen = SeenJobs()
+    seen = JobObservations()
     for at_s in (0.0, 1.0):
         seen.note(SendAsked(1, 20.0), at_s)
         seen.note(SendDone(1), at_s + 0.5)
     seen.note(SendAsked(1, 20.0), 2.0)
-    assert not seen.let_go(1, shares=True)  # 2 steps are little
-    assert seen.let_go(1, shares=False)
+    assert not seen.can_be_dismissed(1, shares=True)  # 2 steps are little
+    assert seen.can_be_dismissed(1, shares=False)
     seen.note(SendDone(1), 2.5)
     seen.note(SendAsked(1, 20.0), 14.0)
     assert list(seen.jobs[1].compute_s) == [0.5, 0.5]
@@ -72,7 +72,7 @@ def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.Monk
     now = [0.0]
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")), monotonic=lambda: now[0])
     try:
-        assert gate.connected(30)
+        assert gate.wait_connected(30)
         for _ in range(5):
             gate.begin(1000)
             gate.end()
@@ -93,18 +93,18 @@ def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch
     gates = [made_gate(arbiter.port, Hello(n, 0, ("a", "b"))) for n in members]
     try:
         arbiter.follow(members)
-        assert all(gate.connected(30) for gate in gates)
+        assert all(gate.wait_connected(30) for gate in gates)
 
         def step_and_look() -> bool:
             for gate in gates:
                 gate.begin(10_000_000)
                 time.sleep(0.005)
                 gate.end()
-            return set(arbiter.terms.chosen) == {1, 2}
+            return set(arbiter.terms.disciplines) == {1, 2}
 
         assert until(step_and_look)
         arbiter.follow({1: members[1]})
-        assert until(lambda: not arbiter.terms.chosen)
+        assert until(lambda: not arbiter.terms.disciplines)
     finally:
         for gate in gates:
             gate.close()
@@ -119,24 +119,24 @@ def test_a_fault_ends_the_choosing_alone(monkeypatch: pytest.MonkeyPatch, caplog
         raise ZeroDivisionError
 
     monkeypatch.setattr(link_chooser, "chosen_disciplines", broken)
-    terms = replace(terms_named("look-ahead"), chosen={1: Discipline(Srsf(10_000))})
+    terms = replace(terms_named("look-ahead"), disciplines={1: Discipline(Srsf(10_000))})
     put: list[Mapping[int, Discipline]] = []
     with caplog.at_level(logging.ERROR):
-        made = LinkChooser(lambda: (ArbiterState(), terms), SeenJobs(), put.append, lambda: 1.0)
+        made = LinkChooser(lambda: (ArbiterState(), terms), JobObservations(), put.append, lambda: 1.0)
         assert until(lambda: bool(put) and "nobody waits" in caplog.text)
     made.close()
     assert put == [{}]
 
 
 def test_changes_do_not_make_it_take_more_of_a_core() -> None:
-    pace = Pace()
-    pace.chosen(10.0, spent_s=2.0, same=False)
-    pace.changed()
-    assert not pace.due(10.0 + 2.0 / SHARE - 0.1) and pace.due(10.0 + 2.0 / SHARE)
-    pace.chosen(100.0, spent_s=0.0, same=True)
-    assert not pace.due(101.0)
-    pace.changed()
-    assert pace.due(101.0)
+    timer = ChoiceTimer()
+    timer.note_choice(10.0, spent_s=2.0, same=False)
+    timer.choose_soon()
+    assert not timer.is_due(10.0 + 2.0 / SHARE - 0.1) and timer.is_due(10.0 + 2.0 / SHARE)
+    timer.note_choice(100.0, spent_s=0.0, same=True)
+    assert not timer.is_due(101.0)
+    timer.choose_soon()
+    assert timer.is_due(101.0)
 
 
 def test_remaining_times_that_change_are_no_reason_to_choose_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_remaining_times_that_change_are_no_reason_to_choose_anew(monkeypatch: p
         return []
 
     monkeypatch.setattr(link_chooser, "chosen_disciplines", choose)
-    made = LinkChooser(look, SeenJobs(), lambda _: None, lambda: float(next(now)))
+    made = LinkChooser(look, JobObservations(), lambda _: None, lambda: float(next(now)))
     assert until(lambda: looks[0] > 300)
     made.close()
     assert 1 <= choices[0] < 60

@@ -7,12 +7,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from synergy_core.wire.link_protocol import Question
 
 from synergyd.daemon.links import chooser
-from synergyd.daemon.links.chooser import SeenJobs
+from synergyd.daemon.links.chooser import JobObservations
 from synergyd.links.arbiter import ArbiterState, JobJoined, link_share, step, terms_named
 from synergyd.links.model import Topology, link_named
-from synergyd.wire.link_protocol import Asking
 from tests.benchmarks.shaped_links import CASES, PAIRS
 from tests.unit.daemon.links.overlapped_jobs import Played
 
@@ -67,13 +67,13 @@ def test_the_share_of_a_link_that_a_message_takes() -> None:
 
 def test_a_message_is_known_by_its_time_alone() -> None:
     """Where nobody waits, all that a job reports may have shared its links."""
-    seen = SeenJobs()
+    seen = JobObservations()
     assert seen.least_mb(1, 5.0, 0.0, alone=True) == 5.0  # not measured yet
     assert seen.least_mb(1, 5.0, 9.0, alone=False) == 5.0
     assert seen.least_mb(1, 5.0, 8.0, alone=True) == 5.0  # beside others that were under way when turns began
-    assert seen.unknown([1])
+    assert seen.is_time_unknown([1])
     assert seen.least_mb(1, 5.0, 7.0, alone=True) == 7.0
-    assert not seen.unknown([1]) and seen.unknown([1, 2])
+    assert not seen.is_time_unknown([1]) and seen.is_time_unknown([1, 2])
     assert seen.least_mb(1, 5.0, 9.0, alone=False) == 7.0
     assert seen.least_mb(1, 5.0, 0.0, alone=False) == 7.0  # connected anew
     assert [seen.least_mb(1, 5.0, 9.0, alone=True) for _ in range(20)] == [7.0] * 19 + [9.0]  # it does take longer now
@@ -81,26 +81,26 @@ def test_a_message_is_known_by_its_time_alone() -> None:
 
 
 def test_a_job_that_tells_no_times_is_not_waited_for() -> None:
-    seen = SeenJobs()
-    assert [(seen.least_mb(1, 5.0, 0.0, alone=True), seen.unknown([1])) for _ in range(5)] == [
+    seen = JobObservations()
+    assert [(seen.least_mb(1, 5.0, 0.0, alone=True), seen.is_time_unknown([1])) for _ in range(5)] == [
         (5.0, n < 3) for n in range(5)
     ]
-    assert seen.least_mb(1, 5.0, 7.0, alone=True) == 7.0 and not seen.unknown([1])
+    assert seen.least_mb(1, 5.0, 7.0, alone=True) == 7.0 and not seen.is_time_unknown([1])
 
 
 def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
     for rule, share, size_mb in (("srsf-1", 1.0, 10.0), ("ada-srsf", 1.0, 10.0), ("look-ahead", 0.5, 10.0)):
         terms = terms_named(rule, TOPOLOGY)
         state, _ = step(ArbiterState(), JobJoined(1, ("a", "b"), 2, 9.0), 0.0, terms)
-        seen, asking = SeenJobs(), Asking(1, 5.0, 10.0 * 0.04192)
+        seen, asking = JobObservations(), Question(1, 5.0, 10.0 * 0.04192)
         _, asked = (seen.question(1, asking, state, terms) for _ in range(2))
         assert asked.share == pytest.approx(share) and asked.size_mb == pytest.approx(size_mb)
-    assert SeenJobs().question(2, Asking(1, 5.0, 1.0), state, terms).share == 1.0  # it has just gone
+    assert JobObservations().question(2, Question(1, 5.0, 1.0), state, terms).share == 1.0  # it has just gone
 
 
 def test_a_job_on_trial_is_asked_each_step() -> None:
-    seen = SeenJobs()
+    seen = JobObservations()
     seen.on_trial = frozenset({1})
-    assert not seen.let_go(1, shares=False)
+    assert not seen.can_be_dismissed(1, shares=False)
     seen.on_trial = frozenset()
-    assert seen.let_go(1, shares=False)
+    assert seen.can_be_dismissed(1, shares=False)

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.job_report import Report
+from synergy_core.records import Job, JobState, Plan, Shape
 
 from synergyd.daemon.links.arbiter import Member, listen
 from synergyd.daemon.links.members import left_s, members_of
 from synergyd.daemon.links.process import LinkProcess, members_from, members_line
 from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.metrics import PrometheusMetrics
-from synergyd.errors import UsageError
-from synergyd.job_report import Report
-from synergyd.records import Job, JobState, Plan, Shape
 from tests.paths import python_path
 from tests.unit.daemon.links.link_arbiter_world import (
     MEMBERS,
@@ -136,8 +136,8 @@ def test_a_process_whose_loop_ends_by_a_fault_ends(tmp_path: Path) -> None:
 
 def test_counts_go_to_prometheus() -> None:
     metrics = PrometheusMetrics(0)
-    metrics.links(ArbiterCounts(10, 3, 1, 2), 4)
-    metrics.links(ArbiterCounts(15, 4, 1, 2), 3)
+    metrics.set_link_counts(ArbiterCounts(10, 3, 1, 2), 4)
+    metrics.set_link_counts(ArbiterCounts(15, 4, 1, 2), 3)
     said = {s.name: s.value for c in metrics._links.values() for m in c.collect() for s in m.samples}
     shown = {name: value for name, value in said.items() if name.endswith("_total")}
     assert shown == {

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Shape
+from synergy_core.wire import plan_file
+from synergy_core.wire.admin_comment import AdminCommentStamp, decode, encode
+from synergy_core.wire.plan_file import PlanFile, from_admin_comment
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.start import node_command
 
 from synergyd.daemon import service
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.links.arbiter import Member
-from synergyd.errors import UsageError
-from synergyd.records import Shape
 from synergyd.settings import Settings
-from synergyd.wire import plan_file
-from synergyd.wire.admin_comment import AdminCommentStamp, decode, encode
-from synergyd.wire.plan_file import PlanFile, from_admin_comment
 from tests.paths import ROOT, python_path
 from tests.unit.daemon.daemon_world import Site
 
@@ -39,7 +39,7 @@ class Links:
 
 def with_links(site: Site) -> Links:
     links = Links()
-    site.daemon.tools = replace(site.daemon.tools, links=links, links_address="ctl:7322")  # type: ignore[arg-type]
+    site.daemon.dependencies = replace(site.daemon.dependencies, links=links, links_address="ctl:7322")  # type: ignore[arg-type]
     site.daemon.actuator = site.daemon.executor.actuator = replace(site.daemon.actuator, links="ctl:7322")
     site.daemon.adoption = Adoption(site.daemon.actuator, site.daemon.settings.state_dir, "ctl:7321", "ctl:7322")
     return links

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.notice import Notice
 
 from synergyd.daemon.notices import mail
 from synergyd.daemon.notices import sender as notice_sender
 from synergyd.daemon.notices.mail import ADDRESS, Mail, recipient
 from synergyd.daemon.notices.sender import FIRST_RETRY_S, GIVE_UP_S, MAILS_A_DAY, NoticeSender, start_notices
 from synergyd.daemon.notices.webhook import NotSentError, Webhook, read_secret
-from synergyd.errors import UsageError
-from synergyd.notice import EVENTS, Notice
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.store.store import Store, open_store
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def sender(store: Store, clock: Clock, **changes: object) -> NoticeSender:
-    told: dict[str, object] = {"webhook": None, "mail": None, "events": EVENTS, "clock": clock}
+    told: dict[str, object] = {"webhook": None, "mail": None, "clock": clock}
     mail_of = changes.pop("mail_of", lambda _: ("", ""))
     return NoticeSender(lambda: store, mail_of, lambda: True, **(told | changes))  # type: ignore[arg-type]
 
@@ -140,17 +140,19 @@ def test_a_mail_that_goes_out_in_the_background_has_gone_out(tmp_path: Path, mon
         Mail(program(tmp_path, "echo no such user >&2; exit 3")).send(NOTICE, "mina")
 
 
-def test_a_redirect_is_not_followed_and_only_chosen_events_go_out(store: Store, server: HookServer) -> None:
+def test_a_redirect_is_not_followed_and_all_events_go_out(store: Store, server: HookServer) -> None:
     with hook_server() as other:
         server.status, server.location = 307, f"http://127.0.0.1:{other.port}/"
         with pytest.raises(NotSentError, match="answered 307"):
             Webhook(f"http://127.0.0.1:{server.port}/", SECRET).post(NOTICE)
         assert other.asked == 0
     server.status = 204
-    one = sender(store, Clock(), webhook=Webhook(f"http://127.0.0.1:{server.port}/", SECRET), events=("ban",))
+    one = sender(store, Clock(), webhook=Webhook(f"http://127.0.0.1:{server.port}/", SECRET))
     store.put_notices([NOTICE, replace(NOTICE, key="b", event="ban")])
     one.look()
-    assert [n["event"] for n in server.notices()] == ["ban"] and not store.due_notices(1e12, 9)
+    assert sorted(n["event"] for n in server.notices()) == sorted([NOTICE.event, "ban"]) and not store.due_notices(
+        1e12, 9
+    )
 
 
 def test_a_mail_is_called_as_slurm_does_and_no_text_is_a_command(store: Store, tmp_path: Path) -> None:
@@ -176,15 +178,6 @@ def test_a_clock_that_is_set_back_puts_no_notice_off(store: Store, server: HookS
     server.status = 204
     one.look()
     assert len(server.taken) == 1 and not store.due_notices(1e12, 9)
-
-
-def test_a_mail_names_no_job_of_others(tmp_path: Path) -> None:
-    lent = replace(
-        NOTICE, text="runs again: 8 -> 4, since it was lent as a spare, and job 4712 has lost n7, as job 7 did"
-    )
-    Mail(program(tmp_path)).send(lent, "mina")
-    said = (tmp_path / "mails").read_text()
-    assert "and another job has lost n7, as job 7 did" in said and "4712" not in said
 
 
 def test_a_mail_that_fails_is_tried_again_and_one_job_can_not_flood(store: Store, tmp_path: Path) -> None:
@@ -249,10 +242,10 @@ def test_whom_a_mail_goes_to(notify: tuple[str, ...], user: str, kind: str, addr
 def test_more_than_can_wait_is_given_up_oldest_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synergyd.store.notices.MOST_WAITING", 3)
     store.put_notices([replace(NOTICE, key=f"k{i}", at_s=float(i)) for i in range(5)])
-    assert store.bound_notices(0.0) == 2
+    assert store.prune_notices(0.0) == 2
     assert [w.notice.key for w in store.due_notices(1e12, 9)] == ["k2", "k3", "k4"]
-    store.notice_tried("k2", ["webhook"], 1, None)
-    assert store.bound_notices(10.0) == 0 and store.bound_notices(10.0) == 0
+    store.record_notice_attempt("k2", ["webhook"], 1, None)
+    assert store.prune_notices(10.0) == 0 and store.prune_notices(10.0) == 0
 
 
 def test_a_secret_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> None:
@@ -266,9 +259,8 @@ def test_a_secret_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> No
     path.write_bytes(b"short\n")
     with pytest.raises(UsageError, match="holds 5 bytes"):
         read_secret(path)
-    for missing in (None, tmp_path / "none"):
-        with pytest.raises(UsageError, match="NoticeSecretFile"):
-            read_secret(missing)
+    with pytest.raises(UsageError, match=r"can't be read .*openssl rand"):
+        read_secret(tmp_path / "none")
     with pytest.raises(UsageError, match="is no program"):
         start_notices(Settings(mail_prog=path), lambda: None, lambda _: ("", ""), lambda: True)  # type: ignore[arg-type, return-value]
     assert start_notices(Settings(), lambda: None, lambda _: ("", ""), lambda: True) is None  # type: ignore[arg-type, return-value]
@@ -287,7 +279,7 @@ def test_a_database_that_is_away_is_opened_anew(store: Store, monkeypatch: pytes
 
     with hook_server() as server:
         hook = Webhook(f"http://127.0.0.1:{server.port}/", SECRET)
-        one = NoticeSender(open_it, lambda _: ("", ""), lambda: True, webhook=hook, mail=None, events=EVENTS)
+        one = NoticeSender(open_it, lambda _: ("", ""), lambda: True, webhook=hook, mail=None)
         store.put_notices([NOTICE])
         one.start()
         for _ in range(3000):

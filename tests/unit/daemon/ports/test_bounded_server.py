@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.wire.report import to_json
 
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.ports.bounded_server import BoundedServer, ServerBounds
 from synergyd.daemon.ports.refusals import Refusals
 from synergyd.daemon.ports.report_inbox import MAX_WAITING_JOB, ReportInbox
-from synergyd.job_report import Report
-from synergyd.wire.report import to_json
 from tests.unit.daemon.test_parts import decode, send
 
 SLOW = 1000
@@ -101,7 +101,7 @@ def test_no_report_is_lost_beside_a_thousand_slow_strangers(monkeypatch: pytest.
         assert came() >= SLOW
     assert lost == [] and slowest_s < 15.0
     assert sorted({r.report.job_id for r in inbox.take()}) == list(range(1, 101))
-    assert inbox.refused["room"] > 100
+    assert inbox.refusals["room"] > 100
     inbox.close()
 
 
@@ -178,7 +178,7 @@ def test_one_job_can_not_fill_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None
     inbox = ReportInbox("127.0.0.1", 0)
     line = to_json(Report(7, 0, 1)).hex().encode() + b"\n"
     answers = [send(inbox.port, b"5:" + line) for _ in range(MAX_WAITING_JOB + 3)]
-    assert answers.count(b"ok\n") == MAX_WAITING_JOB and inbox.refused == {"flood": 3}
+    assert answers.count(b"ok\n") == MAX_WAITING_JOB and inbox.refusals == {"flood": 3}
     assert send(inbox.port, b"6:" + line) == b"ok\n"  # another user's word about the same job is kept apart
     assert len(inbox.take()) == MAX_WAITING_JOB + 1
     assert send(inbox.port, b"5:" + line) == b"ok\n"
@@ -198,7 +198,7 @@ def test_reports_for_another_users_job_write_one_line(
         answers = [send(inbox.port, b"6:" + sent) for _ in range(MAX_WAITING_JOB + 3)]
         assert answers == [b"ok\n"] * MAX_WAITING_JOB + [b""] * 3
     assert send(inbox.port, b"5:" + line) == b"ok\n" and inbox.take()[-1].uid == 5
-    assert inbox.refused == {"owner": MAX_WAITING_JOB + 3, "flood": 6}
+    assert inbox.refusals == {"owner": MAX_WAITING_JOB + 3, "flood": 6}
     told = [r.message for r in caplog.records if "is not uid" in r.message]
     assert told == ["report from 127.0.0.1 refused: job 7 is not uid 6's"]
     inbox.close()

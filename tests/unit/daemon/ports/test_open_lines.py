@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
+from synergy_core.wire import munge
+from synergy_core.wire.line import Line
+from synergy_core.wire.munge import Credential
+from synergy_core.wire.report import Told, send
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.daemon.ports.open_lines import MAX_JOB_LINES, OpenLines
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.job_report import Report
-from synergyd.records import Plan
-from synergyd.wire import munge
-from synergyd.wire.line import Line
-from synergyd.wire.munge import Credential
-from synergyd.wire.report import Told, send
 
 LIFE = (7, 2)
 REPORT = Report(7, 2, 5, launcher="0.0", listens=True)
@@ -57,7 +57,7 @@ def test_a_running_job_s_owner_is_knocked_for_and_then_told(inbox: ReportInbox) 
     until(lambda: len(inbox.lines) == 1)
     inbox.tell({LIFE: (1000, ASKED)}, {LIFE: 1000})
     over(line)
-    assert line.hears_knock() and not line.is_open and len(inbox.lines) == 0
+    assert line.read_knock() and not line.is_open and len(inbox.lines) == 0
     assert send(REPORT, address, 1000, line=line) == ASKED
     # told already: no knock more
     until(lambda: len(inbox.lines) == 1)
@@ -75,7 +75,7 @@ def test_nobody_else_has_a_line(inbox: ReportInbox, report: Report, owner: int) 
     line = Line()
     send(report, f"127.0.0.1:{inbox.port}", 1000, line=line)
     over(line)
-    assert not line.hears_knock() and not line.is_open and len(inbox.lines) == 0
+    assert not line.read_knock() and not line.is_open and len(inbox.lines) == 0
 
 
 def test_a_launcher_has_one_line_and_loses_it_with_its_job(inbox: ReportInbox) -> None:
@@ -83,11 +83,11 @@ def test_a_launcher_has_one_line_and_loses_it_with_its_job(inbox: ReportInbox) -
     for line in (first, second):
         send(REPORT, f"127.0.0.1:{inbox.port}", 1000, line=line)
     over(first)
-    assert not first.hears_knock()
+    assert not first.read_knock()
     until(lambda: len(inbox.lines) == 1)
     inbox.tell({}, {})
     over(second)
-    assert not second.hears_knock() and len(inbox.lines) == 0
+    assert not second.read_knock() and len(inbox.lines) == 0
 
 
 def test_there_is_a_bound_and_a_dead_end_costs_nothing() -> None:

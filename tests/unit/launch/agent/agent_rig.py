@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.settings import AgentSettings
-
-from synergyd.records import Plan
 
 
 class Clock:

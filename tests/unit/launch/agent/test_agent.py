@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import ModelSpec
 from synergy_launch.agent.step_timer import StepTimer
 
-from synergyd.errors import UsageError
-from synergyd.records import ModelSpec
 from tests.unit.launch.agent.agent_rig import Rig
 
 ROOT = Path(__file__).parents[4]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
-from synergy_launch.agent.background_save import BackgroundSave, Staged
+from synergy_launch.agent.background_save import BackgroundSave, StagedPart
 from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, latest_good
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.settings import AgentSettings
-
-from synergyd.records import Plan
 
 
 class Writer:
@@ -28,7 +27,7 @@ class Writer:
         self.finished = 0
         self.waited_for = 0
 
-    def stage(self, folder: Path) -> Staged:
+    def stage(self, folder: Path) -> StagedPart:
         if self.fails == "copy":
             raise MemoryError("no memory left")
 
@@ -43,7 +42,7 @@ class Writer:
                 raise RuntimeError("no last word")
             self.finished += 1
 
-        return Staged({"kind": "test"}, write, finish)
+        return StagedPart({"kind": "test"}, write, finish)
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         self.waited_for += 1
@@ -68,12 +67,12 @@ def test_training_goes_on_while_one_is_written(tmp_path: Path) -> None:
     writer = Writer()
     agent = make(tmp_path, writer)
     steps(agent, 1, 3)
-    assert agent.status["checkpoint_step"] is None and agent.checkpointer.under_way
+    assert agent.status["checkpoint_step"] is None and agent.checkpointer.is_under_way
     assert latest_good(tmp_path / "saved").checkpoint is None  # a kill now finds nothing that looks good
     writer.may_write.set()
     deadline = time.monotonic() + 10
     assert agent.checkpointer.background is not None
-    while agent.checkpointer.under_way:
+    while agent.checkpointer.is_under_way:
         agent._agree(None)
         assert time.monotonic() < deadline
     found = latest_good(tmp_path / "saved").checkpoint
@@ -104,7 +103,7 @@ def test_one_that_was_asked_for_waits_and_is_there(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint-request").write_text("1")
     steps(agent, 3, 3)
     assert agent.status["checkpoint_requests"] == 1 and agent.status["checkpoint_step"] == 3
-    assert writer.waited_for == 1 and not agent.checkpointer.under_way
+    assert writer.waited_for == 1 and not agent.checkpointer.is_under_way
     found = latest_good(tmp_path / "saved").checkpoint
     assert found is not None and found.step == 3 and found.meta["agent"]["planned"] is True
 
@@ -139,7 +138,9 @@ def test_the_end_of_the_run_is_waited_for(tmp_path: Path) -> None:
     steps(agent, 1, 3)
     writer.may_write.set()
     agent.finish()
-    assert agent.status["checkpoint_step"] == 3 and agent.status["state"] == "done" and not agent.checkpointer.under_way
+    assert (
+        agent.status["checkpoint_step"] == 3 and agent.status["state"] == "done" and not agent.checkpointer.is_under_way
+    )
 
 
 @pytest.mark.parametrize("fails", ["write", "finish"])

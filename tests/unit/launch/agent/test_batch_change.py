@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.agent.run_folder import propose_batch
 
-from synergyd.records import Plan
 from tests.unit.launch.agent.agent_rig import Rig
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
 from synergy_launch.agent.checkpoint import (
     MARKER,
     CheckpointError,
@@ -23,8 +24,6 @@ from synergy_launch.agent.checkpoint import (
     verify,
 )
 from synergy_launch.agent.collectives import OneProcess
-
-from synergyd.errors import UsageError
 
 
 def make(directory: Path, step: int, content: str = "weights", **meta: Any) -> Path:

@@ -35,11 +35,13 @@ def test_short_checkpoints_come_near_youngs_square_root() -> None:
 
 @given(gpus=st.integers(1, 10_000), run_s=st.floats(0, 1e7), failures=st.integers(0, 100), save_s=st.floats(0.01, 1e4))
 def test_more_failures_or_gpus_never_lengthen_it(gpus: int, run_s: float, failures: int, save_s: float) -> None:
-    here = checkpoint_interval.choose(gpus, save_s, run_s, failures)
+    here = checkpoint_interval.choose_interval(gpus, save_s, run_s, failures)
     assume(4 * save_s < here.failure_s)  # at d = 2 M equation 37 jumps up by an eighth
     assert checkpoint_interval.SHORTEST_S <= here.every_s <= checkpoint_interval.LONGEST_S
-    assert checkpoint_interval.choose(gpus, save_s, run_s, failures + 1).every_s <= here.every_s * (1 + 1e-9)
-    assert checkpoint_interval.choose(2 * gpus, save_s, run_s / 2, failures).every_s <= here.every_s * (1 + 1e-9)
+    assert checkpoint_interval.choose_interval(gpus, save_s, run_s, failures + 1).every_s <= here.every_s * (1 + 1e-9)
+    assert checkpoint_interval.choose_interval(2 * gpus, save_s, run_s / 2, failures).every_s <= here.every_s * (
+        1 + 1e-9
+    )
 
 
 def test_the_prior_gives_way_to_what_the_run_has_seen() -> None:
@@ -49,6 +51,6 @@ def test_the_prior_gives_way_to_what_the_run_has_seen() -> None:
     assert checkpoint_interval.failure_s(1024, 2000 * 3600.0, 99) == pytest.approx(20 * 3600, rel=0.05)
 
 
-def test_words() -> None:
-    said = checkpoint_interval.choose(64, 20.0, 0.0, 0).words()
+def test_formatting() -> None:
+    said = checkpoint_interval.choose_interval(64, 20.0, 0.0, 0).format()
     assert said.startswith("checkpoints every ") and "one takes 20 s" in said and "a failure is expected every" in said

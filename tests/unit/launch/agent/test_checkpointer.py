@@ -41,9 +41,9 @@ def test_without_an_interval_checkpoints_come_as_often_as_loses_least(rig: Rig) 
     assert ": one takes 20 s, a failure is expected every" in rig.status["note"]
     chosen = rig.agent.checkpointer.schedule.every
     assert chosen is not None and chosen.save_s == 20.0
-    assert not rig.agent.checkpointer.due_by_clock
+    assert not rig.agent.checkpointer.is_due_by_clock
     rig.clock.now += chosen.every_s
-    assert rig.agent.checkpointer.due_by_clock
+    assert rig.agent.checkpointer.is_due_by_clock
 
 
 def test_failures_are_counted_from_checkpoints_that_nobody_asked_for(tmp_path: Path) -> None:

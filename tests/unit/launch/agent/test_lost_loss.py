@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.agent import lost_loss
 from synergy_launch.agent.lost_loss import LOST_STEPS, LostLoss
 from synergy_launch.agent.run_folder import propose_batch
 
-from synergyd.records import Plan
 from tests.unit.launch.agent.agent_rig import Rig
 
 GROWN = Plan(micro_batch=4, global_batch=32)
@@ -139,7 +139,7 @@ def test_a_script_keeps_its_own_batch_above_another_run_s_bound(tmp_path: Path) 
     rig = Rig(tmp_path)
     rig.agent.plan = GROWN
     rig.agent.find_checkpoint(None)
-    assert rig.agent.bounded(32) == GROWN
+    assert rig.agent.find_bounded_plan(32) == GROWN
     rig.start(base_batch=32)
     rig.step(1)
     assert rig.agent.take_batch() is None and rig.status["batch_bound"] == 32
@@ -152,7 +152,7 @@ def test_the_first_step_after_it_is_below_already(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.agent.plan = GROWN
     rig.agent.find_checkpoint(None)
-    assert rig.agent.bounded(4).global_batch == 8 == rig.agent.plan.global_batch
+    assert rig.agent.find_bounded_plan(4).global_batch == 8 == rig.agent.plan.global_batch
 
 
 def test_the_bound_is_read_once_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_the_bound_is_read_once_at_a_start(tmp_path: Path, monkeypatch: pytest.M
     rig = Rig(tmp_path)
     rig.agent.plan = GROWN
     rig.agent.find_checkpoint(None)
-    assert rig.agent.bounded(4).global_batch == 8
+    assert rig.agent.find_bounded_plan(4).global_batch == 8
     lost_loss.write(tmp_path / "checkpoints", 16)
     rig.start(base_batch=4)
     assert rig.status["batch_bound"] == 8 and len(reads) == 1
@@ -206,10 +206,10 @@ def test_requests_are_answered_where_there_is_nothing_to_go_back_to(tmp_path: Pa
 def test_steps_that_another_rank_saw_lost_are_not_borne() -> None:
     lost = LostLoss(base=4)
     for _ in range(lost_loss.BORNE_STEPS):
-        lost.saw(True)
-        lost.agreed(1, 8)
-    lost.agreed(LOST_STEPS, 32)
-    assert lost.for_good and lost.bind() == 4
+        lost.record_step(True)
+        lost.take_agreed(1, 8)
+    lost.take_agreed(LOST_STEPS, 32)
+    assert lost.is_lost_for_good and lost.tighten_bound() == 4
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"batch": 0}', '{"batch": "8"}', '{"batch": true}', "9" * 5000])

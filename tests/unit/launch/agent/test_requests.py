@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.settings import AgentSettings
 
-from synergyd.records import Plan
 from tests.unit.launch.agent.agent_rig import Clock, Rig, TwoRanks
 
 

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
 from synergy_launch.agent import run_folder
-
-from synergyd.errors import UsageError
 
 
 @pytest.fixture

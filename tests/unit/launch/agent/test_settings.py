@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.exchange import EXACT, Exchange
+from synergy_core.records import Plan
 from synergy_launch.agent.settings import AgentSettings, at_own_batch, check_degrees, check_plan, parse_plan
-
-from synergyd.errors import UsageError
-from synergyd.exchange import EXACT, Exchange
-from synergyd.records import Plan
 
 
 def test_settings_from_the_environment(tmp_path: Path) -> None:
@@ -22,13 +21,13 @@ def test_settings_from_the_environment(tmp_path: Path) -> None:
             "SYNERGY_HOLD_S": "1.5",
             "WORLD_SIZE": "4",
             "RANK": "1",
-            "SYNERGY_COMM": "local:8:outer",
+            "SYNERGY_COMM": "local:8",
         }
     )
     assert settings.plan == Plan(tp=2, dp=2, global_batch=8)
     assert (settings.restarts, settings.hold_s, settings.rank, settings.world) == (3, 1.5, 1, 4)
     assert settings.step_log == tmp_path.parent / "steps.jsonl"
-    assert settings.exchange == Exchange("local", period=8, outer=True)
+    assert settings.exchange == Exchange("local", period=8)
     bare = AgentSettings.from_environment({})
     assert bare.plan is None and bare.exchange == EXACT
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synergy_core.job_report import Report
+from synergy_core.wire.report import from_json, status_to_report, to_json
 from synergy_launch.agent import straggler
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.straggler import WINDOW, Place, Stragglers, slow_places
-from synergy_launch.launcher.stall_detector import StallDetector, allowed_s
+from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
 
-from synergyd.control.known.health import SILENT_S, warnings
-from synergyd.job_report import Report
-from synergyd.wire.report import from_json, status_to_report, to_json
+from synergyd.control.state.health import SILENT_S, warnings
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 TRAINING = {"state": "training", "step": 10, "step_s": 2.0, "checkpoint_requests": 0}
@@ -48,7 +48,7 @@ def test_time_in_which_the_launcher_did_not_look_is_no_stall() -> None:
     ],
 )  # fmt: skip
 def test_how_long_a_state_may_last(change: dict[str, Any], limit: float | None) -> None:
-    assert allowed_s({**TRAINING, **change}) == limit
+    assert stall_limit_s({**TRAINING, **change}) == limit
 
 
 class World(OneProcess):
@@ -76,8 +76,8 @@ def test_a_node_that_is_slow_twice_is_named() -> None:
     assert watched(nodes, times, [0] * 6, 1).slow == {}
     slow = watched(nodes, times, [0] * 6).slow
     assert set(slow) == {"n2"} and 1.4 < slow["n2"] < 1.5
-    assert straggler.words(slow).startswith("slow: n2 takes 1.4")
-    assert straggler.words({}) == ""
+    assert straggler.format_slow_nodes(slow).startswith("slow: n2 takes 1.4")
+    assert straggler.format_slow_nodes({}) == ""
 
 
 def test_stages_with_more_work_are_not_slow_nodes() -> None:

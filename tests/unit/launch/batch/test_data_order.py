@@ -7,9 +7,8 @@ from itertools import islice
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.records import Plan
 from synergy_launch.batch.data_order import RankIndices, SampleOrder, rank_samples
-
-from synergyd.records import Plan
 
 resize = st.tuples(
     st.integers(1, 9),  # dp

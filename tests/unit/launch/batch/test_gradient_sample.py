@@ -81,9 +81,8 @@ def test_the_noise_scale_of_a_large_gradient_is_right_from_a_sample_of_it() -> N
 
 @pytest.mark.slow
 def test_a_large_gradient_is_looked_at_at_every_eighth_step_and_a_small_one_at_each() -> None:
+    from synergy_core.records import Plan
     from synergy_launch.pytorch.gradient_norms import GradientNorms
-
-    from synergyd.records import Plan
 
     for width, looked in ((8, 8), (BUDGET + 1, 1)):
         layer = torch.nn.Linear(width, 1, bias=False)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.rates import equivalent_sequences
 from synergy_launch.batch.learning_rate import Following, Schedule, at_batch, rule_of
-
-from synergyd.errors import UsageError
-from synergyd.rates import worth
 
 
 def group(**more: Any) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def test_schedule_goes_on_once_for_each_base_examples(base: int, batches: list[i
     for batch in batches:
         due += following.advance(batch, None)
         assert due == following.samples // base
-        assert following.finished(steps) == (following.samples >= steps * base)
+        assert following.has_finished(steps) == (following.samples >= steps * base)
     again = Following(base, "sqrt")
     again.restore(following.state())
     assert again == following
@@ -65,7 +64,7 @@ def test_schedule_goes_on_once_for_each_base_examples(base: int, batches: list[i
 def test_a_step_is_worth_something_between_one_of_the_base_and_its_examples(
     base: int, batch: int, noise: float | None
 ) -> None:
-    found = worth(base, batch, noise)
+    found = equivalent_sequences(base, batch, noise)
     assert min(base, batch) * (1 - 1e-9) <= found <= max(base, batch) * (1 + 1e-9)
     if noise is not None:  # Pollux's efficiency
         assert found == pytest.approx(batch * (noise + base) / (noise + batch))
@@ -75,7 +74,7 @@ def test_progress_makes_large_batches_see_more_examples() -> None:
     ends = {}
     for batch in (16, 64):
         following = Following(16, "adascale", "progress")
-        while not following.finished(100):
+        while not following.has_finished(100):
             following.advance(batch, 48.0)
         ends[batch] = following.samples
     assert ends[16] == 1600
@@ -89,7 +88,7 @@ def test_a_change_between_incarnations_keeps_the_tuned_batch() -> None:
     assert "tuned for global batch 16" in second.restore(first.state())
     assert second.base == 16 and second.factors(64, None).rate == 2.0
     old = Following(16, "sqrt")
-    assert old.restore({"samples": 160}) == "" and old.done == 160
+    assert old.restore({"samples": 160}) == "" and old.examples_done == 160
 
 
 @pytest.mark.parametrize("wrong", [{"base": 0}, {"rule": "best"}, {"count": "epochs"}])
@@ -112,6 +111,6 @@ def test_schedule_warms_up_and_falls_to_its_floor() -> None:
     assert Schedule()(7) == 1.0
 
 
-def test_words_say_what_changed() -> None:
-    assert Following(16, "sqrt").words(64, None) == "global batch 64 in place of 16: learning rate x 2 (sqrt)"
-    assert Following(16, "sqrt").words(16, None) == ""
+def test_formatting_say_what_changed() -> None:
+    assert Following(16, "sqrt").format_factors(64, None) == "global batch 64 in place of 16: learning rate x 2 (sqrt)"
+    assert Following(16, "sqrt").format_factors(16, None) == ""

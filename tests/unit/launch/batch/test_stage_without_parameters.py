@@ -8,10 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from synergy_core.records import Plan  # noqa: E402
 from synergy_launch.agent.collectives import OneProcess  # noqa: E402
 from synergy_launch.megatron_core.gradient_norms import GradientNoise  # noqa: E402
-
-from synergyd.records import Plan  # noqa: E402
 
 
 class _Counted(OneProcess):

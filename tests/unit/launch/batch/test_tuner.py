@@ -7,10 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synergy_launch.batch.tuner import STEPS_BETWEEN, BatchTuner, batch_range, choose, fitting, line
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_launch.batch.tuner import STEPS_BETWEEN, BatchTuner, choose_plan, fit_batch, fit_line, parse_batch_range
 
 
 @given(
@@ -20,7 +19,7 @@ from synergyd.records import Plan
     pipe=st.sampled_from([(1, 1), (2, 2), (4, 1)]),
 )
 def test_what_fits_divides(dp: int, batch: float, limit: int, pipe: tuple[int, int]) -> None:
-    plan = fitting(Plan(dp=dp, pp=pipe[0], vpp=pipe[1]), batch, limit)
+    plan = fit_batch(Plan(dp=dp, pp=pipe[0], vpp=pipe[1]), batch, limit)
     if plan is None:
         assert batch < dp * pipe[0]
         return
@@ -31,9 +30,9 @@ def test_what_fits_divides(dp: int, batch: float, limit: int, pipe: tuple[int, i
 
 
 def test_the_line_through_exact_times() -> None:
-    assert line({16: 1.16, 64: 1.64}) == pytest.approx((1.0, 0.01))
-    assert line({16: 1.0, 64: 1.0})[1] == 0.0
-    start_s, slope = line({16: 1.0, 64: 5.0})
+    assert fit_line({16: 1.16, 64: 1.64}) == pytest.approx((1.0, 0.01))
+    assert fit_line({16: 1.0, 64: 1.0})[1] == 0.0
+    start_s, slope = fit_line({16: 1.0, 64: 5.0})
     assert start_s == 0.0 and slope == pytest.approx(3.0 / 40, rel=0.3)
 
 
@@ -47,7 +46,7 @@ def run(noise: float, fixed: float, slope: float, limits: tuple[int, int] = (16,
 
 @pytest.mark.parametrize(("noise", "fixed", "slope"), [(1000, 1.0, 0.01), (200, 0.2, 0.001), (50, 0.01, 0.01)])
 def test_it_finds_the_batch_of_best_goodput(noise: float, fixed: float, slope: float) -> None:
-    best = max(16.0, math.sqrt(fixed / slope * noise))  # synergyd.task.model.efficiency.best_batch
+    best = max(16.0, math.sqrt(fixed / slope * noise))  # synergyd.jobmodel.model.efficiency.best_batch
     found = run(noise, fixed, slope).global_batch
 
     def goodput(batch: float) -> float:
@@ -64,19 +63,19 @@ def test_it_stays_in_its_range_and_never_leaps() -> None:
 
 def test_little_noise_or_none_known_changes_nothing() -> None:
     plan = Plan(dp=4, micro_batch=4, global_batch=16)
-    assert choose(plan, (16, 1024), 16, None, {16: 1.0}, 4) is plan
-    assert choose(plan, (16, 1024), 16, 1.0, {16: 1.0}, 4) is plan  # twice the batch is worth 1.06 times
-    assert choose(plan, (16, 1024), 16, 1e4, {}, 4) is plan
+    assert choose_plan(plan, (16, 1024), 16, None, {16: 1.0}, 4) is plan
+    assert choose_plan(plan, (16, 1024), 16, 1.0, {16: 1.0}, 4) is plan  # twice the batch is worth 1.06 times
+    assert choose_plan(plan, (16, 1024), 16, 1e4, {}, 4) is plan
 
 
 @pytest.mark.parametrize("text", ["16", "64:16", "0:8", "a:b", "16:64:2", "", "16:999999999"])
 def test_a_range_that_is_none(text: str) -> None:
     with pytest.raises(UsageError):
-        batch_range(text)
+        parse_batch_range(text)
 
 
 def test_a_range() -> None:
-    assert batch_range("16:64") == (16, 64)
+    assert parse_batch_range("16:64") == (16, 64)
 
 
 def test_a_micro_batch_that_has_run_comes_back() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from synergy_launch.communication.local_steps import LocalSteps, period
-
-from synergyd.exchange import MAX_PERIOD, exchange
+from synergy_core.exchange import MAX_PERIOD, parse_exchange
+from synergy_launch.communication.local_steps import LocalSteps, next_period
 
 
 @pytest.mark.parametrize(
@@ -26,44 +25,45 @@ from synergyd.exchange import MAX_PERIOD, exchange
     ],
 )
 def test_the_period_grows_with_the_square_of_the_falling_rate(rate: float, steps: int) -> None:
-    assert period(4, 0.1, rate) == steps
+    assert next_period(4, 0.1, rate) == steps
 
 
-@pytest.mark.parametrize(("text", "told"), [("local:4", [4, 9, 36, 9]), ("local:4:outer", [4])])
-def test_the_period_that_runs_is_told_as_it_doubles(text: str, told: list[int]) -> None:
+def test_the_period_that_runs_is_told_as_it_doubles() -> None:
     weights = torch.nn.Parameter(torch.zeros(2))
     replicas: Any = SimpleNamespace(names={"w": weights}, parameters=[weights], buffers=list, average=lambda _: None)
-    steps = LocalSteps(exchange(text, "test"), replicas)
+    steps = LocalSteps(parse_exchange("local:4", "test"), replicas)
     steps.begin(0.1, 1000)  # the rate may rise still
     assert steps.begin(0.1, 1000)
-    seen = [steps.runs]
+    seen = [steps.exchange_in_use]
     for rate, rounds in ((0.1, 2), (0.08, 2), (0.065, 2), (0.033, 2), (0.065, 1)):
         for _ in range(rounds):
             steps.begin(rate, 1000)
-            steps.stepped(rate)
+            steps.after_step(rate)
             while not steps.round_over:
-                steps.stepped(rate)
-            if steps.runs != seen[-1]:
-                seen.append(steps.runs)
-    assert seen == [exchange(text.replace("4", str(n)), "test") for n in told]
+                steps.after_step(rate)
+            if steps.exchange_in_use != seen[-1]:
+                seen.append(steps.exchange_in_use)
+    assert seen == [parse_exchange(f"local:{n}", "test") for n in (4, 9, 36, 9)]
 
 
 def test_a_run_that_goes_on_tells_the_period_that_it_had() -> None:
     """Else its first round, of 36 steps, would be told as one of 4."""
     weights = torch.nn.Parameter(torch.zeros(2))
     replicas: Any = SimpleNamespace(names={"w": weights}, parameters=[weights], buffers=list, average=lambda _: None)
-    before, after, other = (LocalSteps(exchange(text, "test"), replicas) for text in ("local:4", "local:4", "local:8"))
+    before, after, other = (
+        LocalSteps(parse_exchange(text, "test"), replicas) for text in ("local:4", "local:4", "local:8")
+    )
     for rate in (0.1, 0.1, *(0.033,) * 36):
         before.begin(rate, 1000)
-        before.stepped(rate)
+        before.after_step(rate)
     while not before.round_over:
-        before.stepped(0.033)
-    assert before.runs == exchange("local:36", "test")
+        before.after_step(0.033)
+    assert before.exchange_in_use == parse_exchange("local:36", "test")
     kept = before.state()
     after.restore(kept)
-    assert after.runs == before.runs
+    assert after.exchange_in_use == before.exchange_in_use
     other.restore(kept)
-    assert other.runs == exchange("local:72", "test"), "the rule's factor goes on, not its steps"
+    assert other.exchange_in_use == parse_exchange("local:72", "test"), "the rule's factor goes on, not its steps"
     earlier = {name: value for name, value in kept.items() if name != "longer"}  # a checkpoint of the release before
     after.restore(earlier)
     assert after.active

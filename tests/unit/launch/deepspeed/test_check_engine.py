@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from synergy_core.errors import UsageError
 from synergy_launch.deepspeed.refused import check_engine
-
-from synergyd.errors import UsageError
 
 
 class DeepSpeedZeroOptimizer:

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from synergy_core.errors import UsageError
 from synergy_launch.agent.checkpoint import Checkpoint, Checkpoints
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.deepspeed import engine_state
 from synergy_launch.deepspeed.engine_state import EngineState
-
-from synergyd.errors import UsageError
 
 
 class Files:

@@ -7,10 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
 from synergy_launch.launcher import allocation
 from synergy_launch.launcher.allocation import JobAllocation, read, rendezvous_port, step_command, without_stale
-
-from synergyd.errors import UsageError
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_RESTART_COUNT": "3", "SLURM_GPUS_ON_NODE": "4"}
 STEP = {

@@ -15,17 +15,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan, Shape
 from synergy_launch.launcher.batch_script import (
     MAX_INPUT_BYTES,
     MAX_OUTPUT_BYTES,
     ScriptRequest,
-    command_in,
+    find_command,
     render,
     split_words,
 )
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan, Shape
 
 GOLDEN = Path(__file__).parents[3] / "cases" / "golden"
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=1, global_batch=16, recompute="selective", sequence_parallel=True)
@@ -180,6 +179,8 @@ def test_a_variables_name_is_no_place_for_commands() -> None:
         ("srun -n2 \\\n  synergy-launch \\\n train.py \\\n --a 'b c'", ("train.py", "--a", "b c")),
         ("/opt/x/synergy-launch --checkpoint /c --style=env -- train.py -m", ("train.py", "-m")),
         ("synergy-launch -m pkg.train --x", ("-m", "pkg.train", "--x")),
+        ("synergy-launch /venv/bin/python -u train.py --x", ("train.py", "--x")),
+        ("synergy-launch torchrun --nproc-per-node $N -m pkg.train --x", ("-m", "pkg.train", "--x")),
         ("synergy-launch --global-batch 64:1024 train.py --x", ("train.py", "--x")),
         ("synergy-launch train.py 2>&1 | tee log.txt", ("train.py",)),
         ("cd /x && A=1 srun synergy-launch train.py --q 'a|b;c' \"d&e\" f\\;g > log || exit 1", ("train.py", "--q", "a|b;c", "d&e", "f;g")),
@@ -191,7 +192,7 @@ def test_a_variables_name_is_no_place_for_commands() -> None:
     ],
 )  # fmt: skip
 def test_command_of_a_batch_script(line: str, argv: tuple[str, ...]) -> None:
-    assert command_in(f"#!/bin/bash\n#SYNERGY model=x\nmodule load y\n{line}\nwait\n") == argv
+    assert find_command(f"#!/bin/bash\n#SYNERGY model=x\nmodule load y\n{line}\nwait\n") == argv
 
 
 @pytest.mark.parametrize(
@@ -199,26 +200,26 @@ def test_command_of_a_batch_script(line: str, argv: tuple[str, ...]) -> None:
 )
 def test_no_command(script: str) -> None:
     with pytest.raises(UsageError, match="has no line with synergy-launch"):
-        command_in(script)
+        find_command(script)
 
 
 @pytest.mark.parametrize("script", ["synergy-launch 'x\n", 'synergy-launch "x\n', "ls | synergy-launch x '"])
 def test_quotes_that_do_not_close_name_the_line(script: str) -> None:
     with pytest.raises(UsageError, match="line 2"):
-        command_in(f"#!/bin/bash\n{script}")
+        find_command(f"#!/bin/bash\n{script}")
 
 
 @pytest.mark.parametrize("word", HOSTILE)
 def test_rendering_what_was_read_gives_the_words_back(word: str) -> None:
     if "\n" not in word:
-        assert command_in(f"srun synergy-launch train.py --a {shlex.quote(word)} | cat") == ("train.py", "--a", word)
+        assert find_command(f"srun synergy-launch train.py --a {shlex.quote(word)} | cat") == ("train.py", "--a", word)
 
 
 @pytest.mark.parametrize("line", ["x" * 4_000_000, "'" * 4_000_000, "synergy-launch t.py " + "a " * 2_000_000])
 def test_a_script_beyond_the_bound_costs_nothing(line: str) -> None:
     began = time.process_time()
     with pytest.raises(UsageError, match=r"script of 40000\d\d bytes: at most 65536 are rendered"):
-        command_in(f"synergy-launch {line}")
+        find_command(f"synergy-launch {line}")
     assert time.process_time() - began < 0.5
 
 
@@ -253,7 +254,7 @@ def test_a_script_at_the_bound_is_read_and_rendered_in_linear_time(piece: str) -
         try:
             text = render(
                 ScriptRequest(
-                    job_name="x", command=command_in(words), shape=Shape("", 1, 1), plan=PLAN, style="megatron"
+                    job_name="x", command=find_command(words), shape=Shape("", 1, 1), plan=PLAN, style="megatron"
                 )
             )
             assert len(text.encode()) <= MAX_OUTPUT_BYTES
@@ -270,7 +271,7 @@ def test_what_is_rendered_is_bounded() -> None:
 @pytest.mark.slow
 @given(st.text(alphabet="ab1- '\"\\#$`\t\r\x0b\u2028é", max_size=20))
 @settings(max_examples=2000, deadline=None)
-def test_words_are_split_as_shlex_splits_them(line: str) -> None:
+def test_formatting_are_split_as_shlex_splits_them(line: str) -> None:
     def outcome(split: Callable[[str], list[str]]) -> list[str] | str:
         try:
             return split(line)

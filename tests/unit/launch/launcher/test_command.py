@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.records import Shape
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.agent import run_folder
 from synergy_launch.launcher import command
-
-from synergyd.records import Shape
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 
 
 @pytest.fixture

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_core.wire import munge
+from synergy_core.wire.plan_file import PlanFile
+from synergy_core.wire.report import Told
 from synergy_launch.launcher import crew as crews
+from synergy_launch.launcher import in_place
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew, NextRun, next_run
 from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.wire import munge
-from synergyd.wire.plan_file import PlanFile
-from synergyd.wire.report import Told
 
 PLAN = Plan(dp=4, global_batch=8)
 NODES = ("n1", "n2", "n3")
@@ -52,7 +53,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
-    monkeypatch.setattr(crews, "places", lambda secret, job, restarts, run: (number,))
+    monkeypatch.setattr(crews, "meeting_ports", lambda secret, job, restarts, run: (number,))
     return number
 
 
@@ -115,7 +116,7 @@ def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> 
             assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
         stranger.sendall(b"x" * 200_000)
-        until(nodes, lambda: len(nodes[0]._peers) == 2)
+        until(nodes, lambda: len(nodes[0].peers) == 2)
     assert not nodes[0].ended and not nodes[0].lost and nodes[0].connected
 
 
@@ -145,7 +146,7 @@ def test_a_node_passes_over_strangers_on_the_first_nodes_ports(seals: Seals, mon
             probe.bind(("127.0.0.1", 0))
             free = probe.getsockname()[1]
         ports = (silent.getsockname()[1], taken.getsockname()[1], free)
-        monkeypatch.setattr(crews, "places", lambda secret, job, restarts, run: ports)
+        monkeypatch.setattr(crews, "meeting_ports", lambda secret, job, restarts, run: ports)
         made = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
         until(made, lambda: all(one.connected for one in made))
         assert not made[0].lost
@@ -170,7 +171,7 @@ def test_a_line_that_was_sent_before_is_not_heard(seals: Seals, port: int) -> No
                     answer = wire.recv(4096)
                 time.sleep(0.01)
             answers.append(bool(answer))
-        until([first], lambda: not first._peers)
+        until([first], lambda: not first.peers)
     assert answers == [True, False]
     first.close()
 
@@ -213,14 +214,24 @@ def test_what_is_said_is_read_back() -> None:
 class Node:
     """One node's restarts with its guard, whose run has trained."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, *, mends: bool = True) -> None:
         self.guard = PlanGuard(crew.allocation, PlanFile(9, Plan(dp=6, global_batch=24)), None)
-        self.restarts = Restarts(crew.allocation, None, crew=crew)
+        self.restarts = Restarts(crew.allocation, None, crew=crew, mends=mends)
         for step in (1, 100):
             status = {"state": "training", "step": step, "checkpoint_step": step}
             if crew.first:
                 self.guard.look(status)
                 self.restarts.look(status)
+
+
+def poll_until(some: list[Node], true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        for node in some:
+            node.restarts.poll()
+        if true():
+            return
+        assert time.monotonic() < end
 
 
 @pytest.fixture
@@ -238,10 +249,56 @@ def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node
         assert time.monotonic() < end
         for node in job:
             node.restarts.poll()
-    assert not any(node.restarts.hurries for node in job)
+    assert not any(node.restarts.must_end_at_once for node in job)
     assert [node.restarts.goes_on(0, node.guard) for node in job] == [True] * 3
     assert [node.guard.plan for node in job] == [told.plan] * 3
     assert {(node.restarts.told.number, node.restarts.told.order) for node in job} == {(1, 4)}
+
+
+@pytest.mark.parametrize("mends", [True, False])
+def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[Crew], mends: bool) -> None:
+    job = [Node(crew, mends=mends) for crew in nodes]
+    first, leaver, third = job
+    assert first.restarts.sheds_nodes
+    first.restarts.hear(Told(Plan(dp=4, global_batch=24), 1, nodes=("n1", "n3")))
+    poll_until(job, lambda: all(node.restarts.decided for node in job))
+    assert not any(node.restarts.must_end_at_once for node in job)
+    assert [node.restarts.goes_on(0, node.guard) for node in job] == [True, False, True]
+    assert [node.restarts.leaves for node in job] == [False, True, False]
+    assert not leaver.guard.waits
+    assert leaver.restarts.crew is not None
+    leaver.restarts.crew.close()
+    for node in (first, third):
+        assert (node.guard.plan, node.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
+    for _ in range(20):
+        poll_until([first, third], lambda: True)
+        assert not first.restarts.broken and not first.restarts.has_lost_node, "nobody is missed"
+    assert first.restarts.possible and third.restarts.allocation.node_rank == 1
+    first.restarts.hear(Told(Plan(dp=2, global_batch=24), 2, nodes=("n1",)))
+    poll_until([first, third], lambda: third.restarts.decided and first.restarts.decided)
+    assert [node.restarts.goes_on(0, node.guard) for node in (first, third)] == [True, False]
+    assert third.restarts.leaves and first.restarts.possible and not first.restarts.sheds_nodes
+
+
+@pytest.mark.parametrize("names", [("n2", "n3"), ("n1", "n9"), ("n3", "n1")])
+def test_an_order_without_the_first_node_or_with_unknown_ones_is_not_followed(
+    job: list[Node], names: tuple[str, ...]
+) -> None:
+    job[0].restarts.hear(Told(Plan(dp=4, global_batch=24), 1, nodes=names))
+    poll_until(job, lambda: True)
+    assert not job[0].restarts.decided
+
+
+def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[Crew]) -> None:
+    job = [Node(crew, mends=False) for crew in nodes]
+    first, other, _ = job
+    assert other.restarts.crew is not None
+    other.restarts.crew.say_ended(0, 9, "memory")
+    other.restarts.crew.close()
+    poll_until([first], lambda: bool(first.restarts.crew and first.restarts.crew.lost))
+    assert not first.restarts.broken and not first.restarts.possible and not first.restarts.together
+    assert first.restarts.cause(137, own=True) == (137, "")
+    assert not first.restarts.goes_on(137, first.guard) and not other.restarts.follows
 
 
 def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
@@ -252,15 +309,38 @@ def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
     while not first.restarts.broken:
         assert time.monotonic() < end
         first.restarts.poll()
-    assert first.restarts.hurries and first.restarts.cause(137, own=False) == (9, "memory")
+    assert first.restarts.must_end_at_once and first.restarts.cause(137, own=False) == (9, "memory")
     assert first.restarts.goes_on(9, first.guard) and first.restarts.told.code == 9
     assert not first.restarts.broken
     while not third.restarts.decided:
         assert time.monotonic() < end
         third.restarts.poll()
-    assert third.restarts.hurries
+    assert third.restarts.must_end_at_once
     assert third.restarts.goes_on(137, third.guard) and other.restarts.goes_on(9, other.guard)
     assert {node.restarts.told.number for node in job} == {1}
+
+
+def test_a_crash_before_the_other_nodes_have_connected_reaches_them(
+    seals: Seals, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node alone has trained when its run crashes: the others, whose launchers start late, must not run on alone."""
+    monkeypatch.setattr(in_place, "_CAUSE_S", 0.0)
+    crews_of_job = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
+    first, *others = (Node(crew) for crew in crews_of_job)
+    first.restarts.poll()
+    assert not first.restarts.possible
+    connects = threading.Thread(
+        target=until, args=(crews_of_job[1:], lambda: all(c.connected for c in crews_of_job[1:]))
+    )
+    connects.start()
+    try:
+        assert first.restarts.cause(9, own=True) == (9, "")
+        connects.join()
+        assert first.restarts.goes_on(9, first.guard)
+        assert all(node.restarts.goes_on(137, node.guard) for node in others)
+    finally:
+        for crew in crews_of_job:
+            crew.close()
 
 
 def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> None:
@@ -297,7 +377,11 @@ def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) 
     while not job[1].restarts.decided:
         assert time.monotonic() < end
         job[1].restarts.poll()
-    assert job[1].restarts.hurries and not job[1].restarts.goes_on(137, job[1].guard) and job[1].restarts.code == 9
+    assert (
+        job[1].restarts.must_end_at_once
+        and not job[1].restarts.goes_on(137, job[1].guard)
+        and job[1].restarts.code == 9
+    )
 
 
 def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> None:

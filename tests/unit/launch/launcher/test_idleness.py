@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher.idleness import GpuUse, Idleness, cpu_times
+from synergy_launch.launcher.idleness import GpuUse, Idleness, read_cpu_times
 
 
 def test_idle_is_told_in_strides_that_double_until_something_moves() -> None:
@@ -39,11 +39,11 @@ def test_cpu_time_of_all_that_runs_below() -> None:
     child = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
     try:
         end = time.monotonic() + 20
-        while sum(cpu_times(child.pid).values()) < 0.2 and time.monotonic() < end:
+        while sum(read_cpu_times(child.pid).values()) < 0.2 and time.monotonic() < end:
             time.sleep(0.05)
-        below = cpu_times(child.pid)
+        below = read_cpu_times(child.pid)
         assert len(below) == 1 and sum(below.values()) >= 0.2
-        assert child.pid not in below and child.pid in cpu_times(os.getpid())
+        assert child.pid not in below and child.pid in read_cpu_times(os.getpid())
     finally:
         os.killpg(child.pid, 9)
         child.wait()

@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
+from synergy_core.job_report import InPlace
+from synergy_core.records import Plan
+from synergy_core.wire.plan_file import PlanFile
+from synergy_core.wire.report import Told
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_go_on
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.status_reports import StatusReports
 
-from synergyd.job_report import InPlace
-from synergyd.records import Plan
-from synergyd.wire.plan_file import PlanFile
-from synergyd.wire.report import Told
 from tests.unit.launch.launcher.test_node_run import Sent
 from tests.unit.launch.launcher.test_plan_guard import HERE, Job
 
@@ -64,7 +64,7 @@ def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
     again = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
     again.look(STATUS)
     assert not again.goes_on(7, guard)
-    assert run_history.read(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
+    assert run_history.read_history(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
 
 
 def test_an_order_is_followed_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.kept_output import OutputKeeper, add_new, outputs, put_before
+from synergy_launch.launcher.kept_output import OutputKeeper, add_new, output_files, put_before
 
 
 def node(restarts: int = 0, rank: int = 0) -> JobAllocation:
@@ -140,4 +140,4 @@ def test_only_files_are_output(tmp_path: Path) -> None:
     out = tmp_path / "a b.out"
     out.write_text("x")
     text = f"   StdErr={out}\n   StdOut=/dev/null\n   StdOut={tmp_path}/gone\n   StdOut={out}\n"
-    assert outputs(text) == [out]
+    assert output_files(text) == [out]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shlex
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Meeting:
     """The first of three nodes of a job that no other test has."""
     monkeypatch.setattr(meeting, "_ANSWER_S", 0.5)
     monkeypatch.setattr(meeting, "_AGAIN_S", 0.1)
-    job_id = threading.get_native_id() + id(monkeypatch) % 100_000
+    job_id = random.SystemRandom().randrange(1, 2**31)  # the first node of the test before still answers
     return Meeting(job_id=job_id, restarts=0, step=0, run=0, nodes=3, rank=0, address="127.0.0.1", secret=SECRET)
 
 

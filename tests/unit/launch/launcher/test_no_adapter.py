@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 from synergy_launch.launcher.no_adapter import check, framework_of
 
-from synergyd.errors import UsageError
-from synergyd.records import Plan
 from tests.paths import python_path
 
 STAND_IN = "import os, signal\nprint('trained', os.environ.get('SYNERGY_RUN_DIR', '') != '', os.listdir(os.environ['SYNERGY_RUN_DIR']))\n"

@@ -14,15 +14,14 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UnavailableError
+from synergy_core.job_report import Report
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import node_run, plan_source, status_reports
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.start import NodeCommand
-
-from synergyd.errors import UnavailableError
-from synergyd.job_report import Report
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 
 CHILD = """
 import json, os, signal, sys, time
@@ -158,7 +157,7 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: int = 0) -> None:
         self.reports: list[tuple[Report, str]] = []
         self.fails = fails
-        monkeypatch.setattr("synergyd.wire.report.send", self)
+        monkeypatch.setattr("synergy_core.wire.report.send", self)
 
     def __call__(self, report: Report, address: str, by: int | None, line: object = None) -> None:
         if self.fails:

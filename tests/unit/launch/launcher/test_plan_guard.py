@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_core.errors import UnavailableError
+from synergy_core.job_report import Report
+from synergy_core.records import Plan, Shape
+from synergy_core.wire import plan_file
+from synergy_core.wire import report as wire_report
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import plan_guard, run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.meeting import NO_MEETING
-from synergy_launch.launcher.plan_guard import PlanGuard, hold, kind_of
+from synergy_launch.launcher.plan_guard import PlanGuard, failure_kind, hold
 from synergy_launch.launcher.run_history import RunHistory
-
-from synergyd.errors import UnavailableError
-from synergyd.job_report import Report
-from synergyd.records import Plan, Shape
-from synergyd.wire import plan_file
-from synergyd.wire import report as wire_report
-from synergyd.wire.plan_file import PlanFile
 
 PLAN, OTHER = Plan(dp=4, global_batch=8), Plan(tp=2, dp=2, global_batch=8)
 ASKED = Shape("a100", 1, 4)
@@ -81,7 +80,7 @@ class Job:
 
     @property
     def history(self) -> RunHistory:
-        return run_history.read(self.checkpoints, 9)
+        return run_history.read_history(self.checkpoints, 9)
 
 
 @pytest.fixture
@@ -131,14 +130,14 @@ def test_a_job_that_is_cancelled_has_not_failed(job: Job) -> None:
 @pytest.mark.slow
 def test_no_plan_is_blamed_where_the_nodes_could_not_meet() -> None:
     guard = PlanGuard(HERE, PlanFile(9, PLAN, "daemon:1", asked=ASKED), None)
-    assert guard.ended(NO_MEETING) is None and not guard.again and not guard.waits
-    assert guard.ended(1) is not None and guard.again
+    assert guard.conclude(NO_MEETING) is None and not guard.again and not guard.waits
+    assert guard.conclude(1) is not None and guard.again
 
 
 def test_no_more_than_two_returns_a_job(job: Job) -> None:
-    run_history.write(job.checkpoints, RunHistory(9, returns=2))
+    run_history.write_history(job.checkpoints, RunHistory(9, returns=2))
     assert job.run("sys.exit(7)")[:2] == (7, ["planned"])
-    run_history.write(job.checkpoints, RunHistory(8, returns=2))  # another job's
+    run_history.write_history(job.checkpoints, RunHistory(8, returns=2))  # another job's
     assert job.run("sys.exit(7)")[1] == ["planned", "planned", "own"]
 
 
@@ -169,7 +168,7 @@ def test_a_script_that_is_wrong_itself_ends_at_once_and_no_plan_is_blamed(job: J
     ran, runs, said = job.run(body)
     assert (ran, runs) == (code, [] if body == WRONG_SYNTAX else ["planned"]), said
     assert "the script itself is wrong" in said and "plan that Synergy chose" not in said
-    assert run_history.read(job.checkpoints, 9) == RunHistory(9)
+    assert run_history.read_history(job.checkpoints, 9) == RunHistory(9)
 
 
 def test_what_another_number_of_processes_may_cause_is_tried_at_the_size_asked_for() -> None:
@@ -180,8 +179,8 @@ def test_what_another_number_of_processes_may_cause_is_tried_at_the_size_asked_f
     )
     for made in (same, other):
         made.feed(tail)
-    assert same.ended(1) is None and not same.waits
-    failure = other.ended(1)
+    assert same.conclude(1) is None and not same.waits
+    failure = other.conclude(1)
     assert failure is not None and failure.plan == PLAN and other.waits
 
 
@@ -192,21 +191,21 @@ def test_a_plan_that_is_the_script_s_own_is_not_blamed(tail: bytes, plan: Plan |
     """Unless it does not know the options that it was given beside."""
     made = PlanGuard(HERE, PlanFile(9, PLAN, "c:1", asked=ASKED), None, own=PLAN)
     made.feed(tail)
-    failure = made.ended(1)
+    failure = made.conclude(1)
     assert failure is not None and failure.plan == plan and made.again is (plan is not None)
 
 
 def test_the_last_plan_that_ran_comes_first_where_it_fits(tmp_path: Path) -> None:
-    run_history.write(tmp_path, RunHistory(9, ran=OTHER, ran_restarts=0))
+    run_history.write_history(tmp_path, RunHistory(9, ran=OTHER, ran_restarts=0))
     made = guard(PlanFile(9, PLAN, asked=ASKED), tmp_path)
-    failure = made.ended(1)
+    failure = made.conclude(1)
     assert failure is not None and (failure.goes_on, failure.next_plan, made.plan) == (True, OTHER, OTHER)
     made.begin()
-    failure = made.ended(1)
+    failure = made.conclude(1)
     assert failure is not None and (failure.goes_on, failure.next_plan, failure.number) == (True, None, 2)
     assert made.plan is None
     made.begin()
-    failure = made.ended(4)
+    failure = made.conclude(4)
     assert failure is not None and (failure.plan, failure.code, made.again, made.waits) == (None, 4, False, False)
 
 
@@ -223,7 +222,7 @@ def test_the_last_plan_that_ran_comes_first_where_it_fits(tmp_path: Path) -> Non
 )
 def test_who_is_started_again_in_place(given: PlanFile, where: dict[str, Any], again: bool, waits: bool) -> None:
     made = guard(given, **where)
-    made.ended(1)
+    made.conclude(1)
     assert (made.again, made.waits) == (again, waits)
 
 
@@ -232,7 +231,7 @@ def test_another_nodes_word_on_the_first_steps_counts(tmp_path: Path) -> None:
     first, second = (guard(PlanFile(9, PLAN, "ctl:1"), tmp_path, **where, node_rank=i) for i in (0, 1))
     for step in (0, 11):
         first.look({"state": "training", "step": step})
-    assert second.ended(1) is None and not second.waits
+    assert second.conclude(1) is None and not second.waits
 
 
 def test_only_the_node_that_has_a_status_judges_a_hang(tmp_path: Path) -> None:
@@ -248,18 +247,18 @@ def test_only_the_node_that_has_a_status_judges_a_hang(tmp_path: Path) -> None:
             first.look({"state": "training", "step": step})
         for _ in range(4):
             now[0] += plan_guard.FIRST_STEP_S
-            assert not first.hangs() and not second.hangs()
-        assert silent.hangs() == (restarts > 0), "its agent spoke in an earlier incarnation"
-        assert first.ended(1) is None and second.ended(1) is None and not (second.waits or second.tells)
+            assert not first.is_hanging() and not second.is_hanging()
+        assert silent.is_hanging() == (restarts > 0), "its agent spoke in an earlier incarnation"
+        assert first.conclude(1) is None and second.conclude(1) is None and not (second.waits or second.tells)
 
 
 def test_a_run_that_was_ended_as_hanging_has_failed_early(tmp_path: Path) -> None:
-    run_history.write(tmp_path, RunHistory(9, ran_restarts=0))
+    run_history.write_history(tmp_path, RunHistory(9, ran_restarts=0))
     now = [0.0]
     made = PlanGuard(HERE, PlanFile(9, PLAN, asked=ASKED), tmp_path, monotonic=lambda: now[0])
     now[0] = plan_guard.FIRST_STEP_S + 1
-    assert made.hangs()
-    failure = made.ended(137)
+    assert made.is_hanging()
+    failure = made.conclude(137)
     assert failure is not None and (failure.kind, made.again) == ("hang", True)
 
 
@@ -269,16 +268,16 @@ def test_a_node_that_can_not_know_the_steps_claims_no_failure(
 ) -> None:
     where: dict[str, Any] = {"nodes": ("n1", "n2"), "gpus": 2, "node_rank": node_rank}
     made = guard(PlanFile(9, PLAN, "ctl:1"), tmp_path if folder else None, **where)
-    assert (made.ended(1) is not None) == tells
-    assert (made.waits, made.tells, bool(made.words())) == (True, tells, tells)
+    assert (made.conclude(1) is not None) == tells
+    assert (made.waits, made.tells, bool(made.format_outcome())) == (True, tells, tells)
 
 
 def test_a_run_that_reports_no_steps_is_past_them_after_a_time() -> None:
     now = [0.0]
     made = PlanGuard(HERE, PlanFile(9, PLAN, asked=ASKED), None, first_step_s=10.0, monotonic=lambda: now[0])
     now[0] = plan_guard.UNREPORTED_S + 1
-    assert not made.hangs(), "it may have no agent, and train all the same"
-    assert made.ended(1) is None
+    assert not made.is_hanging(), "it may have no agent, and train all the same"
+    assert made.conclude(1) is None
 
 
 @pytest.mark.parametrize(
@@ -293,7 +292,7 @@ def test_a_run_that_reports_no_steps_is_past_them_after_a_time() -> None:
     ],
 )
 def test_the_kind_of_a_failure(code: int, said: bytes, kind: str) -> None:
-    assert kind_of(code, said) == kind and kind in wire_report.FAILURES
+    assert failure_kind(code, said) == kind and kind in wire_report.FAILURES
 
 
 def test_a_step_is_held_open_until_the_requeue_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +321,6 @@ def test_a_step_is_held_open_until_the_requeue_and_no_longer(monkeypatch: pytest
 )
 def test_a_history_that_makes_no_sense_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / run_history.FILE).write_text(text)
-    assert run_history.read(tmp_path, 9) == RunHistory(9)
+    assert run_history.read_history(tmp_path, 9) == RunHistory(9)
     (tmp_path / run_history.FILE).write_text(json.dumps({"job_id": 9, "returns": 1, "later": 1}))
-    assert run_history.read(tmp_path, 9).returns == 1
+    assert run_history.read_history(tmp_path, 9).returns == 1

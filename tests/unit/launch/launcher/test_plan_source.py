@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher.plan_source import find_plan_file
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=4, global_batch=16)
 COMMENT = "synergy:1 checkpoint=/a%20b%C3%A9 | plan=tp:1,pp:1,dp:2,mb:1,gb:4 report=ctl:7321"

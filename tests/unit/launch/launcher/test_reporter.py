@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from synergy_core.errors import UnavailableError
+from synergy_core.job_report import Report
+from synergy_core.wire import munge
+from synergy_core.wire import report as wire_report
+from synergy_core.wire.report import send
 from synergy_launch.launcher.reporter import Reporter
-
-from synergyd.errors import UnavailableError
-from synergyd.job_report import Report
-from synergyd.wire import munge
-from synergyd.wire import report as wire_report
-from synergyd.wire.report import send
 
 
 class Wire:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synergy_core.records import Plan, Shape
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.start import NodeCommand, fit_plan, node_command, plan_of_run
-
-from synergyd.records import Plan, Shape
-from synergyd.wire.plan_file import PlanFile
 
 PLAN = Plan(tp=2, pp=2, dp=2, micro_batch=4, global_batch=16)
 NODES = JobAllocation(job_id=9, restarts=1, nodes=("n1", "n2"), node_rank=1, gpus=4, in_step=True, leader=False)

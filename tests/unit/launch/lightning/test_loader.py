@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
 from synergy_launch.lightning.progress import rewrite
-
-from synergyd.errors import UsageError
 
 
 def counts(ready: int, started: int, processed: int, completed: int) -> dict[str, int]:

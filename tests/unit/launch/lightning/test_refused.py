@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 from synergy_launch.lightning.refused import check_optimizers, check_trainer, why_fixed
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
 
 
 def named(name: str, **fields: Any) -> Any:

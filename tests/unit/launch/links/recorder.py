@@ -6,7 +6,7 @@ from __future__ import annotations
 class Recorder:
     """In place of a LinkGate."""
 
-    asks = True
+    is_asking = True
 
     def __init__(self) -> None:
         self.told: list[str] = []

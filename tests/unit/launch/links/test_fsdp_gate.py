@@ -28,7 +28,7 @@ class Group:
 
 def gated(names: str, asks: bool = True) -> tuple[list[str], list[Any]]:
     gate: Any = Recorder()
-    gate.asks = asks
+    gate.is_asking = asks
     groups = [Group(name, gate.told) for name in names]
     FsdpGate(groups, 100, gate)
     return gate.told, groups

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from synergy_launch.links import hooks, link_gate
-from synergy_launch.links.hooks import DdpGate, Ends, MegatronGate, gate_ddp
+from synergy_launch.links.hooks import DdpGate, MegatronGate, MessageEnds, gate_ddp
 from torch._C._distributed_c10d import BuiltinCommHookType, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +35,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """What gate_ddp makes, on a rank that is on two nodes."""
     made = Recorder()
     monkeypatch.setattr(link_gate, "from_environment", lambda _environment, channel=0: made)
-    monkeypatch.setattr(hooks, "crosses_nodes", lambda _ranks, _environment: True)
+    monkeypatch.setattr(hooks, "is_across_nodes", lambda _ranks, _environment: True)
     return made
 
 
@@ -194,7 +194,7 @@ def test_what_a_graph_captures_is_not_gated(gate: Recorder, stream: Stream) -> N
     assert hook.reduce(Bucket()) is found and gate.told == []
     stream.capturing = False
     assert hook.reduce(Bucket()).value() is ONES
-    assert hook._ends.settled() and gate.told == ["begin", "end"]
+    assert hook._ends.wait_until_reported() and gate.told == ["begin", "end"]
 
 
 def test_what_a_graph_captures_of_megatron_is_not_gated(stream: Stream) -> None:
@@ -207,21 +207,21 @@ def test_what_a_graph_captures_of_megatron_is_not_gated(stream: Stream) -> None:
     assert (group.start_grad_sync(), chunk.finish_grad_sync(), gate.told) == ("started", "finished", [])
     stream.capturing = False
     assert (group.start_grad_sync(), chunk.finish_grad_sync()) == ("started", "finished")
-    assert made._ends.settled() and gate.told == ["begin", "end"]
+    assert made._ends.wait_until_reported() and gate.told == ["begin", "end"]
 
 
 def test_an_end_that_the_gpu_never_tells_is_told_all_the_same(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = Recorder()
-    ends = Ends(gate)  # type: ignore[arg-type]
+    ends = MessageEnds(gate)  # type: ignore[arg-type]
     monkeypatch.setattr(Event, "fails", True)
     ends.end()
-    assert ends.settled() and gate.told == ["end"]
+    assert ends.wait_until_reported() and gate.told == ["end"]
     assert "synergy: an all-reduce's end is not known: CUDA error" in capsys.readouterr().err
     monkeypatch.setattr(Event, "fails", False)
     ends.end()  # the thread is still there
-    assert ends.settled() and gate.told == ["end", "end"]
+    assert ends.wait_until_reported() and gate.told == ["end", "end"]
 
 
 def test_an_end_that_takes_too_long_ends_the_gating_after_one_wait(
@@ -229,12 +229,12 @@ def test_an_end_that_takes_too_long_ends_the_gating_after_one_wait(
 ) -> None:
     monkeypatch.setattr(hooks, "SETTLED_S", 0.05)
     gate = Recorder()
-    ends = Ends(gate)  # type: ignore[arg-type]
+    ends = MessageEnds(gate)  # type: ignore[arg-type]
     monkeypatch.setattr(ends, "_watch", lambda: None)  # a thread that has died
     ends.end()
-    assert not ends.settled() and gate.told == ["close"]
+    assert not ends.wait_until_reported() and gate.told == ["close"]
     monkeypatch.setattr(hooks, "SETTLED_S", 60.0)
-    assert not ends.settled()  # at once
+    assert not ends.wait_until_reported()  # at once
 
 
 def test_no_thread_for_the_end_costs_nothing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +243,6 @@ def test_no_thread_for_the_end_costs_nothing(stream: Stream, monkeypatch: pytest
 
     monkeypatch.setattr("threading.Thread.start", full)
     gate = Recorder()
-    ends = Ends(gate)  # type: ignore[arg-type]
+    ends = MessageEnds(gate)  # type: ignore[arg-type]
     ends.end()
-    assert gate.told == ["end"] and ends.settled()
+    assert gate.told == ["end"] and ends.wait_until_reported()

@@ -6,11 +6,10 @@ import argparse
 from dataclasses import replace
 
 import pytest
+from synergy_core.records import Plan
 from synergy_launch.megatron_lm.arguments import is_megatron, plan_of, with_plan
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
-
-from synergyd.records import Plan
 
 PLAN = Plan(tp=2, pp=4, dp=2, micro_batch=3, global_batch=12, sequence_parallel=True)
 USER = ["--num-layers", "8", "--num-attention-heads", "4", "--data-path", "w1", "p1", "w2", "p2", "--lr=-1e-5"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synergy_launch.megatron_lm.batch_arguments import Trained, read, with_batch, write
-from synergy_launch.megatron_lm.options import number, real, values
+from synergy_launch.megatron_lm.options import option_number, option_real, option_values
 
 USER = ["--global-batch-size", "64", "--lr", "1e-4", "--min-lr", "1e-5", "--train-iters", "1000"]
 USER += ["--lr-warmup-iters", "10", "--weight-decay", "0.1", "--adam-beta2", "0.95", "--eval-interval", "100"]
@@ -17,24 +17,31 @@ USER += ["--lr-warmup-iters", "10", "--weight-decay", "0.1", "--adam-beta2", "0.
 
 def test_rates_and_lengths_follow() -> None:
     made = with_batch(USER, 256, Trained())
-    assert (real(made, "--lr", 0), real(made, "--min-lr", 0)) == pytest.approx((2e-4, 2e-5))
-    assert real(made, "--weight-decay", 0) == pytest.approx(0.2)
-    assert number(made, "--train-samples", 0) == number(made, "--lr-decay-samples", 0) == 64_000
-    assert number(made, "--lr-warmup-samples", 0) == 640
-    assert not values(made, "--train-iters") and not values(made, "--lr-warmup-iters")
-    assert number(made, "--eval-interval", 0) == 100
+    assert (option_real(made, "--lr", 0), option_real(made, "--min-lr", 0)) == pytest.approx((2e-4, 2e-5))
+    assert option_real(made, "--weight-decay", 0) == pytest.approx(0.2)
+    assert option_number(made, "--train-samples", 0) == option_number(made, "--lr-decay-samples", 0) == 64_000
+    assert option_number(made, "--lr-warmup-samples", 0) == 640
+    assert not option_values(made, "--train-iters") and not option_values(made, "--lr-warmup-iters")
+    assert option_number(made, "--eval-interval", 0) == 100
 
 
 def test_the_embeddings_own_rate_and_a_growing_decay_follow_too() -> None:
     more = ["--decoupled-lr", "4e-4", "--decoupled-min-lr=4e-5", "--start-weight-decay", "0.01"]
     more += ["--end-weight-decay", "0.1", "--weight-decay-incr-style", "cosine"]
     made = with_batch([*USER, *more], 256, Trained())
-    assert (real(made, "--decoupled-lr", 0), real(made, "--decoupled-min-lr", 0)) == pytest.approx((8e-4, 8e-5))
-    assert (real(made, "--start-weight-decay", 0), real(made, "--end-weight-decay", 0)) == pytest.approx((0.02, 0.2))
-    assert values(made, "--weight-decay-incr-style") == ["cosine"]
-    assert not values(with_batch(USER, 256, Trained()), "--start-weight-decay")
+    assert (option_real(made, "--decoupled-lr", 0), option_real(made, "--decoupled-min-lr", 0)) == pytest.approx(
+        (8e-4, 8e-5)
+    )
+    assert (option_real(made, "--start-weight-decay", 0), option_real(made, "--end-weight-decay", 0)) == pytest.approx(
+        (0.02, 0.2)
+    )
+    assert option_values(made, "--weight-decay-incr-style") == ["cosine"]
+    assert not option_values(with_batch(USER, 256, Trained()), "--start-weight-decay")
     sgd = with_batch([*USER, *more, "--optimizer", "sgd"], 128, Trained())
-    assert real(sgd, "--decoupled-lr", 0) == pytest.approx(8e-4) and real(sgd, "--end-weight-decay", 0) == 0.1
+    assert (
+        option_real(sgd, "--decoupled-lr", 0) == pytest.approx(8e-4)
+        and option_real(sgd, "--end-weight-decay", 0) == 0.1
+    )
 
 
 def test_nothing_changes_at_the_tuned_batch_or_without_one() -> None:
@@ -44,19 +51,19 @@ def test_nothing_changes_at_the_tuned_batch_or_without_one() -> None:
 
 def test_back_at_the_tuned_batch_the_lengths_still_count_what_was() -> None:
     made = with_batch(USER, 64, Trained(100, ((0, 256),)))
-    assert real(made, "--lr", 0) == pytest.approx(1e-4)
+    assert option_real(made, "--lr", 0) == pytest.approx(1e-4)
     # 25,600 were seen in 100 iterations, 38,400 are left in 600: the data is for all 64,000, and iteration 700 the last
-    assert number(made, "--train-samples", 0) == 64_000 and number(made, "--exit-interval", 0) == 700
+    assert option_number(made, "--train-samples", 0) == 64_000 and option_number(made, "--exit-interval", 0) == 700
     own = with_batch([*USER, "--exit-interval", "150"], 64, Trained(100, ((0, 256),)))
-    assert number(own, "--exit-interval", 0) == 150
+    assert option_number(own, "--exit-interval", 0) == 150
     late = with_batch([*USER, "--exit-interval", "1000"], 64, Trained(100, ((0, 256),)))
-    assert number(late, "--exit-interval", 0) == 700
+    assert option_number(late, "--exit-interval", 0) == 700
 
 
 def test_sgd_is_linear_and_keeps_its_decay() -> None:
     made = with_batch([*USER, "--optimizer", "sgd"], 128, Trained())
-    assert real(made, "--lr", 0) == pytest.approx(2e-4) and real(made, "--weight-decay", 0) == 0.1
-    assert not values(made, "--adam-beta1")
+    assert option_real(made, "--lr", 0) == pytest.approx(2e-4) and option_real(made, "--weight-decay", 0) == 0.1
+    assert not option_values(made, "--adam-beta1")
 
 
 @pytest.mark.slow
@@ -83,9 +90,11 @@ def test_the_run_ends_where_its_samples_do(
         write(folder, trained.with_batch(batch))
         made = with_batch(user, batch, trained)
         if consumed < total:
-            assert number(made, "--train-samples", 0) >= min(total, consumed + batch)  # its sampler never runs dry
-        end = number(made, "--train-samples", 0) // batch
-        end = min(end, number(made, "--exit-interval", end))
+            assert option_number(made, "--train-samples", 0) >= min(
+                total, consumed + batch
+            )  # its sampler never runs dry
+        end = option_number(made, "--train-samples", 0) // batch
+        end = min(end, option_number(made, "--exit-interval", end))
         for _ in range(steps):
             if iteration >= end:
                 break

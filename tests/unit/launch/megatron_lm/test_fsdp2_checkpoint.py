@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
+from synergy_core.wire import plan_file
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import command
 from synergy_launch.megatron_lm import fsdp2_checkpoint
 from synergy_launch.megatron_lm.capabilities import accepts
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
-from synergyd.wire import plan_file
-from synergyd.wire.plan_file import PlanFile
 
 GATED = ["--num-layers", "2", "--micro-batch-size", "1", "--global-batch-size", "8", "--use-torch-fsdp2", "--swiglu"]
 

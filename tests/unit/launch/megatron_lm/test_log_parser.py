@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synergy_launch.megatron_lm.log_parser import MAX_LINE, Log, LogLine, apart, read_line, read_peak_bytes, read_saved
+from synergy_core.records import Plan
+from synergy_core.wire.report import status_to_report
+from synergy_launch.megatron_lm.log_parser import (
+    MAX_LINE,
+    Log,
+    LogLine,
+    read_line,
+    read_peak_bytes,
+    read_saved,
+    split_first_iteration,
+)
 from synergy_launch.megatron_lm.supervisor import Supervisor
-
-from synergyd.records import Plan
-from synergyd.wire.report import status_to_report
 
 # As training_log() of each version writes them (0.16.1: as it was seen).
 GOLDEN = {
@@ -156,7 +163,7 @@ def test_the_first_two_lines_after_a_start_have_no_steady_time() -> None:
         log.feed(line(10 * number, ms))
         assert log.step_s == {1: None, 2: None, 3: 0.21}.get(number, pytest.approx(0.2))
     assert log.every == 10 and log.newest is not None and log.newest.iteration == 50
-    log.restarted()
+    log.forget_last_start()
     log.feed(line(40, 9000.0))
     assert log.step_s == pytest.approx(0.2)
 
@@ -169,23 +176,30 @@ def test_the_second_line_is_freed_of_the_first() -> None:
     assert second.loss == pytest.approx(4.969214, abs=2e-6)
     (third,) = log.feed(line(9, loss=4.854689))
     assert third.loss == 4.854689
-    log.restarted()
+    log.forget_last_start()
     assert log.feed(line(10, loss=4.8))[0].loss == 4.8
     assert log.feed(line(20, loss=4.7))[0].loss == pytest.approx((11 * 4.7 - 4.8) / 10)
 
 
 def test_what_the_first_line_counted_is_counted_once() -> None:
     first, second = LogLine(iteration=1, last=99, skipped=1), LogLine(iteration=10, last=99, loss=4.0, skipped=3, nan=1)
-    assert apart(first, second) == LogLine(
+    assert split_first_iteration(first, second) == LogLine(
         iteration=10, last=99, loss=4.0, skipped=2, nan=1
     )  # the first was skipped: no loss of it in there
     assert (
-        apart(LogLine(iteration=9, last=99, loss=5.0), LogLine(iteration=10, last=99, loss=5.0, skipped=1)).loss == 5.0
+        split_first_iteration(
+            LogLine(iteration=9, last=99, loss=5.0), LogLine(iteration=10, last=99, loss=5.0, skipped=1)
+        ).loss
+        == 5.0
     )  # the second was
     assert (
-        apart(LogLine(iteration=1, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss == 0.0
+        split_first_iteration(LogLine(iteration=1, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss
+        == 0.0
     )  # no line of Megatron's
-    assert apart(LogLine(iteration=10, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss == 4.0
+    assert (
+        split_first_iteration(LogLine(iteration=10, last=99, loss=9.0), LogLine(iteration=2, last=99, loss=4.0)).loss
+        == 4.0
+    )
 
 
 @given(st.lists(st.integers(1, 400), max_size=8))

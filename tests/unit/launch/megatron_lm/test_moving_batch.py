@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from synergy_launch.megatron_core.script_batch import MovingBatch, RunLength, keep_history, refusal
+from synergy_core.errors import UsageError
+from synergy_launch.megatron_core.script_batch import MovingBatch, RunLength, batch_obstacle, keep_history
 from synergy_launch.megatron_lm import batch_arguments
-
-from synergyd.errors import UsageError
 
 
 class ConstantNumMicroBatchesCalculator:
@@ -129,21 +128,21 @@ def test_embeddings_keep_a_rate_of_their_own(marks: dict[str, bool]) -> None:
 
 def test_interleaved_stages_take_multiples_of_pp() -> None:
     loop = Loop(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
-    assert [batch for batch in range(1, 17) if loop.batch.fits(batch)] == [4, 8, 12, 16]
+    assert [batch for batch in range(1, 17) if loop.batch.can_take(batch)] == [4, 8, 12, 16]
     assert (loop.batch.nearest(15), loop.batch.nearest(1)) == (12, 4)
 
 
 def test_what_can_not_move_is_said() -> None:
     calculator = ConstantNumMicroBatchesCalculator(8, 1)
-    assert refusal(SimpleNamespace(), calculator) == ""
-    assert "ramps" in refusal(SimpleNamespace(), SimpleNamespace())
+    assert batch_obstacle(SimpleNamespace(), calculator) == ""
+    assert "ramps" in batch_obstacle(SimpleNamespace(), SimpleNamespace())
     for name, value in (
         ("cuda_graph_impl", "local"),
         ("external_cuda_graph", True),
         ("decrease_batch_size_if_needed", True),
         ("perform_rl_step", True),
     ):
-        assert refusal(SimpleNamespace(**{name: value}), calculator)
+        assert batch_obstacle(SimpleNamespace(**{name: value}), calculator)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"samples": "x", "exit_interval": 0}', '{"samples": null}'])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synergy_launch.megatron_lm.older_checkpoint import loads_older_format
+from synergy_launch.megatron_lm.older_checkpoint import is_resumed_from_older_format
 
 
 def saved(folder: Path, newest: str, *parts: str) -> Path:
@@ -21,15 +21,15 @@ def saved(folder: Path, newest: str, *parts: str) -> Path:
 def test_parts_of_ranks_are_the_older_format(tmp_path: Path, newest: str) -> None:
     older = saved(tmp_path / "older", newest, "mp_rank_00_000", "mp_rank_00_001")
     newer = saved(tmp_path / "newer", newest, "__0_0.distcp")
-    assert loads_older_format([], older) and not loads_older_format([], newer)
+    assert is_resumed_from_older_format([], older) and not is_resumed_from_older_format([], newer)
     # its own checkpoints come before what it begins with
-    assert loads_older_format(["--load", str(older)], tmp_path / "none")
-    assert loads_older_format([f"--load={older}"], None)
-    assert not loads_older_format(["--load", str(older)], newer)
+    assert is_resumed_from_older_format(["--load", str(older)], tmp_path / "none")
+    assert is_resumed_from_older_format([f"--load={older}"], None)
+    assert not is_resumed_from_older_format(["--load", str(older)], newer)
 
 
 @pytest.mark.parametrize("newest", ["", "../../etc", "-1", "9" * 5000, "\u0663"])
 def test_what_makes_no_sense_counts_as_none(tmp_path: Path, newest: str) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(newest)
-    assert not loads_older_format(["--load"], tmp_path)
-    assert not loads_older_format(["--load", str(tmp_path / "missing")], None)
+    assert not is_resumed_from_older_format(["--load"], tmp_path)
+    assert not is_resumed_from_older_format(["--load", str(tmp_path / "missing")], None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synergy_launch.megatron_lm.arguments import bound, plan_of, with_plan
-from synergy_launch.megatron_lm.options import has, number, words
-
-from synergyd.records import Plan
+from synergy_core.records import Plan
+from synergy_launch.megatron_lm.arguments import plan_of, with_plan, with_users_degrees
+from synergy_launch.megatron_lm.options import has_option, option_number, option_words
 
 USER = [
     *[
@@ -55,7 +54,7 @@ def test_an_option_goes_where_the_degrees_refuse_it(given: str, takes: Plan, ref
     name = given.split()[0] if GROUP not in given else GROUP
     for plan, there in ((takes, True), (refuses, False)):
         made = with_plan([*USER, *given.split()], plan)
-        assert has(made, name) is there and with_plan(made, plan) == made
+        assert has_option(made, name) is there and with_plan(made, plan) == made
         assert ("512" in made) is (there and "512" in given)
 
 
@@ -71,9 +70,9 @@ def test_an_option_goes_where_the_degrees_refuse_it(given: str, takes: Plan, ref
 )
 def test_the_experts_all_to_all_is_overlapped_where_it_can_be(plan: Plan, there: bool) -> None:
     made = with_plan([*USER, *OVERLAPPED], plan)
-    assert [has(made, name) for name in OVERLAPPED[-2:]] == [there, there]
+    assert [has_option(made, name) for name in OVERLAPPED[-2:]] == [there, there]
     predicting = with_plan([*USER, *OVERLAPPED, "--mtp-num-layers", "1"], plan)
-    assert has(predicting, OVERLAPPED[-1]) is (there and plan.pp > 1)
+    assert has_option(predicting, OVERLAPPED[-1]) is (there and plan.pp > 1)
 
 
 @pytest.mark.parametrize("step", [[BY_LAYERS, "4"], []])
@@ -81,7 +80,7 @@ def test_parameters_are_not_gathered_in_the_optimizer_s_step(step: list[str]) ->
     """That goes with no checkpoint that reshards."""
     flag = "--overlap-param-gather-with-optimizer-step"
     for may_overlap in (True, False):
-        assert not has(with_plan([*USER, *step, flag], PLAN, may_overlap=may_overlap), flag)
+        assert not has_option(with_plan([*USER, *step, flag], PLAN, may_overlap=may_overlap), flag)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +92,20 @@ def test_what_is_computed_again_stays_where_other_options_bind_it(option: str) -
     own = ["--recompute-granularity", "selective", "--recompute-modules", "layernorm", "core_attn"]
     for plan in (ALONE, replace(ALONE, recompute="full")):
         made = with_plan([*USER, *own, *bound_by], plan)
-        assert words(made, "--recompute-modules") == own[3:] and not has(made, "--recompute-method")
+        assert option_words(made, "--recompute-modules") == own[3:] and not has_option(made, "--recompute-method")
         assert with_plan(made, plan) == made
         ran = plan_of(made, 16)
-        assert ran is not None and ran.recompute == "core_attn+layernorm" == bound(plan, [*own, *bound_by]).recompute
+        assert (
+            ran is not None
+            and ran.recompute == "core_attn+layernorm" == with_users_degrees(plan, [*own, *bound_by]).recompute
+        )
 
 
 @pytest.mark.parametrize("kind", ["muon", "dist_muon"])
 def test_muon_keeps_its_optimizer_whole(kind: str) -> None:
     made = with_plan([*USER, "--optimizer", kind, "--use-distributed-optimizer"], PLAN)
     ran = plan_of(made, 16)
-    assert not has(made, "--use-distributed-optimizer") and ran is not None and ran.zero_stage == 0
+    assert not has_option(made, "--use-distributed-optimizer") and ran is not None and ran.zero_stage == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_experts_that_are_not_cut_by_tp_are_shared_out_further(
     more: str, plan: Plan, ep: int | None, cut: int | None
 ) -> None:
     made = with_plan([*USER, *MOE, *more.split()], plan)
-    found = [number(made, f"--expert-{kind}-parallel-size", 0) or None for kind in ("model", "tensor")]
+    found = [option_number(made, f"--expert-{kind}-parallel-size", 0) or None for kind in ("model", "tensor")]
     assert found == [ep, cut] and with_plan(made, plan) == made
 
 
@@ -143,24 +145,30 @@ def test_experts_with_biases_are_not_cut() -> None:
     plan = Plan(tp=2, dp=4, ep=2, global_batch=32)
     made = with_plan([*USER, "--num-experts", "8"], plan)
     assert (
-        number(made, "--expert-tensor-parallel-size", 0) == 1 and number(made, "--expert-model-parallel-size", 0) == 4
+        option_number(made, "--expert-tensor-parallel-size", 0) == 1
+        and option_number(made, "--expert-model-parallel-size", 0) == 4
     )
     ran = plan_of(made, 8)
     assert ran is not None and ran.ep == 2
-    assert not has(with_plan([*USER, "--num-experts", "8"], replace(plan, tp=1)), "--expert-tensor-parallel-size")
+    assert not has_option(
+        with_plan([*USER, "--num-experts", "8"], replace(plan, tp=1)), "--expert-tensor-parallel-size"
+    )
     alone = with_plan([*USER, "--num-experts", "8"], Plan(tp=8, dp=1, global_batch=32))
-    assert number(alone, "--expert-model-parallel-size", 0) == 8  # not all of them on every rank
+    assert option_number(alone, "--expert-model-parallel-size", 0) == 8  # not all of them on every rank
     older = with_plan([*USER, "--num-experts", "8"], plan, version=(0, 14))
-    assert not has(older, "--expert-tensor-parallel-size") and number(older, "--expert-model-parallel-size", 0) == 2
+    assert (
+        not has_option(older, "--expert-tensor-parallel-size")
+        and option_number(older, "--expert-model-parallel-size", 0) == 2
+    )
 
 
 def test_muon_keeps_its_tp_unless_it_looks_at_whole_matrices() -> None:
     own = [*USER, "--optimizer", "muon", "--tensor-model-parallel-size", "2"]
-    assert bound(Plan(tp=8, dp=2, global_batch=32, sequence_parallel=True), own).tp == 2
-    assert bound(PLAN, [*own, "--muon-tp-mode", "duplicated"]) == replace(PLAN, zero_stage=0)
-    assert bound(PLAN, USER) == PLAN
+    assert with_users_degrees(Plan(tp=8, dp=2, global_batch=32, sequence_parallel=True), own).tp == 2
+    assert with_users_degrees(PLAN, [*own, "--muon-tp-mode", "duplicated"]) == replace(PLAN, zero_stage=0)
+    assert with_users_degrees(PLAN, USER) == PLAN
 
 
 def test_graphs_that_are_off_bind_nothing() -> None:
     off = [*USER, *["--cuda-graph-impl", "none", "--cuda-graph-warmup-steps", "3"]]
-    assert has(with_plan(off, replace(ALONE, recompute="full")), "--recompute-method")
+    assert has_option(with_plan(off, replace(ALONE, recompute="full")), "--recompute-method")

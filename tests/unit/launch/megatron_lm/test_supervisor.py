@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.records import Plan
+from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import node_run
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.stall_detector import StallDetector, allowed_s
+from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
 from synergy_launch.launcher.start import NodeCommand
-from synergy_launch.megatron_lm.arguments import plan_of, reshards, resumed, version_beside, with_plan
-from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, catches, workers
-
-from synergyd.job_report import Report
-from synergyd.records import Plan
-from synergyd.wire.plan_file import PlanFile
+from synergy_launch.megatron_lm.arguments import can_reshard, find_version, plan_of, with_plan, with_resume
+from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, find_workers, has_handler
 
 # Stands for pretrain_gpt.py: what the launcher sees of it from outside, nothing else.
 SCRIPT = """
@@ -63,7 +62,9 @@ class Site:
         self.script = folder / "pretrain_gpt.py"
         self.script.write_text(SCRIPT)
         self.reports: list[Report] = []
-        monkeypatch.setattr("synergyd.wire.report.send", lambda report, address, by, **_: self.reports.append(report))
+        monkeypatch.setattr(
+            "synergy_core.wire.report.send", lambda report, address, by, **_: self.reports.append(report)
+        )
         monkeypatch.setattr(node_run, "POLL_S", 0.01)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._ASK_AGAIN_S", 0.05)
         monkeypatch.setattr("synergy_launch.megatron_lm.supervisor._LOOK_S", 0.05)
@@ -179,13 +180,13 @@ def test_a_node_whose_workers_left_because_another_asked_comes_back_too(site: Si
 
     line = b" iteration       20/      40 | consumed samples: 160 | elapsed time per iteration (ms): 20.0 | global batch size: 8 |\n"
     two = watch(2, 20, line)
-    assert not two.left(0, 0)  # nobody asked: the run is over
-    assert two.left(0, 1) and two.acknowledged == 1 and two.state == "waiting"
-    assert not two.left(0, 1) and not two.left(1, 2)
-    assert not watch(1, 20, line).left(0, 1)  # alone it would know
-    assert not watch(2, 19, line).left(0, 1)  # nothing was saved on the way out
+    assert not two.has_left_as_asked(0, 0)  # nobody asked: the run is over
+    assert two.has_left_as_asked(0, 1) and two.acknowledged == 1 and two.state == "waiting"
+    assert not two.has_left_as_asked(0, 1) and not two.has_left_as_asked(1, 2)
+    assert not watch(1, 20, line).has_left_as_asked(0, 1)  # alone it would know
+    assert not watch(2, 19, line).has_left_as_asked(0, 1)  # nothing was saved on the way out
     ended = watch(2, 40, line)
-    assert not ended.left(0, 1) and ended.state == "done"
+    assert not ended.has_left_as_asked(0, 1) and ended.state == "done"
 
 
 def test_a_request_in_the_last_moment_starts_no_finished_job_again(site: Site) -> None:
@@ -212,10 +213,10 @@ def test_who_saves_nowhere_is_not_asked_to_leave(site: Site) -> None:
 
 def test_what_starts_again_goes_on_from_its_own_checkpoint() -> None:
     first = ["torchrun", "pretrain_gpt.py", "--load", "/base", "--finetune", "--save", "/own", "--seq-length", "64"]
-    again = resumed(first)
+    again = with_resume(first)
     assert "--finetune" not in again and "/base" not in again
     assert again[again.index("--load") + 1] == again[again.index("--save") + 1] == "/own"
-    assert resumed(again) == again and resumed(["pretrain_gpt.py"]) == ["pretrain_gpt.py"]
+    assert with_resume(again) == again and with_resume(["pretrain_gpt.py"]) == ["pretrain_gpt.py"]
 
 
 def test_a_script_without_a_handler_is_not_run_twice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +259,14 @@ def test_who_is_asked() -> None:
     megatron = child("signal.signal(signal.SIGTERM, lambda *_: exit(0))")
     agent = child("[signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGUSR2)]")
     try:
-        assert {plain.pid, megatron.pid, agent.pid} <= set(workers(os.getpid()))
+        assert {plain.pid, megatron.pid, agent.pid} <= set(find_workers(os.getpid()))
         assert (
             ask_to_leave(plain.pid, False) is LeaveAnswer.LATER and ask_to_leave(plain.pid, True) is LeaveAnswer.NOBODY
         )
         assert ask_to_leave(agent.pid, False) is LeaveAnswer.NEVER
         assert ask_to_leave(megatron.pid, False) is LeaveAnswer.ASKED
         assert megatron.wait(10) == 0 and plain.poll() is None
-        assert not catches(2**22 + 1, signal.SIGTERM)
+        assert not has_handler(2**22 + 1, signal.SIGTERM)
     finally:
         for process in (plain, megatron, agent):
             process.kill()
@@ -279,15 +280,15 @@ def test_an_older_megatron_is_not_told_what_it_does_not_know(tmp_path: Path) -> 
     info = tmp_path / "megatron" / "core" / "package_info.py"
     info.parent.mkdir(parents=True)
     script = tmp_path / "pretrain_gpt.py"
-    assert version_beside(tmp_path / "elsewhere" / "train.py") is None
+    assert find_version(tmp_path / "elsewhere" / "train.py") is None
     info.write_text("MAJOR = 0\nMINOR = 12\nPATCH = 3\n")
-    assert version_beside(script) == (0, 12)
-    old = with_plan(user, Plan(dp=2, global_batch=8), version=version_beside(script))
-    assert "--dist-ckpt-optim-fully-reshardable" not in old and not reshards(old)
-    assert reshards(with_plan(user, Plan(dp=2, global_batch=8)))
-    assert reshards(with_plan(user, Plan(dp=2, global_batch=8, zero_stage=0), version=(0, 12)))
+    assert find_version(script) == (0, 12)
+    old = with_plan(user, Plan(dp=2, global_batch=8), version=find_version(script))
+    assert "--dist-ckpt-optim-fully-reshardable" not in old and not can_reshard(old)
+    assert can_reshard(with_plan(user, Plan(dp=2, global_batch=8)))
+    assert can_reshard(with_plan(user, Plan(dp=2, global_batch=8, zero_stage=0), version=(0, 12)))
     info.write_text("nonsense")
-    assert version_beside(script) is None
+    assert find_version(script) is None
 
 
 def test_the_plan_that_a_command_line_amounts_to() -> None:
@@ -305,24 +306,28 @@ def test_the_plan_that_a_command_line_amounts_to() -> None:
 
 def test_a_log_that_tells_of_every_tenth_step_is_not_taken_for_a_stall() -> None:
     status: dict[str, object] = {"state": "training", "step": 10, "step_s": 30.0, "steps_between": 10, "least_s": 100.0}
-    assert allowed_s(status) == 600.0
-    assert allowed_s({**status, "step_s": 1.0}) == 100.0
+    assert stall_limit_s(status) == 600.0
+    assert stall_limit_s({**status, "step_s": 1.0}) == 100.0
     stall = StallDetector(0.0)
     assert [stall.check(status, float(now)) for now in range(0, 601, 25)] == [None] * 24 + [600.0]
 
 
 def test_a_node_that_does_not_report_finds_the_request_noted(tmp_path: Path) -> None:
     first, other = (Supervisor(None, str(tmp_path), 64, nodes=2) for _ in range(2))
-    assert other.noted_request("9 1 0") == 0
+    assert other.read_noted_request("9 1 0") == 0
     first.note_request(2, "9 1 0")
-    assert (other.noted_request("9 1 0"), other.noted_request("9 2 0"), other.noted_request("9 1 1")) == (2, 0, 0)
+    assert (
+        other.read_noted_request("9 1 0"),
+        other.read_noted_request("9 2 0"),
+        other.read_noted_request("9 1 1"),
+    ) == (2, 0, 0)
     (tmp_path / "synergy-request").write_text("nonsense\n")
-    assert other.noted_request("9 1 0") == 0
+    assert other.read_noted_request("9 1 0") == 0
     # its ranks left with the first node's, at a checkpoint: it holds as that does, once
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("40")
     first.note_request(2, "9 1 0")
-    assert other.left(0, other.noted_request("9 1 0")) and other.acknowledged == 2
-    assert not other.left(0, other.noted_request("9 1 0"))
+    assert other.has_left_as_asked(0, other.read_noted_request("9 1 0")) and other.acknowledged == 2
+    assert not other.has_left_as_asked(0, other.read_noted_request("9 1 0"))
     alone = Supervisor(None, str(tmp_path / "alone"), 64)
     alone.note_request(1, "9 1 0")
     assert not (tmp_path / "alone").exists()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from synergyd.records import Plan
+from synergy_core.records import Plan
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.batch.learning_rate import Following
-
-from synergyd.errors import UsageError
-from synergyd.records import Plan
 
 pytest.importorskip("torch")
 from synergy_launch.pytorch.batch_loop import BatchLoop

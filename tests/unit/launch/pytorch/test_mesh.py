@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from synergyd.errors import UsageError
+from synergy_core.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
 from synergy_launch.agent.settings import AgentSettings  # noqa: E402
 from synergy_launch.pytorch.context_parallel import positions  # noqa: E402
-from synergy_launch.pytorch.mesh import Degrees, data_rank, degrees  # noqa: E402
+from synergy_launch.pytorch.mesh import Degrees, data_rank, mesh_degrees  # noqa: E402
 from synergy_launch.pytorch.pipeline import blocks_of  # noqa: E402
 from synergy_launch.pytorch.run_plan import run_plan  # noqa: E402
 from synergy_launch.pytorch.run_settings import check_split  # noqa: E402
@@ -43,7 +42,7 @@ class Mesh:
     ],
 )
 def test_degrees_are_read_from_a_mesh(dims: dict[str, int], found: Degrees) -> None:
-    assert degrees(Mesh(**dims), 8) == found
+    assert mesh_degrees(Mesh(**dims), 8) == found
 
 
 def test_dimensions_in_another_order_are_refused() -> None:
@@ -54,7 +53,7 @@ def test_dimensions_in_another_order_are_refused() -> None:
         {"ep": 2, "dp": 2, "tp": 2},
     ):
         with pytest.raises(UsageError, match="pp before and cp after dp"):
-            degrees(Mesh(**dims), 8)
+            mesh_degrees(Mesh(**dims), 8)
 
 
 def test_ranks_of_one_replica_see_the_same_samples() -> None:

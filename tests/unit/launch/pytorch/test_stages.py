@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from synergyd.records import Plan
+from synergy_core.records import Plan
 
 torch = pytest.importorskip("torch")
 
 from synergy_launch.batch.noise_scale import NoiseScale  # noqa: E402
-from synergy_launch.pytorch.clipping import clip_gradients  # noqa: E402
-from synergy_launch.pytorch.gradient_norms import GradientNorms  # noqa: E402
+from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients  # noqa: E402
 
 BATCH = 4
 Gradients = dict[str, float]  # of parameters of two elements, in all of which it is the same
@@ -36,7 +34,7 @@ class Stages:
                 parameter.grad = torch.full((2,), gradients[name]) if name in gradients else None
             taken.append(norms.take(torch.zeros(()))[1])
             vote += norms.vote
-        first, second = (norms.agreed(vote) for norms in self.norms)
+        first, second = (norms.agreed_batches(vote) for norms in self.norms)
         assert first == second
         return (sum(norms.small for norms in taken), sum(norms.big for norms in taken), *first)
 

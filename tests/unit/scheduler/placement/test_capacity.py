@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Decision, Job, Node, Shape, Snapshot
 
 from synergyd.control.resize.gpus_free import gpus_free
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Action, Decision, Job, Node, Shape, Snapshot
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest, place
-from synergyd.scheduler.policies.registry import POLICIES
 from synergyd.scheduler.problem.from_snapshot import node_capacities
 from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter
 from synergyd.settings import Settings
+from synergyd.settings.policies import POLICIES
 from tests.unit.scheduler.builders import Cells, ask, cell, cells, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs of one node
 WIDE = (*GOOD, cell(7.0, 2, 4), cell(10.0, 3, 4))
@@ -148,7 +149,7 @@ def test_types_of_one_node_share_its_cpus() -> None:
 
 def test_nothing_is_started_before_its_cpus_are_free() -> None:
     waits = job(1, needs=NodeNeeds(cpus=8))
-    start = Decision(1, Action.START, GOOD[2], ("n1",), "")
+    start = Decision(1, Action.START, GOOD[2], ("n1",), text_reason(""))
     assert gpus_free(start, snapshot([roomy("n1")], [waits]))
     assert not gpus_free(start, snapshot([roomy("n1", cpus=60)], [waits]))
     whole = replace(waits, needs=NodeNeeds(whole_nodes=True))
@@ -225,8 +226,8 @@ def test_no_placement_takes_more_than_there_is_nor_what_is_forbidden(seed: int, 
         for r in here:
             room = room.plus(r.needs.on(r.shape.gpus_per_node, n.threads, n.total.memory_mib), -1)
             if r.needs.whole_nodes:
-                assert here == [r] and n.untouched
-        assert room.holds(Room()) and all(count >= 0 for _, count in room.gres)
+                assert here == [r] and n.is_untouched
+        assert room.has_room_for(Room()) and all(count >= 0 for _, count in room.gres)
         assert sum(r.shape.gpus_per_node for r in here) <= n.free
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.reasons import Reason
+from synergy_core.records import Action, Cell, Shape
 
-from synergyd.links.model import Topology
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Action, Cell, Shape
-from synergyd.scheduler.decide import decide
-from synergyd.scheduler.layout import laid_out, node_work
+from synergyd.scheduler.layout import lay_out, node_work
 from synergyd.scheduler.placement.lwf import place_lwf
 from synergyd.scheduler.placement.place import Placement, PlacementRequest
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob
@@ -18,6 +17,7 @@ from synergyd.scheduler.problem.records import NodeCapacity, NodeFilter, Problem
 from synergyd.scheduler.problem.utility import allocation
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import cell, job, node, sized, snapshot
+from tests.unit.scheduler.epochs import decide
 
 
 def wide(sync_s: float) -> tuple[Cell, ...]:
@@ -53,7 +53,10 @@ def test_work_counts_jobs_that_stay_and_those_outside() -> None:
     staying = sized(1, 2, 100.0, ("n0", "n1"))
     silent = sized(2, 1, None, ("n2",))
     problem = Problem((staying, silent), tuple(NodeCapacity(f"n{i}", "a100", 4) for i in range(4)))
-    outside = [UntouchedJob(Action.KEEP, "", cell(1.0, 1, 3), ("n3",)), UntouchedJob(Action.WAIT, "")]
+    outside = [
+        UntouchedJob(Action.KEEP, Reason("text", {"text": ""}), cell(1.0, 1, 3), ("n3",)),
+        UntouchedJob(Action.WAIT, Reason("text", {"text": ""})),
+    ]
     work = node_work(problem, allocation(problem, [0, 0]), outside)
     # who does not tell has the median of those who do
     assert work == {"n0": [100.0] * 2, "n1": [100.0] * 2, "n2": [100.0], "n3": [100.0] * 3}
@@ -68,8 +71,8 @@ def test_all_stays_packed_where_the_rule_leaves_a_job_out() -> None:
     problem = Problem((replace(sized(1, 4, 10.0), cells=(cell(2.0, 2, 4),)), narrow), nodes)
     taken = allocation(problem, [0, 0])
     packed = Placement({1: ("n2", "n3"), 2: ("n0",)}, {}, {"n0": 0, "n1": 4, "n2": 0, "n3": 0})
-    busy = [UntouchedJob(Action.KEEP, "", cell(1.0, 2, 1), ("n2", "n3"))]
-    assert laid_out(problem, taken, packed, "lwf-1", busy, Topology(), ()) == (taken, packed)
+    busy = [UntouchedJob(Action.KEEP, Reason("text", {"text": ""}), cell(1.0, 2, 1), ("n2", "n3"))]
+    assert lay_out(problem, taken, packed, "lwf-1", busy) == packed
 
 
 ROOMS = tuple(NodeCapacity(f"n{i}", "h100", 4) for i in range(4))

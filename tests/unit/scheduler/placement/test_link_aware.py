@@ -11,21 +11,22 @@ import math
 from dataclasses import replace
 
 import pytest
+from synergy_core.reasons import format_reasons
+from synergy_core.records import Action, Cell, Job, JobState, Shape
+from synergy_core.shared_links import SharedLink, Sharing
+from synergy_core.wire.codec import decode, encode
 
 from synergyd.links.model import TEN_GBE, Topology, topology_of
-from synergyd.links.sharing import expected, lines, sentence, sharings, slowdowns_of, traffic_of
+from synergyd.links.sharing import expected_slowdown, lines, sharing_reasons, sharings, slowdowns_of, traffic_of
 from synergyd.links.slowdown import Traffic
-from synergyd.records import Action, Cell, Job, JobState, Shape
-from synergyd.scheduler.decide import decide
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
 from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
 from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
-from synergyd.shared_links import SharedLink, Sharing
-from synergyd.wire.codec import decode, encode
 from tests.unit.scheduler.builders import ask, cell, job, node, snapshot
+from tests.unit.scheduler.epochs import decide
 
 WEIGHED, TOLD = 1.3186, 1.4115
 PLAIN = Topology()
@@ -50,8 +51,8 @@ def test_the_forecast_while_weighing_and_as_told() -> None:
     one = traffic_of(1, sends(1.0, 2, 2), ("a", "b"), PLAIN)
     assert one is not None
     assert one.compute_s == 0.5 and one.message_mb == pytest.approx(0.5 * 1000 / TEN_GBE.per_mb)
-    assert expected(one, {"nic:a": 0.5, "nic:b": 0.1}, PLAIN) == pytest.approx(WEIGHED, abs=1e-4)
-    assert expected(one, {}, PLAIN) == 1.0
+    assert expected_slowdown(one, {"nic:a": 0.5, "nic:b": 0.1}, PLAIN) == pytest.approx(WEIGHED, abs=1e-4)
+    assert expected_slowdown(one, {}, PLAIN) == 1.0
     two = sharings([one, replace(one, job_id=2, nodes=("b", "c"))], PLAIN)
     assert two[1].slowdown == two[2].slowdown == pytest.approx(TOLD, abs=1e-4)
     assert two[1] == Sharing(two[1].slowdown, "nic:b", (SharedLink("nic:b", (2,)),))
@@ -207,12 +208,12 @@ def test_a_decision_tells_who_shares_what_and_what_it_costs() -> None:
     assert decode(type(aware[0]), {k: v for k, v in encode(aware[0]).items() if k != "sharing"}).sharing is None
 
 
-def test_words() -> None:
+def test_formatting() -> None:
     many = Sharing(2.0, "leaf:l0", tuple(SharedLink(f"leaf:l{i}", (3, 4, 5, 6)) for i in range(3)))
-    assert sentence(many) == (
-        " It shares the uplink of leaf switch l0 and 2 more links with jobs 3, 4, 5 and 1 more, so its steps take 2.00 times as long."
+    assert format_reasons(sharing_reasons(many)) == (
+        "It shares the uplink of leaf switch l0 and 2 more links with jobs 3, 4, 5 and 1 more, so its steps take 2.00 times as long."
     )
-    assert sentence(None) == "" and sentence(Sharing(1.001, "nic:a", (SharedLink("nic:a", (2,)),))) == ""
+    assert sharing_reasons(None) == () == sharing_reasons(Sharing(1.001, "nic:a", (SharedLink("nic:a", (2,)),)))
     assert lines(many, 0.0)[-1] == "steps take 2.00 times as long; it waits most for the uplink of leaf switch l0"
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.reasons import text_reason
+from synergy_core.records import Action, Decision, Shape
 
 from synergyd.control.resize.gpus_free import gpus_free
-from synergyd.records import Action, Decision, Shape
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, NodeFilter
@@ -43,6 +44,13 @@ def test_bigger_pieces_leave_a_changing_job_its_home() -> None:
 def test_several_nodes_are_distinct_ones() -> None:
     assert "2 nodes" in place(rooms(8), [ask_for(1, 4, nodes=2)]).failed[1]
     assert place(rooms(8, 4), [ask_for(1, 4, nodes=2)]).nodes == {1: ("n0", "n1")}
+
+
+def test_a_job_that_gives_nodes_back_keeps_its_first_one() -> None:
+    """Its script runs there; others want that node as well, and it is the last in order."""
+    shrinks = ask_for(1, 4, nodes=2, home=("n3", "n0", "n1"))
+    other = ask_for(2, 4, nodes=2, home=("n3", "n2"))
+    assert set(place(rooms(4, 4, 4, 4), [shrinks, other]).nodes[1]) == {"n3", "n0"}
 
 
 def test_refusal_counts_what_is_left() -> None:
@@ -86,18 +94,18 @@ def test_powers_of_two_and_whole_nodes_lie_whenever_they_can(seed: int) -> None:
 def test_ready_counts_the_jobs_own_gpus_and_waits_for_the_others() -> None:
     small, big = cell(1.0, gpus=2), cell(2.0, gpus=4)
     runs = job(1, nodes=("n0",), gpus=2)
-    grow = Decision(1, Action.RESIZE, big, ("n0",), "")
+    grow = Decision(1, Action.RESIZE, big, ("n0",), text_reason(""))
     assert gpus_free(grow, snapshot([node("n0", 4)], [runs]))
     assert not gpus_free(grow, snapshot([node("n0", 4, used=1)], [runs]))
     assert not gpus_free(grow, snapshot([node("n0", 4, up=False)], [runs]))
     assert not gpus_free(replace(grow, node_names=("gone",)), snapshot([node("n0", 4)], [runs]))
     assert not gpus_free(replace(grow, job_id=7), snapshot([node("n0", 4)], [runs]))
-    shrink = Decision(1, Action.RESIZE, cell(0.5), ("n0",), "")
+    shrink = Decision(1, Action.RESIZE, cell(0.5), ("n0",), text_reason(""))
     assert gpus_free(shrink, snapshot([node("n0", 4, used=4)], [runs]))
-    start = Decision(2, Action.START, small, ("n0",), "")
+    start = Decision(2, Action.START, small, ("n0",), text_reason(""))
     assert gpus_free(start, snapshot([node("n0", 4)], [runs, job(2)]))
     assert not gpus_free(start, snapshot([node("n0", 3)], [runs, job(2)]))
-    assert gpus_free(Decision(2, Action.WAIT, None, (), ""), snapshot([], [job(2)]))
+    assert gpus_free(Decision(2, Action.WAIT, None, (), text_reason("")), snapshot([], [job(2)]))
 
 
 def switched(*leaves: str, free: int = 8) -> list[NodeCapacity]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
 
-from synergyd.errors import UsageError
 from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound, usage
 from synergyd.scheduler.solver.instance import Instance, instance
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve

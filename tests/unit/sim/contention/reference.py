@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from synergy_sim.contention.workload import JobSpec
+
 from synergyd.links.disciplines import AdmissionRule
 from synergyd.links.model import Link
-from synergyd.sim.contention.workload import JobSpec
 
 F = Fraction
 

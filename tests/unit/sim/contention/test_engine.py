@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from synergy_core.errors import UsageError
+from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.lookahead import LookAhead, forecast
+from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.placers import find_placer
+from synergy_sim.contention.workload import MIX, JobSpec, paper_workload
 
-from synergyd.errors import UsageError
 from synergyd.links.disciplines import Discipline, discipline_named
 from synergyd.links.lookahead import CANDIDATES
 from synergyd.links.model import Link, Topology
-from synergyd.sim.contention.engine import Engine
-from synergyd.sim.contention.lookahead import LookAhead, forecast
-from synergyd.sim.contention.machine import Machine
-from synergyd.sim.contention.placers import placer_named
-from synergyd.sim.contention.workload import MIX, JobSpec, paper_workload
 from tests.unit.sim.contention.reference import finishes
 
 LINK = Link(1.0, 0.5)  # two share at 2.5 ms/MB, three at 4; threshold 1/3
@@ -140,7 +140,7 @@ def test_the_engine_is_exact(name: str) -> None:
 
 def test_a_fork_goes_on_as_the_original_would() -> None:
     jobs = paper_workload(3, scale=4, load=50.0)
-    engine = Engine(Machine(), jobs, placer_named("lwf-1"), discipline_named("ada-srsf"))
+    engine = Engine(Machine(), jobs, find_placer("lwf-1"), discipline_named("ada-srsf"))
     assert engine.advance(until=200.0)
     copy = engine.fork(discipline_named("ada-srsf"), arrivals=True)
     copy.advance()
@@ -153,15 +153,15 @@ def test_a_fork_goes_on_as_the_original_would() -> None:
 def test_look_ahead_forecast_is_what_then_happens() -> None:
     """Without arrivals to come, a forecast is exact, and the chosen discipline is the best of the candidates."""
     jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]
-    engine = Engine(Machine(), jobs, placer_named("lwf-1"), CANDIDATES[0])
+    engine = Engine(Machine(), jobs, find_placer("lwf-1"), CANDIDATES[0])
     engine.advance(to_change=True)
-    sums = {d.name: forecast(engine, d, engine.unfinished) for d in CANDIDATES}
+    sums = {d.name: forecast(engine, d, engine.unfinished_jobs) for d in CANDIDATES}
     best, mean = LookAhead(margin=0.0).choose(engine)
     assert sums[best.name] == min(sums.values())
     assert mean == pytest.approx(min(sums.values()) / len(jobs) - engine.now)
-    assert forecast(engine, best, engine.unfinished, limit=sums[best.name] * 0.999) == float("inf")
+    assert forecast(engine, best, engine.unfinished_jobs, limit=sums[best.name] * 0.999) == float("inf")
     # Chosen again at every change: never worse than the best of them from the start, for it may be kept throughout.
-    engine = Engine(Machine(), jobs, placer_named("lwf-1"), CANDIDATES[0])
+    engine = Engine(Machine(), jobs, find_placer("lwf-1"), CANDIDATES[0])
     LookAhead(patience=0.0, margin=0.0).run(engine)
     assert sum(engine.finish) <= min(sums.values()) * (1 + 1e-9)
 
@@ -169,9 +169,9 @@ def test_look_ahead_forecast_is_what_then_happens() -> None:
 def test_look_ahead_leaves_what_is_in_force_only_for_a_gain_beyond_its_margin() -> None:
     jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]
     worst = discipline_named("srsf-99")
-    engine = Engine(Machine(), jobs, placer_named("lwf-1"), worst)
+    engine = Engine(Machine(), jobs, find_placer("lwf-1"), worst)
     engine.advance(to_change=True)
-    kept, other = (forecast(engine, d, engine.unfinished) for d in (worst, CANDIDATES[0]))
+    kept, other = (forecast(engine, d, engine.unfinished_jobs) for d in (worst, CANDIDATES[0]))
     gain = (kept - other) / (kept - len(jobs) * engine.now)
     assert gain > 0
     for margin, chosen in ((gain * 0.99, CANDIDATES[0]), (gain * 1.01, worst)):
@@ -192,7 +192,7 @@ def test_exclusive_gpus_have_one_resident(placement: str) -> None:
     engine = Engine(
         Machine(exclusive=True),
         paper_workload(2, jobs=80, scale=2),
-        placer_named(placement),
+        find_placer(placement),
         discipline_named("srsf-1"),
     )
     while engine.advance(to_change=True):
@@ -202,7 +202,7 @@ def test_exclusive_gpus_have_one_resident(placement: str) -> None:
 
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(UsageError, match="fewer GPUs or less memory"):
-        Engine(Machine(2, 2), [job(0, 5, 1.0)], placer_named("first-fit"), Discipline(discipline_named("srsf-1").rule))
+        Engine(Machine(2, 2), [job(0, 5, 1.0)], find_placer("first-fit"), Discipline(discipline_named("srsf-1").rule))
     for name in ("lwf", "lwf-", "best", "lwf-x"):
         with pytest.raises(UsageError, match="no placement"):
-            placer_named(name)
+            find_placer(name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from synergyd.errors import UsageError
-from synergyd.sim.contention.run import HEADER, Setup, parse_policy, rows, run_contention, summary, table, to_json
+from synergy_core.errors import UsageError
+from synergy_sim.contention.run import HEADER, Setup, parse_policy, rows, run_contention, summary, table, to_json
 
 SMALL = Setup(scale=2, jobs=20)
 

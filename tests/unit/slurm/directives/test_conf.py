@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
 
 from synergyd.cli.config import rows
-from synergyd.errors import UsageError
-from synergyd.settings import SETTINGS, Settings
+from synergyd.settings import REMOVED, SETTINGS, TABLE, Settings
 from synergyd.slurm.directives import conf
 from synergyd.slurm.directives.conf import find_slurm_conf, load_settings, with_values
 from synergyd.slurm.directives.conf_lint import lint
@@ -28,21 +28,20 @@ def test_without_a_line_all_is_default(folder: Path) -> None:
 def test_every_key(folder: Path) -> None:
     loaded = load(
         folder,
-        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m EarlyEpochs=no Partitions=gpu,debug Policy=sia\n"
+        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 RestartShare=0.05 Preemption=no # seconds\n"
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
-        "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2-time LinkArbiterWait=0.25\n"
-        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h MaxGrowth=2 FirstStart=3\n"
-        "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes AdaptBatch=8 CommOptions=exact,local\n"
-        "#SYNERGY MaxResizes=3 MaxCheckpointGiBps=20 MaxResizesPerDay=6 QuietHours=08:00-18:00 RestPort=9103\n"
-        "#SYNERGY Objective=sia FairnessBound=1.5 ShortFirst=.25 Deadlines=no PriorityWeight=yes\n"
-        "#SYNERGY FairShareWeight=yes QosWeights=high:4,low:0.5\n"
-        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe OneMultiNodeJobPerNode=yes Placement=lwf-2\n"
-        "#SYNERGY AccountLimits=chem:64 PartitionLimits=gpu:128,debug:0 MaxWeight=4 DeadlineShare=2\n"
-        "#SYNERGY KeepUsage=90d NoticeUrl=https://h.example.org:8443/x?y=z NoticeSecretFile=/etc/k\n"
-        "#SYNERGY SpareNodes=gpu:1,debug:5% QosSpareNodes=high:2\n"
-        "#SYNERGY NoticeEvents=hold,ban MailProg=/usr/bin/mail\n"
+        "#SYNERGY LinkArbiterPort=9102 LinkArbiterRule=srsf-2\n"
+        "#SYNERGY CheckpointTimeout=2.5m RestartDelay=3s Park=1h FirstStart=3\n"
+        "#SYNERGY HangTimeout=20m IdleReclaim=60m DrainSlow=yes Live=no\n"
+        "#SYNERGY MaxResizes=3 QuietHours=08:00-18:00 RestPort=9103\n"
+        "#SYNERGY FairnessBound=1.5 ShortFirst=.25 PriorityWeight=yes\n"
+        "#SYNERGY LinkAware=yes NodeLink=2x25GbE LeafUplink=100gbe Placement=lwf-2\n"
+        "#SYNERGY AccountLimits=chem:64 MaxWeight=4 DeadlineShare=2\n"
+        "#SYNERGY NoticeUrl=https://h.example.org:8443/x?y=z\n"
+        "#SYNERGY SpareNodes=gpu:1,debug:5%,qos/high:2\n"
+        "#SYNERGY MailProg=/usr/bin/mail\n"
         "#SYNERGY GpuType=a100 peak_tflops=312 memory_gib=80 bandwidth_gbs=2000 intra_gbs=300 inter_gbs=25\n"
         "#SYNERGY GpuType=l4 peak_tflops=121.5\n",
     )
@@ -50,7 +49,6 @@ def test_every_key(folder: Path) -> None:
     assert loaded.settings == Settings(
         database="postgresql+psycopg://u@h/db",
         epoch_s=300,
-        early_epochs=False,
         partitions=("gpu", "debug"),
         policy="sia",
         fairness=-2.5,
@@ -64,45 +62,30 @@ def test_every_key(folder: Path) -> None:
         report_port=9101,
         report_host="ctl.example.org",
         link_arbiter_port=9102,
-        link_arbiter_rule="srsf-2-time",
-        link_arbiter_wait_s=0.25,
+        link_arbiter_rule="srsf-2",
         checkpoint_timeout_s=150,
         restart_delay_s=3,
         park_s=3600,
         first_start=3,
-        max_growth=2,
         hang_timeout_s=1200,
         idle_reclaim_s=3600,
         drain_slow=True,
-        adapt_batch=8,
-        comm_options=("exact", "local"),
+        live=False,
         max_resizes=3,
-        max_checkpoint_gibps=20,
-        max_resizes_per_day=6,
         quiet_hours=((480, 1080),),
-        spare_nodes={"gpu": 1.0, "debug": 0.05},
-        qos_spare_nodes={"high": 2.0},
+        spare_nodes={"gpu": 1.0, "debug": 0.05, "qos/high": 2.0},
         rest_port=9103,
-        objective="sia",
         fairness_bound=1.5,
         short_first=0.25,
-        deadlines=False,
-        deadline_share=2,
         max_weight=4,
-        priority_weight=True,
-        fair_share_weight=True,
-        qos_weights={"high": 4.0, "low": 0.5},
+        deadline_share=2,
+        priority_weight="yes",
         account_limits={"chem": 64},
-        partition_limits={"gpu": 128, "debug": 0},
         placement="lwf-2",
         link_aware=True,
         node_link="2x25gbe",
         leaf_uplink="100gbe",
-        one_multi_node_job_per_node=True,
-        keep_usage_s=90 * 86400,
         notice_url="https://h.example.org:8443/x?y=z",
-        notice_secret_file=Path("/etc/k"),
-        notice_events=("hold", "ban"),
         mail_prog=Path("/usr/bin/mail"),
         gpu_figures={
             "a100": {
@@ -119,8 +102,14 @@ def test_every_key(folder: Path) -> None:
     assert loaded.origins["park_s"] == f"{folder}/slurm.conf:6"
 
 
-def test_every_field_of_settings_has_a_key() -> None:
-    assert {setting.field for setting in SETTINGS} | {"gpu_figures"} == set(Settings.__dataclass_fields__)
+def test_a_key_is_there_or_removed() -> None:
+    assert len(TABLE) <= 41, "Policy leaves too"
+    assert not {key.lower() for key in REMOVED} & {key.lower() for key in conf.KEYS}
+
+
+def test_spares_of_partitions_and_of_qos() -> None:
+    settings = Settings(spare_nodes={"gpu": 1.0, "qos/high": 2.0})
+    assert (settings.partition_spare_nodes, settings.qos_spare_nodes) == ({"gpu": 1.0}, {"high": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -130,9 +119,8 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY NoticeUrl=http://127.0.0.1.example.org/", "NoticeUrl"),
         ("#SYNERGY NoticeUrl=https://u:p@example.org/", "NoticeUrl"),
         ("#SYNERGY NoticeUrl=file:///etc/passwd", "NoticeUrl"),
-        ("#SYNERGY NoticeEvents=hold,all", "NoticeEvents"),
         ("#SYNERGY Epock=5", "unknown key Epock; did you mean Epoch?"),
-        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, EarlyEpochs, Partitions, DryRun, "),
+        ("#SYNERGY Colour=red", "unknown key Colour; known keys: Database, Epoch, Partitions, DryRun, "),
         ("#SYNERGY peak_tflops=3", "unknown key peak_tflops; write GpuType=NAME peak_tflops=... on one line"),
         ("#SYNERGY Epoch=0", "Epoch=0 is not right; Epoch takes 1 s to 1 day, such as 60, 60s or 5m"),
         ("#SYNERGY Epoch=5weeks", "Epoch=5weeks is not right; "),
@@ -153,16 +141,14 @@ def test_every_field_of_settings_has_a_key() -> None:
         ("#SYNERGY ReportHost=$(id)", "ReportHost=$(id) is not right; "),
         ("#SYNERGY Partitions=a,,b", "Partitions=a,,b is not right; "),
         ("#SYNERGY Policy=../x", "Policy=../x is not right; "),
-        ("#SYNERGY Objective=best", "Objective=best is not right; Objective takes power, sia, pollux or max-min"),
         ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
-        ("#SYNERGY QosWeights=high", "QosWeights=high is not right; QosWeights takes QOS:WEIGHT with commas between"),
-        ("#SYNERGY QosWeights=a:1,a:2", "QosWeights=a:1,a:2 is not right; "),
+        ("#SYNERGY AccountLimits=a:1,a:2", "AccountLimits=a:1,a:2 is not right; "),
+        ("#SYNERGY Placement=best", "Placement=best is not right; Placement takes pack or lwf-N"),
         ("#SYNERGY AccountLimits=x:1.5", "AccountLimits=x:1.5 is not right; "),
         ("#SYNERGY Policy=best", "Policy=best is not right; Policy takes one of: synergy, exact, fifo, first-fit, "),
         ("#SYNERGY NodeLink=2gbe", "NodeLink=2gbe is not right; NodeLink takes 1gbe, 10gbe, 25gbe, 100gbe, ib-edr, "),
         ("#SYNERGY NodeLink=0x10gbe", "NodeLink=0x10gbe is not right; "),
         ("#SYNERGY LeafUplink=fast", "LeafUplink=fast is not right; LeafUplink takes none, or 1gbe, "),
-        ("#SYNERGY MaxGrowth=0.5", "MaxGrowth=0.5 is not right; MaxGrowth takes 0 (no bound), or more than 1"),
         ("#SYNERGY Database=mysql://u:geheim@h/d", "Database is not right; Database takes sqlite:"),
         ("#SYNERGY Database=geheim", "Database is not right; "),
         ("#SYNERGY Epoch", "the line can't be read (no value); "),
@@ -176,8 +162,6 @@ def test_every_field_of_settings_has_a_key() -> None:
             "#SYNERGY FirstStart=.5",
             "FirstStart=.5 is not right; FirstStart takes 0 (no bound), or 1 and more, such as 4",
         ),
-        ("#SYNERGY MaxGrowth=inf", "MaxGrowth=inf is not right; "),
-        ("#SYNERGY MaxGrowth=1", "MaxGrowth=1 is not right; MaxGrowth takes 0 (no bound), or more than 1, such as 2"),
         ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
         ("#SYNERGY LeafUplink=0x10gbe", "LeafUplink=0x10gbe is not right; LeafUplink takes none, or 1gbe, 10gbe"),
         ("#SYNERGY NodeLink=nvlink4", "NodeLink=nvlink4 is not right; NodeLink takes 1gbe, 10gbe, "),
@@ -216,11 +200,20 @@ def test_links_by_any_spelling(folder: Path, text: str, link: str) -> None:
     assert (loaded.settings.node_link, loaded.settings.leaf_uplink, loaded.problems) == (link, link, ())
 
 
-@pytest.mark.parametrize("key", ["GuaranteedShare", "guaranteedprice"])
+@pytest.mark.parametrize("key", [key for key in (*REMOVED, "guaranteedprice", "qosspareNodes") if "=" not in key])
 def test_a_key_of_the_release_before_is_told_and_no_error(folder: Path, key: str) -> None:
     loaded = load(folder, f"#SYNERGY {key}=1 Epoch=7\n")
-    line = f"warning: slurm.conf:1: {key} has no effect any more; drop it: the next release does not know it"
-    assert (said(loaded), loaded.errors(), loaded.settings.epoch_s) == ([line], (), 7)
+    right = next(right for name, right in REMOVED.items() if name.lower() == key.lower())
+    line = f"warning: slurm.conf:1: {key} has no effect any more; {right}"
+    assert (said(loaded), loaded.errors(), loaded.settings) == ([line], (), Settings(epoch_s=7))
+
+
+@pytest.mark.parametrize("text", ["Placement=dally", "placement=quiet", "LinkArbiterRule=srsf-2-time"])
+def test_a_value_of_the_release_before_is_told_and_no_error(folder: Path, text: str) -> None:
+    loaded = load(folder, f"#SYNERGY {text}\n")
+    (line,) = said(loaded)
+    assert line.startswith(f"warning: slurm.conf:1: {text} has no effect any more; write ")
+    assert (loaded.errors(), loaded.settings) == ((), Settings())
 
 
 def test_the_first_of_two_holds(folder: Path) -> None:
@@ -328,9 +321,8 @@ def test_the_shipped_example_says_the_defaults(folder: Path) -> None:
     assert {setting.field for setting in SETTINGS} < set(loaded.origins)
     # without a line: all, this host, built in, none, no weights, no limits
     free: dict[str, object] = {"partitions": (), "report_host": "", "gpu_figures": {}, "profile": None}
-    free |= {"notice_url": "", "notice_secret_file": None, "mail_prog": None}
-    free |= {"spare_nodes": {}, "qos_spare_nodes": {}}
-    free |= {"quiet_hours": (), "qos_weights": {}, "account_limits": {}, "partition_limits": {}}
+    free |= {"notice_url": "", "mail_prog": None}
+    free |= {"spare_nodes": {}, "quiet_hours": (), "account_limits": {}}
     shown = {**vars(loaded.settings), **free}
     assert shown.pop("database") == Settings().database_url()
     assert shown == {name: value for name, value in vars(Settings()).items() if name != "database"}
@@ -372,9 +364,13 @@ def test_a_scontrol_that_hangs_is_given_up(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_values_over_settings_as_slurm_conf_writes_them() -> None:
-    found = with_values(Settings(epoch_s=30), "--set", ["shortfirst=0", "Objective=max-min"])
-    assert found == Settings(epoch_s=30, short_first=0.0, objective="max-min")
-    for text, what in {"ShortFirst": "is no Key=Value", "ShortFirst=3": "ShortFirst=3 is not right"}.items():
+    found = with_values(Settings(epoch_s=30), "--set", ["shortfirst=0", "Fairness=-3"])
+    assert found == Settings(epoch_s=30, short_first=0.0, fairness=-3.0)
+    for text, what in {
+        "ShortFirst": "is no Key=Value",
+        "ShortFirst=3": "ShortFirst=3 is not right",
+        "MaxGrowth=2": "no effect",
+    }.items():
         with pytest.raises(UsageError, match=f"^--set: .*{what}"):
             with_values(Settings(), "--set", [text])
     with pytest.raises(UsageError, match="given twice"):

@@ -13,7 +13,7 @@ from synergyd.cli.config import config, leak_lints
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.conf_lint import lint
-from synergyd.slurm.parsed.rows import NodeRow
+from synergyd.slurm.parsed.rows import SlurmNodeRow
 from tests.unit.plugin.lua_runtimes import ROOT
 from tests.unit.slurm.directives.conf_world import GOOD, load
 from tests.unit.slurm.fake_slurm import row
@@ -134,14 +134,14 @@ def test_check_of_an_absent_file_is_one_line(folder: Path, form: list[str]) -> N
 
 def test_gpus_that_slurm_has_lost_count_of_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the running cluster, and nothing where none answers."""
-    used = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:4(IDX:0-3)", (), ("main",), "")
+    used = SlurmNodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:4(IDX:0-3)", (), ("main",), "")
     monkeypatch.setattr(CommandLine, "nodes", lambda self: (used, replace(used, name="n2")))
     monkeypatch.setattr(CommandLine, "jobs", lambda self: (row(1, state="RUNNING", node_names=("n2",)),))
     (found,) = leak_lints()
     assert (found.severity, found.where) == ("warning", "node n1")
     assert found.what == "Slurm counts 4 GPUs as in use that no job holds"
 
-    def away(self: CommandLine) -> tuple[NodeRow, ...]:
+    def away(self: CommandLine) -> tuple[SlurmNodeRow, ...]:
         raise SlurmError("sinfo", "Unable to contact slurm controller", transient=True)
 
     monkeypatch.setattr(CommandLine, "nodes", away)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from synergy_core.records import Directive
+from synergy_core.wire import admin_comment
+from synergy_core.wire.admin_comment import AdminCommentStamp
 
-from synergyd.records import Directive
 from synergyd.slurm.directives import grammar
-from synergyd.slurm.directives.directive import DirectiveError, directive_words, notes, parse_script, read_stamp
-from synergyd.wire import admin_comment
-from synergyd.wire.admin_comment import AdminCommentStamp
+from synergyd.slurm.directives.directive import DirectiveError, directive_key_values, notes, parse_script, read_stamp
 from tests.unit.plugin.lua_runtimes import ROOT, checkers
 
 CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "cases" / "directives.json").read_text())
@@ -28,7 +28,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
 def canonical(directive: Directive) -> str:
-    return admin_comment.encode(AdminCommentStamp(directive_words(directive)))
+    return admin_comment.encode(AdminCommentStamp(directive_key_values(directive)))
 
 
 def parse_stamp(text: str) -> Directive | None:
@@ -125,7 +125,9 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
         "internal",
         "late",
         "no_launch",
+        "unread_line",
         "retired",  # a remark: the line is read
+        "retired_word",
     }
     for code, (what, _right) in grammar.MESSAGES.items():
         if code in of_plugin | {"stamp"}:
@@ -339,3 +341,11 @@ def test_a_retired_key_is_a_remark_of_check_and_is_read_in_an_old_stamp() -> Non
     script = "#!/bin/bash\n#SYNERGY tp=2 guaranteed=yes\nsrun x\n"
     assert notes(script) == ((2, "guaranteed= has no effect any more; drop it: the next release refuses it"),)
     assert read_stamp([("tp", "2"), ("guaranteed", "yes")]) == parse_script(script) == Directive(tp=2)
+
+
+def test_a_kind_of_communication_that_is_gone_is_told_and_runs_exact() -> None:
+    script = "#!/bin/bash\n#SYNERGY comm=delayed\n#SYNERGY tp=2\nsrun x\n"
+    right = "drop it, or write comm=local,compressed"
+    assert notes(script) == ((2, f"comm=delayed has no effect any more; {right}"),)
+    assert read_stamp([("comm", "delayed")]).comm == parse_script(script).comm == ()  # type: ignore[union-attr]
+    assert read_stamp([("comm", "delayed,local")]).comm == ("local",)

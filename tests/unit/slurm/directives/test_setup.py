@@ -48,7 +48,7 @@ def run(script: str, module: Path) -> list[str]:
 
 def test_a_sites_own_script_is_kept_and_runs_after_the_hook(tmp_path: Path) -> None:
     module = tmp_path / 'a "b"\\.lua'
-    after, why = setup.merged(SITE, setup.hook_for(HOOK, str(module), "/var/lib/synergy"))
+    after, why = setup.merge_scripts(SITE, setup.hook_for(HOOK, str(module), "/var/lib/synergy"))
     assert why == "" and [line for line in SITE.splitlines() if line not in after.splitlines()] == []
     assert run(after, module) == ["0-1", "synergy jp7", "site 7", "synergy kp7", "synergy rq8", "modify"]
 
@@ -70,7 +70,7 @@ def test_a_sites_own_script_is_kept_and_runs_after_the_hook(tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_merged_is_told(script: str, why: str) -> None:
-    after, said = setup.merged(script, HOOK)
+    after, said = setup.merge_scripts(script, HOOK)
     assert after == "" and why in said
 
 
@@ -94,7 +94,7 @@ def test_a_last_line_with_a_backslash_does_not_take_ours_in() -> None:
 
 
 def test_lua_accepts_it() -> None:
-    after, _ = setup.merged(SITE, HOOK)
+    after, _ = setup.merge_scripts(SITE, HOOK)
     checked = subprocess.run(
         ["lua5.3", "-e", "assert(load(io.read('a')))"], input=after, text=True, capture_output=True
     )

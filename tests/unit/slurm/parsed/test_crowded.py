@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.node_needs import NodeNeeds, Room
+from synergy_core.records import Job, Node
 
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.records import Job, Node
-from synergyd.slurm.parsed.crowded import crowded, held_to_asked, holders_of, waiting_of, who_gives_back
+from synergyd.slurm.parsed.crowded import find_crowded, held_to_asked, holders_of, waiting_of, who_gives_back
 from synergyd.slurm.parsed.rows import JobRow
 from tests.unit.scheduler.builders import job, node
 from tests.unit.slurm.fake_slurm import row
@@ -36,10 +36,10 @@ NODES = {"n1": ("a",), "n2": ("b",), "n3": ("c",), "n4": ("a", "c")}
 )
 def test_where_others_wait_for_gpus(changes: dict[str, Any], partitions: set[str], accounts: set[str]) -> None:
     asked = {"state": "PENDING", "priority": 5, "partition": "a,b", "account": "chem", "tres_per_node": "gres:gpu:1"}
-    found = crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), ())
+    found = find_crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), ())
     assert (set(found.partitions), set(found.accounts)) == (partitions, accounts)
-    assert found.filled == set(), "it has only just come"
-    assert crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), {1}).filled == accounts
+    assert found.full_accounts == set(), "it has only just come"
+    assert find_crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), {1}).full_accounts == accounts
     assert waiting_of([row(1, **{**asked, **changes})], {1}) == [], "Synergy decides about it"
 
 
@@ -56,7 +56,7 @@ def test_others_wait_for_nodes_whatever_partition_these_are_asked_in(
     asks: str, where: str, partitions: set[str]
 ) -> None:
     cluster = [node(n, kind="v100" if n == "n4" else "a100", partitions=p) for n, p in NODES.items()]
-    found = crowded([waits(1, tres_per_node=asks, partition=where)], cluster, ())
+    found = find_crowded([waits(1, tres_per_node=asks, partition=where)], cluster, ())
     assert found.partitions == partitions
     grown = replace(job(2, asked=2, nodes=("n3",), gpus=4), partition="c")
     assert bool(found.why(grown)) == ("c" in partitions) and not found.is_of_use(grown)
@@ -169,7 +169,7 @@ def test_nobody_gives_back_for_one_behind_another_that_waits_on() -> None:
 
 
 def test_nobody_gives_back_nodes_of_a_reservation() -> None:
-    assert gives([waits(1, 4)], [grown(9, "n1", "n2")], full("n1", "n2"), barred={"n1", "n2"}) == {}
+    assert gives([waits(1, 4)], [grown(9, "n1", "n2")], full("n1", "n2"), exempt={"n1", "n2"}) == {}
 
 
 def test_slurm_s_order() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.records import Cluster, Directive, Job, Node, Shape
 
-from synergyd.records import Cluster, Directive, Job, Node, Shape
 from synergyd.slurm.parsed import het_jobs
-from synergyd.slurm.parsed.job_forms import name_of, shown_name, whole_of
-from synergyd.slurm.parsed.rows import JobRow, NodeRow
-from synergyd.slurm.parsed.snapshot import Known, cluster_of, job_of
+from synergyd.slurm.parsed.job_forms import slurm_name, slurm_name_of_whole_job, squeue_name
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
+from synergyd.slurm.parsed.snapshot import SubmittedJob, cluster_of, job_of
 from tests.unit.slurm.fake_slurm import row
 
 
@@ -25,9 +25,9 @@ def parts(*gpus: int, **changes: Any) -> tuple[JobRow, ...]:
 
 def test_names() -> None:
     leader, second = parts(0, 2)
-    assert (name_of(leader), name_of(second)) == ("", 11), "the leader's id names all components"
-    assert (whole_of(leader), whole_of(second)) == (10, 10)
-    assert shown_name(second) == "10+1"
+    assert (slurm_name(leader), slurm_name(second)) == ("", 11), "the leader's id names all components"
+    assert (slurm_name_of_whole_job(leader), slurm_name_of_whole_job(second)) == (10, 10)
+    assert squeue_name(second) == "10+1"
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_one_component_with_gpus_is_resized(gpus: tuple[int, ...], chosen: int, 
     components = parts(*gpus)
     assert het_jobs.parts_of(reversed(components)) == {10: components}
     assert [r.job_id for r in components if het_jobs.is_resized(r, components)] == [chosen]
-    assert het_jobs.beyond_resizing(components).startswith(why) and bool(het_jobs.beyond_resizing(components)) == bool(
+    assert het_jobs.resize_obstacle(components).startswith(why) and bool(het_jobs.resize_obstacle(components)) == bool(
         why
     )
 
 
 def test_what_one_component_has_and_another_lacks_leaves_it_to_slurm() -> None:
     leader, second = parts(0, 2)
-    assert "--no-requeue" in het_jobs.beyond_resizing((replace(leader, requeue=False), second))
-    assert "time limits" in het_jobs.beyond_resizing((replace(leader, time_limit_s=60.0), second))
-    assert "not all" in het_jobs.beyond_resizing((second,)) == het_jobs.beyond_resizing(())
+    assert "--no-requeue" in het_jobs.resize_obstacle((replace(leader, requeue=False), second))
+    assert "time limits" in het_jobs.resize_obstacle((replace(leader, time_limit_s=60.0), second))
+    assert "not all" in het_jobs.resize_obstacle((second,)) == het_jobs.resize_obstacle(())
 
 
 def test_a_component_waits_for_what_its_leader_waits_for() -> None:
@@ -72,14 +72,14 @@ def test_a_component_may_start_when_all_of_them_may() -> None:
     assert het_jobs.with_leader(runs[1], {10: runs}).eligible_s is None
 
 
-def node(name: str, gpus: int = 4, **changes: Any) -> NodeRow:
+def node(name: str, gpus: int = 4, **changes: Any) -> SlurmNodeRow:
     gres = f"gpu:{changes.pop('kind', 'a100')}:{gpus}" if gpus else ""
-    return NodeRow(name, "idle", gres, "", (), ("main",), "", **changes)
+    return SlurmNodeRow(name, "idle", gres, "", (), ("main",), "", **changes)
 
 
-def made(components: tuple[JobRow, ...], nodes: list[NodeRow]) -> Job:
-    known = Known(Directive(), "", Shape("", 1, 2), 1)
-    job = job_of(components[1], known, {}, paused=False)
+def made(components: tuple[JobRow, ...], nodes: list[SlurmNodeRow]) -> Job:
+    known = SubmittedJob(Directive(), "", Shape("", 1, 2), 1)
+    job = job_of(components[1], known, {}, is_paused=False)
     return het_jobs.apart(job, components[1], {10: components}, cluster_of(nodes), nodes)
 
 
@@ -109,6 +109,6 @@ def test_it_keeps_its_size_where_slurm_could_give_it_another_type() -> None:
 
 def test_other_jobs_are_as_they_were() -> None:
     plain = row(3)
-    job = job_of(plain, Known(Directive(), "", Shape("", 1, 2), 1), {}, paused=False)
+    job = job_of(plain, SubmittedJob(Directive(), "", Shape("", 1, 2), 1), {}, is_paused=False)
     assert het_jobs.apart(job, plain, {}, Cluster((Node("n1", "a100", 4),)), ()) == job
-    assert het_jobs.with_leader(plain, {}) == plain and whole_of(plain) == 3
+    assert het_jobs.with_leader(plain, {}) == plain and slurm_name_of_whole_job(plain) == 3

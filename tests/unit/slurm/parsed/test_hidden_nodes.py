@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergyd.records import Cluster, Directive, Job
+from synergy_core.records import Cluster, Directive, Job
+
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
-from synergyd.slurm.parsed.rows import NodeRow, PartitionRow
+from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import cluster_of, job_of
 from tests.unit.slurm.fake_slurm import row
 from tests.unit.slurm.parsed.test_snapshot import KNOWN
 
-STATIC = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:2(IDX:0-1)", ("a100",), ("main",), "", cpus=8)
+STATIC = SlurmNodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:2(IDX:0-1)", ("a100",), ("main",), "", cpus=8)
 CLOUD = replace(STATIC, name="c1", state="mixed+cloud", gres_used="gpu:a100:4(IDX:0-3)", cpus_alloc=8)
 MAIN = {"main": PartitionRow(name="main", nodes=("n1", "c1", "c2"), resume_timeout_s=120.0)}
 
 
-def cluster(hidden: HiddenNodes, *rows: NodeRow, partitions: dict[str, PartitionRow] = MAIN) -> Cluster:
-    return cluster_of(hidden.shown(rows, partitions), (), {}, partitions)
+def cluster(hidden: HiddenNodes, *rows: SlurmNodeRow, partitions: dict[str, PartitionRow] = MAIN) -> Cluster:
+    return cluster_of(hidden.with_hidden(rows, partitions), (), {}, partitions)
 
 
 def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
@@ -35,7 +36,7 @@ def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
 
 def job(asked: int, **directive: int) -> Job:
     known = replace(KNOWN, asked=replace(KNOWN.asked, gpus_per_node=asked), directive=Directive(**directive))  # type: ignore[arg-type]
-    return job_of(row(partition="main"), known, {}, paused=False)
+    return job_of(row(partition="main"), known, {}, is_paused=False)
 
 
 def why(asked: int, gpus: int | None, **directive: int) -> str:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.slurm.parsed.job_forms import SPLITS_AN_EPOCH, TASKS_AHEAD, Forms, forms_of, is_rest, name_of, throttle_of
+from synergyd.slurm.parsed.job_forms import (
+    SPLITS_AN_EPOCH,
+    TASKS_AHEAD,
+    Forms,
+    forms_of,
+    is_pending_array_remainder,
+    slurm_name,
+    throttle_of,
+)
 from synergyd.slurm.parsed.rows import JobRow
 from tests.unit.slurm.fake_slurm import row
 
@@ -32,11 +40,11 @@ def forms(*rows: JobRow, throttle: int = 0, **those: set[int]) -> Forms:
 )
 def test_names_of_an_arrays_records(text: str, name: str, rest: bool, throttle: int) -> None:
     record = task(10, text)
-    assert (name_of(record), is_rest(record), throttle_of(record)) == (name, rest, throttle)
+    assert (slurm_name(record), is_pending_array_remainder(record), throttle_of(record)) == (name, rest, throttle)
 
 
 def test_a_plain_job_is_named_by_its_id() -> None:
-    assert name_of(row(7)) == 7 and not is_rest(row(7))
+    assert slurm_name(row(7)) == 7 and not is_pending_array_remainder(row(7))
 
 
 def test_a_chain_has_one_task_that_may_start_and_the_next_ready() -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.node_needs import NodeNeeds, Room
 
-from synergyd.node_needs import NodeNeeds, Room
-from synergyd.slurm.parsed.needs import beyond_placing, needs_of, open_partitions, other_gres
-from synergyd.slurm.parsed.partition_cpus import capped, cpu_caps
-from synergyd.slurm.parsed.rows import NodeRow, PartitionRow
+from synergyd.slurm.parsed.needs import needs_of, open_partitions, other_gres, placement_obstacle
+from synergyd.slurm.parsed.partition_cpus import cpu_caps, with_caps
+from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
 from tests.unit.slurm.fake_slurm import row
 
 COUNTED = PartitionRow(name="main", counts_memory=True)
@@ -116,8 +116,8 @@ def test_a_qos_comes_over_a_partitions_most_nodes() -> None:
 CAPPED = {"main": PartitionRow(name="main", max_cpus_per_node=24), "cpu": PartitionRow(name="cpu")}
 
 
-def machine(alloc: int = 0, partitions: tuple[str, ...] = ("main", "cpu")) -> NodeRow:
-    return NodeRow("n1", "mixed", "gpu:a100:4", "", (), partitions, "", cpus=64, cpus_alloc=alloc)
+def machine(alloc: int = 0, partitions: tuple[str, ...] = ("main", "cpu")) -> SlurmNodeRow:
+    return SlurmNodeRow("n1", "mixed", "gpu:a100:4", "", (), partitions, "", cpus=64, cpus_alloc=alloc)
 
 
 def test_cpus_that_a_partition_may_have_of_a_node() -> None:
@@ -126,9 +126,9 @@ def test_cpus_that_a_partition_may_have_of_a_node() -> None:
     assert cpu_caps([machine(36)], [ours, other], CAPPED) == {"n1": 44}, "8 of its 24 are free"
     assert cpu_caps([machine(60)], [ours, replace(other, num_cpus=88)], CAPPED) == {"n1": 64}, "4 CPUs are free"
     assert cpu_caps([machine(20)], [other, row()], CAPPED) == {"n1": 44}, "all 24 are free"
-    (shown,) = capped([machine(36)], {"n1": 44})
+    (shown,) = with_caps([machine(36)], {"n1": 44})
     assert (shown.cpus, shown.cpus_alloc) == (44, 36)
-    assert capped([machine(36)], {}) == (machine(36),)
+    assert with_caps([machine(36)], {}) == (machine(36),)
 
 
 def test_where_partitions_differ_the_loosest_counts() -> None:
@@ -166,5 +166,5 @@ def test_other_gres() -> None:
     ],
 )
 def test_what_is_beyond_placing(changes: dict[str, Any], says: str) -> None:
-    found = beyond_placing(row(**changes))
+    found = placement_obstacle(row(**changes))
     assert says in found and bool(found) == bool(says)

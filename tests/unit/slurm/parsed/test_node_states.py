@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.slurm.parsed.node_states import NodeOffer, heard, offered
-from synergyd.slurm.parsed.rows import NodeRow, node_state
+from synergyd.slurm.parsed.node_states import NodeOffer, offer_of, registered_state
+from synergyd.slurm.parsed.rows import SlurmNodeRow, node_state
 from synergyd.slurm.parsed.snapshot import node_of
 
 UP, SHUT = NodeOffer(up=True), NodeOffer()
@@ -79,8 +79,8 @@ OTHERS = [
 
 @pytest.mark.parametrize(("state", "offer"), [*STATES, *OTHERS])
 def test_what_a_node_offers(state: str, offer: NodeOffer) -> None:
-    assert offered(node_state(state)) == offer
-    node = node_of(NodeRow("n1", node_state(state), "gpu:a100:4", "", (), (), ""))
+    assert offer_of(node_state(state)) == offer
+    node = node_of(SlurmNodeRow("n1", node_state(state), "gpu:a100:4", "", (), (), ""))
     assert NodeOffer(node.up, node.reserved, node.wakeable, node.waking) == offer
 
 
@@ -97,7 +97,7 @@ def test_what_a_node_offers(state: str, offer: NodeOffer) -> None:
     ],
 )
 def test_a_free_node_that_has_not_registered_is_unknown(state: str, version: str, seen: str) -> None:
-    assert heard(state, version) == seen
+    assert registered_state(state, version) == seen
 
 
 # node_state_base_string and node_state_flag_string of slurm_protocol_defs.c, 22.05.8

@@ -25,9 +25,7 @@ def row(config: str = CONFIG.format("CR_CORE", "UNLIMITED"), **changes: str) -> 
 
 
 def test_a_partition_without_limits() -> None:
-    assert row() == PartitionRow(
-        name="main", preempt_mode="REQUEUE", grace_s=60.0, priority_tier=3, nodes=("n1", "n2", "n3")
-    )
+    assert row() == PartitionRow(name="main", grace_s=60.0, nodes=("n1", "n2", "n3"))
 
 
 def test_times_to_power_up_and_gpus() -> None:
@@ -46,7 +44,7 @@ def test_limits_and_defaults() -> None:
         accounts="a,b", default="00:10:00", nodes="2", time="1-00:00:00", state="DRAIN", memory="DefMemPerNode=500",
         job="DefCpuPerGPU=4,DefMemPerGPU=1000",
     )  # fmt: skip
-    assert (found.allow_accounts, found.default_time_s, found.max_nodes) == (("a", "b"), 600.0, 2)
+    assert (found.allow_accounts, found.max_nodes) == (("a", "b"), 2)
     assert (found.max_time_s, found.state, found.def_mem_per_node_mib) == (86400.0, "DRAIN", 500)
     assert (found.def_cpus_per_gpu, found.def_mem_per_gpu_mib) == (4, 1000)
 

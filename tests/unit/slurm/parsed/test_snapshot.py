@@ -4,17 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.job_report import Report
+from synergy_core.node_needs import Room
+from synergy_core.records import Directive, JobState, Plan, Shape
 
 from synergyd.control.controller import Controller
-from synergyd.control.known.size_changes import SizeChanges
 from synergyd.control.resize.events import JobObserved, Observed, Reported
 from synergyd.control.resize.lifecycle import ResizeTimes
-from synergyd.job_report import Report
-from synergyd.node_needs import Room
-from synergyd.records import Directive, JobState, Plan, Shape
-from synergyd.slurm.parsed.rows import NodeRow, PartitionRow
+from synergyd.control.state.size_changes import SizeChanges
+from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import (
-    Known,
+    SubmittedJob,
     cluster_of,
     job_of,
     leaks,
@@ -27,8 +27,8 @@ from synergyd.slurm.parsed.snapshot import (
 )
 from tests.unit.slurm.fake_slurm import row
 
-NODE = NodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:0(IDX:N/A)", ("a100",), ("main",), "")
-KNOWN = Known(Directive(), "", Shape("a100", 1, 2), 8)
+NODE = SlurmNodeRow("n1", "idle", "gpu:a100:4", "gpu:a100:0(IDX:N/A)", ("a100",), ("main",), "")
+KNOWN = SubmittedJob(Directive(), "", Shape("a100", 1, 2), 8)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_the_directive_may_forbid_it() -> None:
 
 
 def test_a_pending_job() -> None:
-    job = job_of(row(eligible_s=50.0, start_s=60.0, priority=0), KNOWN, {}, paused=False)
+    job = job_of(row(eligible_s=50.0, start_s=60.0, priority=0), KNOWN, {}, is_paused=False)
     assert (job.state, job.held, job.begin_s, job.start_s, job.fixed) == (JobState.PENDING, True, 50.0, None, "")
 
 
 def test_a_running_job_needs_an_agent_that_has_reported() -> None:
     running = row(state="RUNNING", start_s=5.0, eligible_s=1.0, node_names=("n1",), priority=0)
-    job = job_of(running, KNOWN, {"n1": "a100"}, paused=True)
+    job = job_of(running, KNOWN, {"n1": "a100"}, is_paused=True)
     controller = Controller(ResizeTimes(), 60.0, size_changes=SizeChanges(assumed=True))
     controller.handle(JobObserved(job.job_id, 0.0, Observed("RUNNING", job.restarts)), 10.0)
     assert "has not reported" in controller.as_decided_about(job, 10.0).fixed and not job.held and job.paused
@@ -151,20 +151,20 @@ def test_a_running_job_needs_an_agent_that_has_reported() -> None:
 
 def test_a_typed_request_keeps_its_type() -> None:
     wide = replace(KNOWN, directive=Directive(gpu_types=("h100", "a100")))
-    job = job_of(row(tres_per_node="gres:gpu:a100:2"), wide, {}, paused=False)
+    job = job_of(row(tres_per_node="gres:gpu:a100:2"), wide, {}, is_paused=False)
     assert job.directive is not None and job.directive.gpu_types == ("a100",)
-    job = job_of(row(), wide, {}, paused=False)
+    job = job_of(row(), wide, {}, is_paused=False)
     assert job.directive is not None and job.directive.gpu_types == ("h100", "a100")
 
 
 def test_a_job_with_a_wrong_directive_is_shown_with_its_error() -> None:
-    job = job_of(row(), replace(KNOWN, directive=None, error="line 2: no"), {}, paused=False)
+    job = job_of(row(), replace(KNOWN, directive=None, error="line 2: no"), {}, is_paused=False)
     assert (job.directive, job.directive_error, job.fixed) == (None, "line 2: no", "")
 
 
 def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
     untyped = replace(KNOWN, asked=Shape("", 4, 2))
-    job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, paused=False)
+    job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, is_paused=False)
     assert job.asked == Shape("h100", 4, 2)
 
 
@@ -193,12 +193,12 @@ def test_a_job_in_several_partitions_goes_by_those_that_take_it() -> None:
         "theirs": PartitionRow(name="theirs", allow_accounts=("chem",)),
     }
     asked = replace(KNOWN, asked=Shape("a100", 2, 2), nodelist=("n1",), excluded=("n3", "n2"))
-    job = job_of(row(partition="main,small,shut,theirs", account="bio"), asked, {}, paused=False, partitions=limits)
+    job = job_of(row(partition="main,small,shut,theirs", account="bio"), asked, {}, is_paused=False, partitions=limits)
     assert (job.open_partitions, job.max_nodes) == ("main", 4)
     assert (job.nodelist, job.exclude) == (("n1",), ("n2", "n3"))
-    job = job_of(row(partition="small,shut"), asked, {}, paused=False, partitions=limits)
+    job = job_of(row(partition="small,shut"), asked, {}, is_paused=False, partitions=limits)
     assert job.directive is None and "small: MaxNodes=1; shut: it is DOWN" in job.directive_error
-    assert job_of(row(partition="new"), asked, {}, paused=False, partitions=limits).open_partitions == "new"
+    assert job_of(row(partition="new"), asked, {}, is_paused=False, partitions=limits).open_partitions == "new"
 
 
 def test_gpus_in_use_that_no_job_holds() -> None:

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.records import Cluster, Directive, Job, JobState, Node, Shape
 
-from synergyd.records import Cluster, Directive, Job, JobState, Node, Shape
-from synergyd.slurm.parsed.needs import beyond_placing
-from synergyd.slurm.parsed.snapshot import Known, job_of
+from synergyd.slurm.parsed.needs import placement_obstacle
+from synergyd.slurm.parsed.snapshot import SubmittedJob, job_of
 from synergyd.slurm.parsed.switches import Leaves
 from tests.unit.slurm.fake_slurm import row
 
 
 def job(job_id: int = 1, nodes: int = 1, **changes: Any) -> Job:
-    known = Known(Directive(), "", Shape("", nodes, 4), 1)
-    found = job_of(row(job_id, switches=1, tres_per_node="gres:gpu:4"), known, {}, paused=False, topology=True)
+    known = SubmittedJob(Directive(), "", Shape("", nodes, 4), 1)
+    found = job_of(row(job_id, switches=1, tres_per_node="gres:gpu:4"), known, {}, is_paused=False, topology=True)
     return replace(found, **changes)
 
 
@@ -68,4 +68,4 @@ def test_what_no_leaf_could_hold_is_slurms() -> None:
 
 
 def test_without_a_topology_it_is_slurms() -> None:
-    assert "(--switches)" in beyond_placing(row(switches=1)) and beyond_placing(row(switches=1), True) == ""
+    assert "(--switches)" in placement_obstacle(row(switches=1)) and placement_obstacle(row(switches=1), True) == ""

@@ -1,0 +1,34 @@
+"""A notice: something happened to a job that its owner or the admin may want to hear of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: the events that there are notices of, as `notify=` and NoticeEvents name them
+EVENTS = ("resize", "hold", "ban", "deadline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """The notice that is sent; the webhook's JSON has these fields."""
+
+    #: the same for the same happening, however often it is sent
+    key: str
+    #: one of `resize`, `hold`, `ban`, `deadline`
+    event: str
+    #: Slurm's job id
+    job_id: int
+    #: as squeue calls it where that is not its id
+    slurm_name: str = ""
+    #: the job's name
+    name: str = ""
+    #: its owner's login name
+    user: str = ""
+    #: its Slurm account
+    account: str = ""
+    #: seconds since 1970
+    at_s: float = 0.0
+    #: the event in words
+    text: str = ""
+    #: the events of `#SYNERGY notify=`; empty: none are named
+    notify: tuple[str, ...] = ()

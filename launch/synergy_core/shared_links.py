@@ -1,0 +1,27 @@
+"""The cost to a job of the links that it shares with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SharedLink:
+    """A link that a job shares."""
+
+    #: `nic:NODE`: a node's own, `leaf:NAME`: a leaf switch's uplink
+    link: str
+    #: the other jobs on it
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The cost to a job of the links that it shares."""
+
+    #: expected step time over that with its links to itself
+    slowdown: float
+    #: the link that it waits for most
+    worst: str
+    #: all that it shares
+    links: tuple[SharedLink, ...]

@@ -1,0 +1,118 @@
+"""Workloads of the Rubick (Morphling, MLSys 2025) artifact, with its measured iteration times as ground truth.
+
+A workload has the columns name, submission_time, duration, application, num_gpus, num_cpus, bandwidth, exec_plan, steps,
+is_sla; the folder of an application holds placements.csv with exec_plan, placement (GPUs a node as digits) and iter_time
+(seconds; 0: it did not run). exec_plan is ga, gc, zero-dp, zero-offload or three digits: pipeline, tensor, data parallel.
+
+Assumptions:
+  - the cluster of the paper: 8 nodes of 8 A800 (here a800); one GPU type;
+  - a job is over after `steps` iterations of its fixed global batch, as in the artifact's simulator; `duration` is only the
+    same said for one plan, and is not used;
+  - on the GPUs it gets it runs the fastest plan measured there (see sim/placement_truth.py). The artifact's scheduler, too, chooses
+    among the measured plans; its rigid peers keep exec_plan, so rigid policies are better off here than in the paper;
+  - a placement that was not measured: the fastest measured one that fits into it. The artifact interpolates the means over
+    all plans, which exist for no plan at all;
+  - every start and every resize costs 260 s on the new GPUs, which is what the artifact's simulator charges for either: of
+    a resize 8 s on the old GPUs for the checkpoint, 2 s of requeue, 250 s on the new ones;
+  - CPUs and bandwidth are not used: the scheduler knows nothing of them, nor of is_sla;
+  - no size larger than was measured, and none on which nothing measured fits (it would not hold the model), is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synergy_core.errors import UsageError
+
+from synergy_sim.placement_truth import BATCH, MOST_NODES, Placement, PlacementTruth, Times
+from synergy_sim.records import Costs, PlacedGpus, TraceJob
+from synergy_sim.tables import TableRow, application_folder, in_order, read_table
+from synergyd.jobmodel.unknown_model import largest_divisor
+
+COLUMNS = ("name", "submission_time", "application", "num_gpus", "exec_plan", "steps")
+COSTS = Costs(first_start_s=260.0, checkpoint_s=8.0, requeue_s=2.0, start_s=250.0)
+CLUSTER = {"a800": (8, 8)}
+_NAMED = ("ga", "gc", "zero-dp", "zero-offload")
+
+
+def read(
+    path: Path, profiles: Path | None, gpu_type: str, gpus_per_node: int, *, keep_plan: bool = False
+) -> tuple[TraceJob, ...]:
+    """Read the jobs of a workload.
+
+    `profiles` holds a folder for each application (default: traces/ beside the workload's own folder). `keep_plan`: a job runs its
+    exec_plan with as many replicas as it has GPUs for, where that was measured at the size asked for. Raises UsageError.
+    """
+    folder = profiles or path.parent.parent / "traces"
+    rows = read_table(path, COLUMNS)
+    in_order(rows, "submission_time", lambda row: row.number("submission_time", 0))
+    known: dict[str, Times] = {}
+    own: dict[tuple[str, str], Times] = {}  # of one plan
+    jobs = []
+    for row in rows:
+        kind = row.text("application")
+        if kind not in known:
+            known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
+        times, gpus = known[kind], row.whole("num_gpus", 1, 100_000)
+        plan = _plan(row)
+        kept = _kept_part(plan) if keep_plan else ""
+        each = largest_divisor(gpus, gpus_per_node)
+        if gpus > times.largest or times.step_s(PlacedGpus(gpu_type, (each,) * (gpus // each))) is None:
+            right = f"it was measured from {times.smallest(gpu_type)} to {times.largest}"
+            raise row.wrong("num_gpus", f"{kind} was not measured on {gpus} GPUs, {each} a node", right)
+        if kept:
+            path_of = application_folder(row, folder) / "placements.csv"
+            if (kind, kept) not in own:
+                own[kind, kept] = Times({gpu_type: read_times(path_of, kept)})
+            if own[kind, kept].step_s(PlacedGpus(gpu_type, (each,) * (gpus // each))) is not None:
+                times = own[kind, kept]
+        jobs.append(
+            TraceJob(
+                row.text("name"),
+                kind,
+                row.number("submission_time", 0),
+                gpus,
+                BATCH,
+                PlacementTruth(times, row.number("steps", 1)),
+                row.where,
+                gpu_type,
+                batch_fixed=True,
+                max_gpus=times.largest,
+                max_micro_batch=BATCH,
+                can_run=times.can_run,
+            )
+        )
+    if not jobs:
+        raise UsageError(str(path), "has no jobs")
+    return tuple(jobs)
+
+
+def _plan(row: TableRow) -> str:
+    text = row.text("exec_plan")
+    if text not in _NAMED and not (len(text) == 3 and text.isascii() and text.isdecimal() and "0" not in text):
+        raise row.wrong("exec_plan", f"{text!r} is no plan", f"{', '.join(_NAMED)}, or three digits such as 344")
+    return text
+
+
+def _kept_part(plan: str) -> str:
+    """Return the part of a plan that stays at other numbers of GPUs: its name, or its pipeline and tensor degrees."""
+    return plan if plan in _NAMED else plan[:2]
+
+
+def read_times(path: Path, kept: str = "") -> dict[Placement, float]:
+    """Read placement -> seconds of the fastest plan measured there, of those with what `kept` says (see `_kept_part`).
+
+    No time at all where none was measured. Raises UsageError.
+    """
+    found: dict[Placement, float] = {}
+    for row in read_table(path, ("exec_plan", "placement", "iter_time")):
+        text = row.text("placement")
+        if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
+            raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
+        placement = tuple(sorted(map(int, text), reverse=True))
+        seconds = row.number("iter_time", 0)
+        if seconds > 0 and (not kept or _kept_part(row.text("exec_plan")) == kept):
+            found[placement] = min(seconds, found.get(placement, seconds))
+    if not found and not kept:
+        raise UsageError(str(path), "has no measured times")
+    return found

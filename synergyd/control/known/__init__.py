@@ -1,1 +1,0 @@
-"""What is known of jobs and nodes from one look at the cluster to the next. Pure."""

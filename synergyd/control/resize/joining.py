@@ -1,0 +1,56 @@
+"""Transitions of a job whose launchers bring in nodes that it does not have, while it runs: JOINING. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from synergyd.control.resize.events import NodesJoined, Refused, Tick, Wanted
+from synergyd.control.resize.lifecycle import JobLifecycle, Step, nodes_to_join
+from synergyd.control.resize.running import ask_before_resize, is_accepted, is_restart_in_place
+from synergyd.control.resize.transition import Situation
+
+
+def is_growth_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
+    """Return whether the running job may be resized now, by nodes that join it while it runs."""
+    wanted = replace(life, target=event.target, origin=event.present, in_place=is_restart_in_place(life, event))
+    return is_accepted(life, event, at) and bool(nodes_to_join(wanted))
+
+
+def ask_for_nodes(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
+    """Order the job's launchers to bring in the nodes that it lacks; the checkpoint is asked for once they are there."""
+    asked = ask_before_resize(life, event, at).life
+    names = nodes_to_join(asked)
+    joined = tuple(dict.fromkeys((*life.joined, *names)))
+    text = f"live resize decided: {event.cause}; {', '.join(names)} asked for"
+    return Step(replace(asked, orders=life.orders + 1, joined=joined), story=(text,))
+
+
+def ask_with_joined_nodes(life: JobLifecycle, _event: NodesJoined, at: Situation) -> Step:
+    """Ask the running job for a checkpoint: the nodes that it is to grow to are there."""
+    return Step(
+        replace(life, attempts=0, asked_s=0.0),
+        story=(f"{', '.join(nodes_to_join(life))} joined; checkpoint asked for",),
+    )
+
+
+def has_lost_joined_nodes(life: JobLifecycle, event: NodesJoined, _at: Situation) -> bool:
+    """Return whether the nodes that the job was to grow to had joined, and have gone before its checkpoint."""
+    return bool(nodes_to_join(life)) and (event.restarts, event.number) == (life.incarnation, life.orders)
+
+
+def go_on_unjoined(life: JobLifecycle, event: NodesJoined | Refused, _at: Situation) -> Step:
+    """Let the job go on as it is: the nodes can't be had while it runs. Its next growth is a requeue, unless it is resized before."""
+    why = event.error if isinstance(event, Refused) else event.refusal
+    return Step(_without_joining(life, why), story=(f"nodes can't be had while it runs, it goes on as it is: {why}",))
+
+
+def go_on_unanswered_joining(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+    """Let the job go on as it is: its launchers have not answered."""
+    why = f"no answer within {at.times.join_s:g} s"
+    return Step(_without_joining(life, why), story=(f"nodes asked for, {why}: it goes on as it is",))
+
+
+def _without_joining(life: JobLifecycle, why: str) -> JobLifecycle:
+    """Return the job as it was before nodes were asked for, which it could not get, so that it may get them by a requeue."""
+    joined = tuple(n for n in life.joined if n not in nodes_to_join(life))
+    return replace(life, joined=joined, join_refusal=why, target=None, origin=None, attempts=0, in_place=False)

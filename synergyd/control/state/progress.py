@@ -1,0 +1,49 @@
+"""How far each job has come, as its reports and the clock tell."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+
+from synergy_core.job_report import Report
+from synergy_core.records import Job
+
+from synergyd.jobmodel.likely_lengths import LearntLengths
+from synergyd.scheduler.problem.records import Progress
+
+
+def progress_of(
+    jobs: Iterable[Job],
+    reports: Mapping[int, Report],
+    attained_gpu_s: Mapping[int, float],
+    refuted: Container[int] = frozenset(),
+) -> dict[int, Progress]:
+    """Return the progress by job id.
+
+    A job's claim about its own end is believed as far as it makes sense (done examples out of more in all), and not
+    for jobs whose steps have `refuted` it (credibility.py).
+    """
+    found = {}
+    for job in jobs:
+        report = reports.get(job.job_id)
+        done, left = None, None
+        if job.job_id in refuted:
+            found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), refuted=True)
+            continue
+        if report is not None and report.done is not None:
+            done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
+            if report.total is not None and report.total >= done:
+                left = float(round(report.total - done))
+        found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
+    return found
+
+
+def with_likely(found: Mapping[int, Progress], jobs: Iterable[Job], lengths: LearntLengths) -> dict[int, Progress]:
+    """Return `found`, by job id, with the likely remainder for jobs that do not tell what is left."""
+    likely = dict(found)
+    for job in jobs:
+        one = found[job.job_id]
+        if one.remaining is None and not one.refuted and job.directive is not None:
+            index = lengths.index_gpu_s(job, one.attained_gpu_s)
+            likely[job.job_id] = one if index is None else replace(one, likely_gpu_s=index)
+    return likely

@@ -1,0 +1,52 @@
+"""Statistical efficiency of a batch size, goodput, and the batch sizes worth trying."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergyd.jobmodel.model.arrays import Floats, Ints
+
+
+def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Floats:
+    """Return EFF(M) = (phi + M0) / (phi + M): progress of one sample at batch M relative to one at M0, in (0, 1] for M >= M0.
+
+    phi is the gradient noise scale tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), M0 = `smallest` the
+    low end of the job's range; the ratio is Pollux's (Qiao et al., OSDI 2021).
+    A larger phi (noisier gradients, later in training) makes large batches cheaper. M * EFF(M) is rates.equivalent_sequences(M0, M, phi),
+    which runs without numpy inside jobs and rounds differently in the last digit.
+    """
+    return (noise_scale + smallest) / (noise_scale + np.asarray(batch, dtype=np.float64))
+
+
+def goodput(
+    throughput: Floats, batch: Ints | Floats, noise_scale: float | None, smallest: float
+) -> tuple[Floats, Floats]:
+    """Return (goodput, efficiency) of `throughput` sequences/s at `batch`: goodput is their product (Pollux).
+
+    Without a noise scale the batch is one fixed number, so efficiency is 1 for every plan.
+    """
+    if noise_scale is None:
+        return throughput, np.ones_like(throughput)
+    share = efficiency(batch, noise_scale, smallest)
+    return throughput * share, share
+
+
+def best_batch(fixed_s: Floats, per_sequence_s: Floats, noise_scale: float) -> Floats:
+    """Return the batch of highest goodput where a step of M sequences takes fixed_s + per_sequence_s * M seconds, each (N,).
+
+    M / (a + b M) * 1 / (phi + M) has its one maximum at sqrt(a phi / b): the derivative's numerator is a phi - b M^2. Infinite
+    where b <= 0 (a larger batch is free), 0 where a <= 0.
+    """
+    a, b = np.maximum(fixed_s, 0.0), np.maximum(per_sequence_s, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(b > 0, np.sqrt(a * noise_scale / b), 1e15)
+
+
+def batch_points(low: int, high: int, points: int) -> Floats:
+    """Return up to `points` batch sizes in [low, high], geometric as in Pollux's search, both ends included.
+
+    Callers round them to multiples.
+    """
+    if low >= high or points < 2:
+        return np.array([float(low)])
+    return np.unique(np.geomspace(low, high, min(points, high - low + 1)))

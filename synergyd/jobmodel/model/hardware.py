@@ -1,0 +1,232 @@
+"""GPU types' figures: the built-in table (hardware.toml), matching of Slurm's Gres names, an admin's overrides."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from synergy_core.errors import UsageError
+from synergy_core.link_names import LINK_CLASSES, parse_link
+
+GIB = 2**30
+KNOWN_NETWORK = 0.3  # inter_uncertainty once inter_gbs is given: reached are 0.75 to 0.9 (nccl-tests), less where groups share ports
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """One GPU type. TFLOP/s are 1e12 FLOP/s, GB/s 1e9 bytes/s in one direction, GiB 2^30 bytes.
+
+    See hardware.toml for each figure.
+    """
+
+    gpu_type: str
+    peak_tflops: float
+    memory_gib: float
+    bandwidth_gbs: float
+    intra_gbs: float
+    inter_gbs: float
+    gemm_efficiency: float = 0.8
+    attention_efficiency: float = 0.8
+    bandwidth_efficiency: float = 0.8
+    link_efficiency: float = 0.75
+    intra_latency_s: float = 2e-5
+    inter_latency_s: float = 5e-5
+    inter_efficiency: float = 0.75
+    dp_efficiency: float = 1.0
+    dp_inter_efficiency: float = 1.0
+    pp_efficiency: float = 1.0
+    rail_use: float = 0.8
+    zero3_rail_use: float = 0.8
+    dp_rank_s: float = 0.0
+    dp_partial_efficiency: float = 0.7
+    gemm_traffic: float = 1.0
+    misaligned_gemm: float = 1.4
+    odd_gemm: float = 2.0
+    unfused: float = 0.0
+    fp8_speedup: float = 1.6
+    fp32_speed: float = 0.5
+    kernel_s: float = 1e-5
+    launch_s: float = 3e-4
+    tp_launch_s: float = 1e-4
+    micro_s: float = 2e-4
+    optimizer_s: float = 1e-4
+    fixed_s: float = 5e-3
+    overlap: float = 0.0
+    zero3_overlap: float = 0.9
+    jitter: float = 0.003
+    reserve_gib: float = 2.5
+    base_gib: float = 0.0
+    fragmentation: float = 0.05
+    activation_scale: float = 1.0
+    logit_bytes: float = 4.0
+    scores_kept: float = 0.0
+    state_scale: float = 1.0
+    flash: bool = True
+    watts: float = 0.0  # 0: not known
+    uncertainty: float = 0.2
+    inter_uncertainty: float = 0.8
+    memory_uncertainty: float = 0.15
+    note: str = ""  # why these figures are only a guess; "" if they are the type's own
+
+    @property
+    def usable_bytes(self) -> float:
+        """Return the bytes that a training process may allocate on one GPU."""
+        return max(0.0, self.memory_gib - self.reserve_gib) * GIB
+
+
+def overlapped(gpu: GpuFigures) -> GpuFigures:
+    """Return the figures for a run that hides data-parallel traffic behind compute, as far as FSDP does.
+
+    These are runs with Megatron-LM's --overlap-grad-reduce and --overlap-param-gather. Its published runs on H100 have them
+    (tests/unit/jobmodel/test_published.py).
+    """
+    return replace(gpu, overlap=max(gpu.overlap, gpu.zero3_overlap))
+
+
+def by_deepspeed(gpu: GpuFigures) -> GpuFigures:
+    """Return the figures for DeepSpeed's ZeRO-3 instead of FSDP's.
+
+    Its groups reach one port's share of the network, however many members a node has. 175B on 768 and on 1,536 A100 took the same
+    67 s a step, 1.05 TB in and out of each GPU at 16 GB/s (Narayanan et al. SC'21, table 2).
+    """
+    return replace(gpu, zero3_rail_use=0.0)
+
+
+# The figures that an override may set, and those of them that may be zero.
+_NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
+_ZERO_IS_FINE = frozenset(
+    {
+        "intra_latency_s",
+        "inter_latency_s",
+        "kernel_s",
+        "launch_s",
+        "fixed_s",
+        "overlap",
+        "reserve_gib",
+        "base_gib",
+        "watts",
+    }
+    | {
+        "fragmentation",
+        "uncertainty",
+        "inter_uncertainty",
+        "memory_uncertainty",
+        "gemm_traffic",
+        "unfused",
+        "tp_launch_s",
+        "micro_s",
+        "optimizer_s",
+        "jitter",
+    }
+    | {"zero3_overlap", "scores_kept", "zero3_rail_use", "dp_rank_s"}
+)
+_AT_MOST_ONE = frozenset(
+    {"gemm_efficiency", "attention_efficiency", "bandwidth_efficiency", "link_efficiency", "overlap", "fragmentation"}
+    | {"inter_efficiency", "zero3_overlap", "rail_use", "scores_kept", "zero3_rail_use"}
+)
+_MIG = re.compile(r"\d+g\.\d+gb")
+
+
+@cache
+def _table() -> tuple[dict[str, GpuFigures], tuple[tuple[frozenset[str], str], ...]]:
+    """Return the types of hardware.toml, and (words of a spelling, type) for matching."""
+    text = files("synergyd.jobmodel.model").joinpath("hardware.toml").read_text(encoding="utf-8")
+    data: dict[str, Any] = tomllib.loads(text)
+    types: dict[str, GpuFigures] = {}
+    spellings: list[tuple[frozenset[str], str]] = []
+    for name, entry in data["types"].items():
+        values = {**data["defaults"], **entry}
+        spellings += [(frozenset(words.split()), name) for words in values.pop("names")]
+        types[name] = GpuFigures(gpu_type=name, **values)
+    return types, tuple(spellings)
+
+
+def known_types() -> tuple[str, ...]:
+    """Return the names of the built-in types, in the file's order."""
+    return tuple(_table()[0])
+
+
+def canonical(gpu_type: str) -> str | None:
+    """Return the built-in type that Slurm's Gres name `gpu_type` means (`nvidia_a100-sxm4-40gb` is `a100-40`), or None.
+
+    A MIG slice is a part of a GPU of unknown size and is never matched.
+    """
+    types, spellings = _table()
+    text = gpu_type.strip().lower()
+    if text in types:
+        return text
+    if _MIG.search(text):
+        return None
+    words = frozenset(re.split(r"[-_\s:]+", text))
+    matches = [(len(spelling), name) for spelling, name in spellings if spelling <= words]
+    # `max` keeps the first of equals, which is the file's order
+    return max(matches, key=lambda match: match[0])[1] if matches else None
+
+
+def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None = None) -> GpuFigures:
+    """Return the figures of `gpu_type` as Slurm names it, with the admin's `overrides` (type name -> figure -> number) on top.
+
+    Overrides of the Gres name win over those of the built-in name it stands for. A type that is not known is taken for `generic`,
+    and `note` says so, unless overrides give all five main figures. Raises UsageError: an override that names no figure, is not a
+    finite number, or lies out of bounds.
+    """
+    types, _ = _table()
+    name = canonical(gpu_type)
+    base = types[name or "generic"]
+    changes: dict[str, float] = {}
+    by_lower = {key.lower(): value for key, value in (overrides or {}).items()}
+    wanted = {spelling: None for spelling in (name, gpu_type.strip().lower()) if spelling}
+    for spelling in wanted:
+        for figure, value in by_lower.get(spelling, {}).items():
+            _check(spelling, figure, value)
+            changes[figure] = float(value)
+    if "inter_gbs" in changes:
+        changes = {"inter_uncertainty": KNOWN_NETWORK, **changes}
+    note = ""
+    if name is None:
+        missing = [
+            f for f in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs") if f not in changes
+        ]
+        if missing:
+            note = f"GPU type {gpu_type!r} is not known: taken for a generic GPU in {', '.join(missing)}"
+    return replace(base, gpu_type=gpu_type, note=note, **changes)  # type: ignore[arg-type]
+
+
+def _check(gpu_type: str, figure: str, value: float) -> None:
+    where = f"figures of GPU type {gpu_type}"
+    if figure not in _NUMBERS:
+        raise UsageError(where, f"no figure is called {figure!r}", f"figures are {', '.join(sorted(_NUMBERS))}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(where, f"{figure} is {value!r}", "it must be a finite number")
+    if value < 0 or (value == 0 and figure not in _ZERO_IS_FINE):
+        raise UsageError(where, f"{figure} is {value:g}", "it must be positive")
+    if value > 1 and figure in _AT_MOST_ONE:
+        raise UsageError(where, f"{figure} is {value:g}", "it is a fraction, at most 1")
+
+
+def link_figures(text: str, scope: str) -> dict[str, float]:
+    """Return the figures of `scope` (intra: in the node, inter: between nodes) for the link that `text` names.
+
+    `CLASS` (`4xCLASS`: four together), `CLASS/N` for a link that N GPUs share, or a rate in 1e9 bytes/s. Raise UsageError.
+    """
+    name, slash, shared = text.strip().lower().partition("/")
+    among = int(shared) if shared.isascii() and shared.isdecimal() and len(shared) <= 6 else 0
+    if slash and among < 1:
+        raise UsageError(f"--set {scope}", f"{text!r}: {shared!r} GPUs share it", "write CLASS/N, such as ib-hdr/4")
+    if (known := parse_link(name)) is not None:
+        count, link = known[0], LINK_CLASSES[known[1]]
+        return {f"{scope}_gbs": count * link.gbs / max(1, among), f"{scope}_latency_s": link.latency_s}
+    try:
+        number = float(name)
+    except ValueError:
+        right = f"links are {', '.join(LINK_CLASSES)}; or give 1e9 bytes/s a GPU"
+        raise UsageError(f"--set {scope}", f"no link is called {name!r}", right) from None
+    if not (math.isfinite(number) and 0 < number <= 1e6):
+        raise UsageError(f"--set {scope}", f"{text} is no rate", "give 1e9 bytes/s a GPU, such as 25")
+    return {f"{scope}_gbs": number / max(1, among)}

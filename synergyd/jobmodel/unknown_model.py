@@ -1,0 +1,112 @@
+"""Cells of jobs whose model is not known (plain PyTorch, vision).
+
+They come from the data-parallel throughput model that the jobs' own reports have fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from synergy_core.exchange import EXACT, Exchange
+from synergy_core.records import Cell, Plan, Shape
+
+from synergyd.jobmodel.model.efficiency import batch_points, goodput
+from synergyd.jobmodel.model.hardware import GpuFigures
+from synergyd.jobmodel.model.throughput import ThroughputFit
+from synergyd.jobmodel.plan_limits import PlanLimits, divisors
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """Return the largest divisor of `n` that is at most `limit` (both >= 1)."""
+    return max(m for m in divisors(n) if m <= limit)
+
+
+def cells(
+    gpu: GpuFigures,
+    shapes: Sequence[Shape],
+    limits: PlanLimits,
+    asked_gpus: int,
+    *,
+    noise_scale: float | None,
+    smallest_batch: int,
+    present_batch: int,
+    fit: ThroughputFit,
+    speed: float,
+    option: Exchange = EXACT,
+) -> list[Cell]:
+    """Return the best plan of each shape that dp divides, with tp and pp as fixed, else 1.
+
+    `option` is what its replicas exchange; its effect on what an example is worth is not counted. Memory is not predicted
+    (memory_bytes 0), so no GPU is ever given more samples at once than the directive allows, or than at the size asked for if it
+    has no limit. A larger share is worked off in several passes.
+    """
+    tp, pp = limits.tp or 1, limits.pp or 1
+    asked_replicas = max(1, asked_gpus // (tp * pp))
+    most = limits.micro_batch or limits.max_micro_batch or max(1, -(-present_batch // asked_replicas))
+    rows: list[tuple[int, ...]] = []  # index of the shape, GPUs, nodes, replicas, micro-batch, passes
+    for index, shape in enumerate(shapes):
+        replicas, rest = divmod(shape.gpus, tp * pp)
+        if not rest and replicas:
+            splits = _all_splits(replicas, most, limits)
+            rows += [(index, shape.gpus, shape.nodes, replicas, micro, passes) for micro, passes in splits]
+    if not rows:
+        return []
+    counts = np.array(rows, dtype=np.int64).T
+    step_s = fit.model.steps_s(gpu, counts[1:], option) / speed
+    sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:], option) / speed, step_s)
+    batch = counts[3] * counts[4] * counts[5]
+    rate = batch / step_s
+    good, share = goodput(rate, batch, noise_scale, smallest_batch)
+    best: dict[int, int] = {}
+    for row, index in enumerate(counts[0].tolist()):
+        if index not in best or good[row] > good[best[index]]:
+            best[index] = row
+    chosen = list(best.values())
+    sigmas = dict(zip(chosen, fit.sigmas(gpu, counts[1:, chosen], option).tolist(), strict=True))
+    return [
+        Cell(
+            shapes[index],
+            Plan(tp, pp, int(counts[3][row]), int(counts[4][row]), int(batch[row]), zero_stage=0),
+            float(rate[row]),
+            float(share[row]),
+            float(good[row]),
+            float(step_s[row]),
+            0,
+            sigmas[row],
+            float(sync_s[row]),
+        )
+        for index, row in best.items()
+    ]
+
+
+@lru_cache(maxsize=16_384)
+def _all_splits(replicas: int, most: int, limits: PlanLimits) -> tuple[tuple[int, int], ...]:
+    """Return the (micro-batch, passes) that are next to any of the batches that are looked at, ascending."""
+    points = batch_points(limits.low, limits.high, limits.points)
+    return tuple(sorted({split for point in points for split in _splits(float(point), replicas, most, limits)}))
+
+
+def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:
+    """Return the (micro-batch, passes) whose batch is in the range and next to `batch`, in as few passes as `most` samples at once allow.
+
+    A fixed batch or micro-batch is kept exactly, and so is the unit of a batch.
+    """
+    if limits.batch_unit > 1 and limits.batch_unit % replicas:
+        return []
+    if limits.micro_batch or limits.low == limits.high or limits.batch_unit > 1:
+        unit = math.lcm(replicas * (limits.micro_batch or 1), limits.batch_unit)
+        whole = round(batch / unit) * unit
+        if not limits.low <= whole <= limits.high or whole <= 0:
+            return []
+        micro = limits.micro_batch or largest_divisor(whole // replicas, most)
+        return [(micro, whole // (replicas * micro))]
+    passes = max(1, -(-round(batch) // (replicas * most)))
+    share = batch / (replicas * passes)
+    return [
+        (micro, passes)
+        for micro in {math.floor(share), math.ceil(share)}
+        if 1 <= micro <= most and limits.low <= replicas * micro * passes <= limits.high
+    ]

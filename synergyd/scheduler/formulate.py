@@ -1,0 +1,147 @@
+"""The first phase of an epoch: from what was observed to the allocation's problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from synergy_core.restarts import RestartBudget, RestartCost
+
+from synergyd.scheduler.epoch import Draft, Stage
+from synergyd.scheduler.give_back import ForcedShrinks, give_back
+from synergyd.scheduler.preemption import stoppable
+from synergyd.scheduler.problem.first_start import within_reach
+from synergyd.scheduler.problem.from_snapshot import classify_job, node_capacities
+from synergyd.scheduler.problem.gpu_limits import usage_limits, with_own_limits
+from synergyd.scheduler.problem.node_limits import NodeLimits
+from synergyd.scheduler.problem.priorities import weights, with_claims, with_need_bonus, without_partial_nodes
+from synergyd.scheduler.problem.records import JobRequest, Problem, Progress
+from synergyd.scheduler.problem.restart_horizon import with_horizon
+from synergyd.scheduler.problem.room_rows import room_rows
+from synergyd.scheduler.spares import with_spares
+
+_UNKNOWN = Progress()
+
+
+def _shrink_forced(draft: Draft) -> Draft:
+    inputs = draft.inputs
+    shrinks = give_back(inputs.snapshot, inputs.cells, inputs.current_plans)
+    return replace(draft, shrinks=shrinks, snapshot=shrinks.snapshot)
+
+
+def _classify(draft: Draft) -> Draft:
+    inputs, rules, snapshot = draft.inputs, draft.rules, draft.snapshot
+    weight = weights(snapshot.jobs, rules.weights, inputs.slurm_limits.fair_shares)
+    # a peer goes by its paper, which knows of one cost for all jobs
+    restarts = {} if draft.by_rule else inputs.restarts
+    usual = RestartBudget(cost=RestartCost(mean_s=rules.restarts.cost_s))
+    classified = tuple(
+        classify_job(
+            job,
+            snapshot,
+            inputs.cells.get(job.job_id, ()),
+            inputs.no_cell_reasons.get(job.job_id, ""),
+            draft.shrinks.plans.get(job.job_id),
+            inputs.ages_s.get(job.job_id, snapshot.time_s - job.submit_s),
+            _budget(restarts.get(job.job_id, usual), rules.restarts.share, job.job_id in draft.shrinks.left),
+            inputs.progress.get(job.job_id, _UNKNOWN),
+            weight[job.job_id],
+            sizes_fixed=draft.policy.sizes_fixed,
+        )
+        for job in snapshot.jobs
+    )
+    return replace(draft, classified=classified)
+
+
+def _budget(known: RestartBudget, share: float, gives_back: bool) -> RestartBudget:
+    """Return the budget with its share; what goes back to others is not Synergy's choice, and counts against nothing."""
+    return replace(known, share=share, life_s=math.inf if gives_back else known.life_s)
+
+
+def _replace_lost_nodes(draft: Draft) -> Draft:
+    rules = draft.rules
+    spared = with_spares(draft.snapshot, draft.classified, rules.spares, rules.limits, draft.inputs.slurm_limits)
+    left = {**draft.shrinks.left, **spared.left}
+    shrinks = ForcedShrinks(spared.snapshot, draft.shrinks.plans, left, spared.reasons)
+    lent = frozenset(spared.left)
+    return replace(draft, snapshot=spared.snapshot, classified=spared.jobs, shrinks=shrinks, spare_returners=lent)
+
+
+def _bound_sizes(draft: Draft) -> Draft:
+    asking = tuple(job for job in draft.classified if isinstance(job, JobRequest))
+    requests = with_own_limits(asking, draft.inputs.slurm_limits)
+    limits = NodeLimits(node_capacities(draft.snapshot, requests))
+    return replace(draft, requests=tuple(limits.restrict_job(request) for request in requests))
+
+
+def _claim(draft: Draft) -> Draft:
+    inputs, rules, snapshot = draft.inputs, draft.rules, draft.snapshot
+    nodes = node_capacities(snapshot, draft.requests)
+    requests, fairness = with_claims(
+        draft.requests, nodes, rules.objective, rules.claims, snapshot.time_s, inputs.typical_s
+    )
+    return replace(draft, requests=requests, fairness=fairness)
+
+
+def _bound_changes(draft: Draft) -> Draft:
+    requests = stoppable(draft.requests, draft.snapshot) if draft.rules.preemption else draft.requests
+    if not draft.policy.rule:  # a peer goes by its paper
+        requests = tuple(within_reach(with_horizon(request), draft.rules.objective) for request in requests)
+    return replace(draft, requests=requests)
+
+
+def _pose(draft: Draft) -> Draft:
+    rules, snapshot, requests = draft.rules, draft.snapshot, draft.requests
+    nodes, spanned = node_capacities(snapshot, requests), None
+    if rules.links.one_multi_node_job_per_node:
+        spanned = frozenset(name for one in draft.untouched_jobs.values() if len(one.nodes) > 1 for name in one.nodes)
+    problem = Problem(
+        requests if spanned is None else tuple(without_partial_nodes(request, nodes) for request in requests),
+        nodes,
+        with_need_bonus(rules.objective, requests),
+        now_s=snapshot.time_s,
+        restart_cost_s=rules.restarts.cost_s,
+        limits=usage_limits(requests, snapshot.jobs, rules.limits, draft.inputs.slurm_limits),
+        room=room_rows(requests, nodes),
+        spanned=spanned,
+        may_stop=rules.preemption,
+        delays=draft.inputs.delays,
+    )
+    return replace(draft, problem=problem)
+
+
+FORMULATE = (
+    Stage(
+        name="shrink",
+        text="Jobs that hold more GPUs than they may keep (others wait, their owner wants fewer) count as having given them back.",
+        run=_shrink_forced,
+    ),
+    Stage(
+        name="classify",
+        text="Each job asks for Cells, with its weight, age and restart budget, or is not touched, with the reason.",
+        run=_classify,
+    ),
+    Stage(
+        name="spares",
+        text="A job that lost a node gets a spare one; a job whose start would leave too few spares waits.",
+        run=_replace_lost_nodes,
+    ),
+    Stage(
+        name="sizes",
+        text="Cells beyond Slurm's limits of the job, or larger than any node's CPUs and memory allow, are ruled out.",
+        run=_bound_sizes,
+    ),
+    Stage(
+        name="claims",
+        text="Deadlines, finish-time fairness and the time left give jobs a need or another weight.",
+        run=_claim,
+    ),
+    Stage(
+        name="changes",
+        text="Which running jobs may be stopped, which changes repay their restart, how large an unmeasured job may start.",
+        run=_bound_changes,
+    ),
+    Stage(
+        name="pose", text="Nodes, limits of accounts and partitions, CPUs and memory complete the problem.", run=_pose
+    ),
+)

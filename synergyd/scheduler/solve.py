@@ -1,0 +1,136 @@
+"""The second phase of an epoch: Cells and nodes for the jobs of the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from synergyd.links.model import Topology, topology_of
+from synergyd.links.sharing import sharings, traffic_of
+from synergyd.links.slowdown import Traffic
+from synergyd.scheduler.epoch import Draft, Stage
+from synergyd.scheduler.epoch_answer import EpochAnswer, solve, solve_due, weigh_bad_nodes
+from synergyd.scheduler.exploration import explore, start_as_asked
+from synergyd.scheduler.layout import lay_out
+from synergyd.scheduler.placement.link_aware import place_link_aware
+from synergyd.scheduler.problem.records import Policy
+
+
+def topology_for(draft: Draft) -> Topology:
+    """Return the links between the nodes of the problem."""
+    links = draft.rules.links
+    return topology_of(links.node_link, links.leaf_uplink, {node.name: node.leaf for node in draft.problem.nodes})
+
+
+def traffic_outside(draft: Draft, topology: Topology) -> list[Traffic]:
+    """Return what jobs outside of the problem send over the links."""
+    sent = (traffic_of(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
+    return [one for one in sent if one is not None]
+
+
+def _allocate(draft: Draft) -> Draft:
+    answer, due = solve_due(draft.problem, draft.policy, draft.rules.objective)
+    return replace(draft, answer=answer, due=due)
+
+
+def _spare_bad_nodes(draft: Draft) -> Draft:
+    return replace(draft, answer=weigh_bad_nodes(draft.answer, draft.due.problem, draft.policy))
+
+
+def _start_as_asked(draft: Draft) -> Draft:
+    answer = draft.answer
+    if draft.by_rule or (started := start_as_asked(answer.problem, answer.allocation, answer.placement)) is None:
+        return draft
+    return replace(draft, answer=EpochAnswer(answer.problem, *started))
+
+
+def _try_sizes(draft: Draft) -> Draft:
+    answer = draft.answer
+    if draft.by_rule or (trial := explore(answer.problem, answer.allocation, answer.placement)) is None:
+        return draft
+    allocation, placement, job, cell = trial
+    return replace(draft, answer=EpochAnswer(answer.problem, allocation, placement), trial=(job, cell))
+
+
+def _lay_out(draft: Draft) -> Draft:
+    answer = draft.answer
+    placement = lay_out(
+        answer.problem,
+        answer.allocation,
+        answer.placement,
+        draft.rules.links.placement,
+        draft.untouched_jobs.values(),
+    )
+    return replace(draft, answer=replace(answer, placement=placement))
+
+
+def _weigh_links(draft: Draft) -> Draft:
+    if not draft.rules.links.link_aware:
+        return draft
+    topology = topology_for(draft)
+    others = traffic_outside(draft, topology)
+    return replace(draft, answer=weigh_links(draft.answer, draft.policy, topology, others))
+
+
+def _forecast_sharing(draft: Draft) -> Draft:
+    if not draft.rules.links.link_aware:
+        return draft
+    topology, answer, senders = topology_for(draft), draft.answer, []
+    for i, cell, _ in answer.allocation.assignments(answer.problem):
+        job_id = answer.problem.jobs[i].job_id
+        senders.append(traffic_of(job_id, cell, answer.placement.nodes[job_id], topology))
+    sent = [one for one in senders if one is not None]
+    return replace(draft, sharing=sharings([*traffic_outside(draft, topology), *sent], topology))
+
+
+def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
+    """Weigh what shared links cost (placement/link_aware.py).
+
+    Where that gives a job a Cell of fewer GPUs, the GPUs that it leaves are allocated once more, and the better of the two
+    answers is taken. `others`: traffic of jobs outside of the problem.
+    """
+    sizes = not policy.sizes_fixed and not policy.rule
+    first = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes)
+    as_placed = EpochAnswer(answer.problem, first.allocation, first.placement, first.away)
+    if not first.away:
+        return as_placed
+    banned = tuple(
+        replace(job, banned=job.banned | first.away.get(i, frozenset())) for i, job in enumerate(answer.problem.jobs)
+    )
+    again = solve(replace(answer.problem, jobs=banned), policy)
+    second = place_link_aware(again.problem, again.allocation, again.placement, topology, others, sizes)
+    if second.total <= first.total:
+        return as_placed
+    away = {i: first.away.get(i, frozenset()) | second.away.get(i, frozenset()) for i in {*first.away, *second.away}}
+    return EpochAnswer(again.problem, second.allocation, second.placement, away)
+
+
+SOLVE = (
+    Stage(
+        name="allocate",
+        text="The policy chooses a Cell for each job, with jobs that are due first; placement names the nodes, or the choice is made anew.",
+        run=_allocate,
+    ),
+    Stage(
+        name="bad-nodes",
+        text="Where the answer brings jobs to nodes on which others have fared badly, it is compared with one without those nodes.",
+        run=_spare_bad_nodes,
+    ),
+    Stage(
+        name="start-as-asked",
+        text="Jobs that would start below their requested size get it, on GPUs that no other job needs.",
+        run=_start_as_asked,
+    ),
+    Stage(
+        name="try-sizes",
+        text="One running job tries a larger size of uncertain goodput, on GPUs that no other job needs.",
+        run=_try_sizes,
+    ),
+    Stage(name="layout", text="The setting Placement may give the same Cells other nodes.", run=_lay_out),
+    Stage(
+        name="links",
+        text="With LinkAware, jobs get other nodes or another Cell where shared links would cost more than that.",
+        run=_weigh_links,
+    ),
+    Stage(name="sharing", text="With LinkAware, what the links cost each job that shares them.", run=_forecast_sharing),
+)

@@ -1,0 +1,222 @@
+"""The admin's settings of what jobs get: policy, weights, limits, placement, links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from synergyd.settings.policies import POLICIES
+from synergyd.settings.types import (
+    FLAG,
+    GPUS,
+    LINK,
+    PLACEMENT,
+    PORT,
+    RULE,
+    SPARES,
+    UPLINK,
+    WEIGHT_SOURCE,
+    about,
+    by_name,
+    number,
+    one_of,
+)
+
+OBJECTIVES = ("power", "sia", "pollux", "max-min")  # what they are: scheduler/problem/priorities.py
+QOS = "qos/"  # before the name of a QOS in SpareNodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationSettings:
+    """The values; see `synergyd.settings.Settings`."""
+
+    policy: str = field(
+        default="synergy",
+        metadata=about(
+            "Policy",
+            one_of(tuple(POLICIES), f"one of: {', '.join(POLICIES)}"),
+            "How GPUs are divided. synergy gives the highest total utility. exact solves the same problem as an integer "
+            "program and is slower. The others are there for comparison (docs/design/add-a-policy.md says how to add one). "
+            "With Preemption=no no policy stops a running job.",
+        ),
+    )
+    fairness: float = field(
+        default=0.0,
+        metadata=about(
+            "Fairness",
+            number(-100, 1, "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
+            "The exponent p of a job's utility ((relative goodput)^p - 1)/p. 0 is its logarithm, proportional fairness "
+            "(Nash). At 1 only the sum of goodput counts. Far below 0 the worst-off job counts (max-min).",
+        ),
+    )
+    fairness_bound: float = field(
+        default=2.0,
+        metadata=about(
+            "FairnessBound",
+            number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
+            "A bound on a job's finish-time fairness: its time to finish over that with an equal share of the GPUs. A "
+            "waiting job that would exceed it starts before others gain anything: others shrink for it or, with "
+            "Preemption=yes, are stopped; if that is not enough, nodes are kept for it. A running job that would exceed it "
+            "even on an equal share from now on gets that share before others gain anything. 0: no bound.",
+        ),
+    )
+    short_first: float = field(
+        default=0.5,
+        metadata=about(
+            "ShortFirst",
+            number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
+            "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, "
+            "by a third to three. A job that reports no length counts by the lengths of similar jobs (Gittins' index), or "
+            "as typical of the ended jobs until one of these has ended.",
+        ),
+    )
+    deadline_share: float = field(
+        default=1.0,
+        metadata=about(
+            "DeadlineShare",
+            number(1, 1024, "0 (no bound), or 1 and more, such as 2", or_zero=True),
+            "A job with deadline= gets at most the largest of its sizes within this many equal shares of the GPUs before "
+            "others. An equal share is all GPUs over the users with jobs, and a user's share over that user's jobs. A "
+            "deadline costs its user nothing to write, so at 1 it takes no share of others. 0: no bound.",
+        ),
+    )
+    max_weight: float = field(
+        default=1.0,
+        metadata=about(
+            "MaxWeight",
+            number(0.001, 1000, "a number from 0.001 to 1000, such as 4"),
+            "The largest effective weight= of a job. The weights of a user's jobs are also divided by their mean if it "
+            "exceeds 1, so a higher weight= lowers only that user's other jobs.",
+        ),
+    )
+    priority_weight: str = field(
+        default="no",
+        metadata=about(
+            "PriorityWeight",
+            WEIGHT_SOURCE,
+            "yes: a job's weight= is multiplied by its Slurm priority over the median one; with "
+            "PriorityType=priority/multifactor this includes QOS and fair share. fair-share: by Slurm's fair-share factor "
+            "of its association over the median one instead; needs slurmdbd. Both factors lie between a tenth and ten.",
+        ),
+    )
+    account_limits: dict[str, int] = field(
+        default_factory=dict,
+        metadata=about(
+            "AccountLimits",
+            by_name(GPUS, "ACCOUNT:GPUS with commas between, such as physics:64"),
+            "The most GPUs of all Synergy jobs of a Slurm account together.",
+            unset="none",
+            example="physics:64,chemistry:32",
+        ),
+    )
+    spare_nodes: dict[str, float] = field(
+        default_factory=dict,
+        metadata=about(
+            "SpareNodes",
+            by_name(SPARES, "PARTITION:NODES, PARTITION:SHARE% or qos/QOS:NODES with commas between", QOS),
+            "The number of nodes of a partition that stay idle, or are lent to jobs that can shrink: a job waits if its "
+            "start would leave fewer. A job that Slurm requeues after the loss of a node gets its former size back within "
+            "seconds. qos/QOS: that many of all nodes, for jobs of a QOS that lose a node.",
+            unset="none",
+            example="gpu:1,large:5%,qos/high:2",
+        ),
+    )
+    preemption: bool = field(
+        default=True,
+        metadata=about(
+            "Preemption",
+            FLAG,
+            "yes: a running job that can't shrink further may be stopped at a checkpoint and wait, if others gain more from "
+            "its GPUs than it loses and a restart costs, but not within five restart costs of its start. no: a running job "
+            "always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their own, or never: see "
+            "Policy.",
+        ),
+    )
+    first_start: float = field(
+        default=4.0,
+        metadata=about(
+            "FirstStart",
+            number(1, 1024, "0 (no bound), or 1 and more, such as 4", or_zero=True),
+            "A job whose speed neither it nor a similar job has measured starts on at most this multiple of its requested GPUs. "
+            "0: no bound. Jobs with a deadline and the peers' policies are exempt.",
+        ),
+    )
+    placement: str = field(  # the rules: scheduler/layout.py
+        default="pack",
+        metadata=about(
+            "Placement",
+            PLACEMENT,
+            "Which nodes a job that starts or changes gets. pack: the fullest that fit, inside a leaf switch if possible. "
+            "lwf-N: a job of more than N GPUs gets the nodes with the least work left to do, smaller ones the fullest that "
+            "fit: fewer jobs on a link, and no better than pack in docs/benchmarks.md.",
+        ),
+    )
+    link_aware: bool = field(
+        default=False,
+        metadata=about(
+            "LinkAware",
+            FLAG,
+            "yes: shared links count when jobs are placed and sized.",
+        ),
+    )
+    node_link: str = field(
+        default="10gbe",
+        metadata=about(
+            "NodeLink",
+            LINK,
+            "The network link of each node, for LinkAware and the link arbiter. The cost of sharing it is scaled from 10 "
+            "GbE, unless the measured figures that synergyctl profiles measure --pairs prints follow the name, such as "
+            "10gbe@0.86+0.24.",
+        ),
+    )
+    leaf_uplink: str = field(
+        default="",
+        metadata=about(
+            "LeafUplink",
+            UPLINK,
+            "The link of a leaf switch to the other switches, for LinkAware. none: it is never the bottleneck.",
+        ),
+    )
+    link_arbiter_port: int = field(
+        default=0,
+        metadata=about(
+            "LinkArbiterPort",
+            PORT,
+            "The port where jobs that span nodes ask before each gradient all-reduce. Those that share a node's link take "
+            "turns if that is faster. 0: no job asks.",
+        ),
+    )
+    link_arbiter_rule: str = field(  # the rules: links/disciplines.py
+        default="look-ahead",
+        metadata=about(
+            "LinkArbiterRule",
+            RULE,
+            "Which jobs take turns on a shared link. look-ahead: the one of the rules below, or none, that is predicted to "
+            "end the jobs that share links soonest. srsf-N: at most N jobs on a link at once, the least remaining GPU time "
+            "first. ada-srsf (AdaDUAL): a second job joins only with a message that is short compared with the rest of the "
+            "first one's.",
+        ),
+    )
+
+    # No line of slurm.conf sets these: tests, benchmarks and the simulator vary them.
+    #: Sia's and Pollux's sums are for comparison; Fairness covers the rest
+    objective: str = "power"
+    #: times its GPUs that a running job may grow to in an epoch, 0 for no bound: its restarts bound it by what they cost
+    max_growth: float = 0.0
+    #: where users spread jobs over part-used nodes this makes wide jobs wait long (tests.benchmarks.joint)
+    one_multi_node_job_per_node: bool = False
+    #: the limits of the partition's QOS in Slurm hold
+    partition_limits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fair_share_weight(self) -> bool:
+        return self.priority_weight == "fair-share"
+
+    @property
+    def qos_spare_nodes(self) -> dict[str, float]:
+        """Return the spare nodes of each QOS."""
+        return {name.removeprefix(QOS): many for name, many in self.spare_nodes.items() if name.startswith(QOS)}
+
+    @property
+    def partition_spare_nodes(self) -> dict[str, float]:
+        """Return the spare nodes of each partition."""
+        return {name: many for name, many in self.spare_nodes.items() if not name.startswith(QOS)}

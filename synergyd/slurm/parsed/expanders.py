@@ -1,0 +1,63 @@
+"""Allocations that jobs' launchers got beside the jobs' own: their nodes are the jobs'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from synergy_core.records import JobState
+from synergy_core.wire.expander import job_of_expander
+
+from synergyd.slurm.parsed.rows import JobRow
+from synergyd.slurm.parsed.snapshot import state_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedNodes:
+    """The nodes that the launchers of a job's incarnation `restarts` were asked to bring in."""
+
+    restarts: int
+    names: frozenset[str]
+
+
+def expanders_of(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) -> dict[int, tuple[JobRow, ...]]:
+    """Return the running allocations beside each job's own.
+
+    The name of such an allocation says whose it is, and anybody can give a job this name. So it counts only with the job's own user, and
+    on nodes that the job's launchers were asked for.
+    """
+    rows = tuple(rows)
+    jobs = {row.job_id: row for row in rows if row.job_id in joined}
+    beside: dict[int, tuple[JobRow, ...]] = {}
+    for row in rows:
+        named = job_of_expander(row.name) if joined else None
+        job = jobs.get(named[0]) if named is not None else None
+        if named is None or job is None or row.uid != job.uid or state_of(row) is not JobState.RUNNING:
+            continue
+        asked = joined[job.job_id]
+        if named[1] == job.restarts == asked.restarts and row.node_names and set(row.node_names) <= asked.names:
+            beside[job.job_id] = (*beside.get(job.job_id, ()), row)
+    return beside
+
+
+def with_expanders(row: JobRow, beside: Iterable[JobRow]) -> JobRow:
+    """Return the row of a running job with what it has in the allocations `beside` its own."""
+    for other in beside if state_of(row) in (JobState.RUNNING, JobState.SUSPENDED) else ():
+        row = replace(
+            row,
+            node_names=(*row.node_names, *other.node_names),
+            num_nodes=row.num_nodes + other.num_nodes,
+            num_cpus=row.num_cpus + other.num_cpus,
+            num_tasks=row.num_tasks + other.num_tasks,
+            memory_mib=row.memory_mib + other.memory_mib,
+            tres_gpus=row.tres_gpus + other.tres_gpus,
+        )
+    return row
+
+
+def as_whole_jobs(rows: Iterable[JobRow], beside: Mapping[int, tuple[JobRow, ...]]) -> tuple[JobRow, ...]:
+    """Return the rows with each job's allocations as one row."""
+    if not beside:
+        return tuple(rows)
+    parts = {other.job_id for others in beside.values() for other in others}
+    return tuple(with_expanders(r, beside.get(r.job_id, ())) for r in rows if r.job_id not in parts)

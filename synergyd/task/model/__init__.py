@@ -1,1 +1,0 @@
-"""The performance and memory models: formulas over models' dimensions and GPUs' figures."""

@@ -1,0 +1,349 @@
+"""Runs that hang or do nothing, and nodes that jobs find slow: what the controller makes of their reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from synergy_core.accepts import Accepts
+from synergy_core.job_report import Report
+from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
+
+from synergyd.control.controller import Controller
+from synergyd.control.resize.events import (
+    ClockSet,
+    HealthReviewed,
+    JobObserved,
+    NodesRead,
+    Observed,
+    Reported,
+    SnapshotTaken,
+)
+from synergyd.control.resize.hangs import MAX_HANGS, Hangs, hung_s, is_common_stall, longest_healthy_pause_s
+from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
+from synergyd.control.state.node_health import DrainNode, RememberNodes
+from synergyd.control.state.size_changes import SizeChanges
+from synergyd.control.tracked import Output, Remember
+from synergyd.settings import Settings
+
+HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
+PLAN = Plan(tp=2, dp=2, global_batch=8)
+JOB = Job(
+    1, "gpt-7", "u", 1000, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, HAS, ASKED, ("n1",), directive=Directive()
+)
+WIDE = replace(JOB, shape=Shape("a100", 2, 4), node_names=("n1", "n2"))
+TIMES = ResizeTimes(hang_s=1800.0, idle_s=3600.0)
+NODES = tuple(Node(f"n{i}", "a100", 4) for i in range(1, 4))
+
+
+def running(*jobs: Job, at_s: float = 100.0) -> Controller:
+    controller = Controller(TIMES, 60.0, size_changes=SizeChanges(assumed=True))
+    see(controller, *jobs, at_s=at_s)
+    return controller
+
+
+def see(controller: Controller, *jobs: Job, at_s: float = 100.0) -> None:
+    for job in jobs:
+        controller.handle(JobObserved(job.job_id, 0.0, Observed(job.state.value, job.restarts)), at_s - 1)
+    seen = tuple(controller.as_decided_about(job, at_s) for job in jobs)
+    controller.handle(SnapshotTaken(Snapshot(at_s, Cluster(NODES), seen), 60.0), at_s)
+
+
+def tell(controller: Controller, at_s: float, step: int = 50, job_id: int = 1, **said: Any) -> list[Output]:
+    restarts = controller.jobs[job_id].lifecycle.incarnation
+    report = Report(job_id, restarts, step, plan=PLAN, **{"step_s": 1.0, **said})
+    return controller.handle(Reported((report,), restarts), at_s)
+
+
+def review(controller: Controller, at_s: float, drains: bool = False) -> list[Output]:
+    return controller.handle(HealthReviewed(drains), at_s)
+
+
+def told(outputs: list[Output]) -> str:
+    return "\n".join(line for o in outputs if isinstance(o, Remember) for line in o.story)
+
+
+# -- hangs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    tell(controller, 1300.0, stalled_s=1200.0)
+    assert Requeue(1, 0) not in review(controller, 1900.0)  # it was not told of 1800 s
+    tell(controller, 1900.0, stalled_s=1800.0)
+    outputs = review(controller, 1900.0)
+    assert Requeue(1, 0) in outputs and AskCheckpoint(1, 0) not in outputs
+    assert "no step for 30 min: started again from its last checkpoint, on other nodes than n1" in told(outputs)
+    life = controller.jobs[1].lifecycle
+    assert (life.state, life.hangs.count, life.stopping) == (ResizeState.REQUEUING, 1, True)
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", 1)), 1910.0)
+    assert controller.jobs[1].lifecycle.state is ResizeState.QUEUED
+    waits = replace(JOB, state=JobState.PENDING, restarts=1, node_names=())
+    assert controller.as_decided_about(waits, 1910.0).shun == ("n1",)
+    assert controller.as_decided_about(waits, 1910.0 + 3600.0).shun == ()
+
+
+def test_no_run_is_started_again_by_default() -> None:
+    controller = Controller(times_of(Settings()), 60.0, size_changes=SizeChanges(assumed=True))
+    see(controller, JOB)
+    tell(controller, 100.0, stalled_s=1e6)
+    assert Requeue(1, 0) not in review(controller, 200.0)
+
+
+def test_a_long_evaluation_that_ended_is_no_hang_the_next_time() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    tell(controller, 1600.0, stalled_s=1500.0)
+    tell(controller, 1700.0, step=51)  # it went on
+    assert controller.jobs[1].lifecycle.hangs.pause_s == 1600.0
+    tell(controller, 4000.0, step=51, stalled_s=3000.0)
+    assert Requeue(1, 0) not in review(controller, 4100.0)  # within twice its longest pause
+    tell(controller, 4300.0, step=51, stalled_s=3300.0)
+    assert Requeue(1, 0) in review(controller, 4300.0)
+
+
+def test_runs_of_one_program_share_the_longest_pause() -> None:
+    controller = running(JOB, replace(JOB, job_id=2, name="gpt-8", node_names=("n2",)))
+    tell(controller, 1600.0, stalled_s=1500.0)
+    tell(controller, 1700.0, step=51)
+    tell(controller, 4000.0, job_id=2, stalled_s=3000.0)
+    assert Requeue(2, 0) not in review(controller, 4100.0)
+
+
+def test_silence_is_no_hang() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, stalled_s=1700.0)
+    assert Requeue(1, 0) not in review(controller, 100_000.0)
+
+
+def test_bounds_of_a_hang() -> None:
+    report = Report(1, 0, 5, plan=PLAN, step_s=200.0, stalled_s=2000.0)
+    assert longest_healthy_pause_s(Hangs(), report, 1800.0) == 4000.0  # 20 steps
+    assert (
+        longest_healthy_pause_s(Hangs(), replace(report, step_s=None), 1800.0) == 3600.0
+    )  # nothing is known of its steps
+    assert hung_s(Hangs(), report, 1800.0) is None
+    assert hung_s(Hangs(), replace(report, stalled_s=None), 1800.0) is None
+    assert hung_s(Hangs(), replace(report, stalled_s=4000.0), 1800.0) == 4000.0
+    assert hung_s(Hangs(), replace(report, stalled_s=9000.0), 0.0) is None  # never
+
+
+def test_after_some_hangs_a_job_is_left_alone() -> None:
+    controller = running(JOB)
+    life = controller.jobs[1].lifecycle
+    controller.jobs[1].lifecycle = replace(life, hangs=Hangs(count=MAX_HANGS))
+    tell(controller, 100.0, stalled_s=2000.0)
+    outputs = review(controller, 200.0)
+    assert Requeue(1, 0) not in outputs and "not started again once more" in told(outputs)
+    assert told(review(controller, 260.0)) == ""  # said once
+
+
+def test_a_job_that_may_not_be_requeued_is_not() -> None:
+    for job in (replace(JOB, fixed="it may not be requeued (--no-requeue)"), replace(JOB, paused=True)):
+        controller = running(job)
+        tell(controller, 100.0, stalled_s=2000.0)
+        outputs = review(controller, 200.0)
+        assert Requeue(1, 0) not in outputs and "it hangs, and is not started again" in told(outputs)
+
+
+def test_hangs_of_two_users_mark_the_node_and_a_second_hang_elsewhere_clears_it() -> None:
+    other = replace(JOB, job_id=2, uid=1001)
+    controller = running(JOB, other)
+    for job_id in (1, 2):
+        tell(controller, 100.0, job_id=job_id, stalled_s=2000.0)
+    kept = [o for o in review(controller, 200.0) if isinstance(o, RememberNodes)]
+    assert {r.name for o in kept for r in o.records} == {"n1"}
+    assert controller.faults.nodes.penalties(200.0)["n1"] > 0.9
+    moved = replace(other, restarts=1, node_names=("n2",))
+    see(controller, replace(JOB, state=JobState.PENDING, restarts=1, node_names=()), moved, at_s=300.0)
+    controller.handle(JobObserved(2, 0.0, Observed("PENDING", 1)), 300.0)
+    see(controller, moved, at_s=310.0)
+    tell(controller, 310.0, job_id=2, stalled_s=2000.0)
+    review(controller, 320.0)
+    assert controller.faults.nodes.penalties(320.0) == {}
+
+
+def again(controller: Controller, at_s: float, *nodes: str) -> None:
+    """The job was requeued, and runs on these nodes."""
+    restarts = controller.jobs[1].lifecycle.incarnation + 1
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", restarts)), at_s)
+    see(controller, replace(JOB, restarts=restarts, node_names=nodes), at_s=at_s + 10)
+
+
+def test_a_stall_after_the_same_step_on_other_nodes_is_the_scripts_own() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, stalled_s=2000.0)
+    assert Requeue(1, 0) in review(controller, 200.0)
+    assert controller.jobs[1].lifecycle.hangs.step == 50
+    again(controller, 300.0, "n2")
+    tell(controller, 310.0, stalled_s=2000.0)
+    outputs = review(controller, 320.0)
+    assert Requeue(1, 1) not in outputs and "after step 50 as before: its own script's" in told(outputs)
+    life = controller.jobs[1].lifecycle
+    assert (life.state, life.hangs.count, life.hangs.pause_s) == (ResizeState.RUNNING, 1, 2000.0)
+    assert controller.faults.nodes.records == {}  # its marks are taken back
+    tell(controller, 330.0, step=51)
+    tell(controller, 9000.0, step=51, stalled_s=4500.0)  # a hang at another step
+    assert Requeue(1, 1) in review(controller, 9000.0)
+
+
+def test_a_stall_after_the_same_step_on_the_same_nodes_is_the_scripts_own_once_it_has_moved() -> None:
+    for first, restarts in ((40, False), (50, True)):
+        controller = running(JOB)
+        tell(controller, 100.0, stalled_s=2000.0)
+        review(controller, 200.0)
+        again(controller, 300.0, "n1")
+        tell(controller, 310.0, step=first)
+        tell(controller, 2400.0, stalled_s=2000.0)
+        assert (Requeue(1, 1) in review(controller, 2400.0)) is restarts
+
+
+def test_jobs_that_stall_at_once_are_told_only() -> None:
+    jobs = [replace(JOB, job_id=i, name=f"run{i}", uid=1000 + i) for i in range(1, 13)]
+    controller = running(*jobs)
+    for job_id in range(1, 13):
+        tell(controller, 100.0, job_id=job_id, stalled_s={1: 2000.0, 2: 60.0, 3: 60.0}.get(job_id))
+    outputs = review(controller, 100.0)
+    assert Requeue(1, 0) not in outputs and "other jobs stall too" in told(outputs)
+    assert controller.faults.nodes.records == {}
+    tell(controller, 110.0, step=51, job_id=2)  # two of them: no outage
+    assert Requeue(1, 0) in review(controller, 120.0)
+
+
+def test_how_many_stall_at_once() -> None:
+    well, stalls = Report(1, 0, 5, plan=PLAN), Report(1, 0, 5, plan=PLAN, stalled_s=60.0)
+    assert is_common_stall([stalls] * 3) and is_common_stall([stalls] * 3 + [well] * 9)
+    assert not is_common_stall([stalls] * 2) and not is_common_stall([stalls] * 3 + [well] * 10)
+    assert not is_common_stall([])
+
+
+def test_a_job_that_was_suspended_is_given_its_time() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0)
+    see(controller, replace(JOB, state=JobState.SUSPENDED), at_s=5000.0)
+    review(controller, 5000.0)
+    controller.handle(ClockSet(100.0), 5100.0)
+    see(controller, JOB, at_s=5110.0)
+    tell(controller, 5110.0, stalled_s=5000.0)
+    assert Requeue(1, 0) not in review(controller, 6890.0)
+    see(controller, JOB, at_s=6910.0)
+    assert Requeue(1, 0) not in review(controller, 5100.0 + TIMES.idle_s - 1)
+    assert Requeue(1, 0) in review(controller, 5100.0 + TIMES.idle_s)
+
+
+def test_a_job_left_to_slurm_or_fixed_by_its_reservation_is_told_only() -> None:
+    for left, job in (
+        ("Resources", JOB),
+        ("", replace(JOB, reservation="night", fixed="it is in the reservation night")),
+    ):
+        controller = running(JOB)
+        see(controller, job)
+        controller.jobs[1].form = ""
+        controller.jobs[1].lifecycle = replace(controller.jobs[1].lifecycle, left_to_slurm_reason=left)
+        tell(controller, 100.0, stalled_s=2000.0)
+        outputs = review(controller, 200.0)
+        assert Requeue(1, 0) not in outputs and "it hangs, and is not started again" in told(outputs)
+
+
+# -- slow nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_slow_nodes_of_two_users_get_a_penalty_and_are_drained_where_that_is_wanted() -> None:
+    controller = running(WIDE, replace(WIDE, job_id=2, uid=1001))
+    tell(controller, 100.0, slow_nodes=("n2",), slow_times=(1.5,))
+    assert controller.faults.nodes.penalties(100.0) == {}
+    outputs = tell(controller, 110.0, job_id=2, slow_nodes=("n2", "n9"), slow_times=(1.5, 2.0))
+    assert controller.faults.nodes.penalties(110.0).keys() == {"n2"}
+    assert any(isinstance(o, RememberNodes) for o in outputs)
+    assert not any(isinstance(o, DrainNode) for o in review(controller, 120.0))
+    assert [o.name for o in review(controller, 120.0, drains=True) if isinstance(o, DrainNode)] == ["n2"]
+
+
+def test_a_job_with_a_straggler_takes_that_node_last() -> None:
+    controller = running(WIDE)
+    tell(controller, 100.0, slow_nodes=("n2",), slow_times=(1.5,))
+    job = controller.as_decided_about(WIDE, 110.0)
+    assert (job.shun, job.slowed) == (("n2",), 1.5)
+    # of a launcher before this one, which does not say how slow
+    tell(controller, 120.0, slow_nodes=("n2",))
+    assert controller.as_decided_about(WIDE, 130.0).slowed == 1.2
+    # a report of an incarnation before, or of nodes that it does not hold
+    assert controller.as_decided_about(replace(WIDE, restarts=1), 130.0).shun == ()
+    assert controller.as_decided_about(replace(WIDE, node_names=("n1", "n3")), 130.0).shun == ()
+
+
+def test_a_job_alone_on_a_node_is_compared_with_runs_like_it() -> None:
+    like = replace(JOB, job_id=2, name="gpt-8", node_names=("n2",))
+    controller = running(JOB, like)
+    for job_id, step_s in ((1, 1.0), (2, 1.4)):
+        tell(controller, 100.0, step=0, job_id=job_id, step_s=step_s)
+        tell(controller, 200.0, step=60, job_id=job_id, step_s=step_s)
+    assert [m.uid for m in controller.faults.nodes.records["n2"].marks] == [1000]
+
+
+def test_a_node_that_slurm_lost_under_a_job_is_marked() -> None:
+    controller = running(JOB)
+    controller.handle(JobObserved(1, 0.0, Observed("PENDING", 1)), 200.0)
+    outputs = controller.handle(NodesRead(frozenset({"n2", "n3"})), 200.0)
+    assert any(isinstance(o, RememberNodes) for o in outputs)
+    assert controller.faults.nodes.penalties(200.0) == {"n1": 0.5}
+
+
+# -- jobs that do nothing --------------------------------------------------------------------------------------------------
+
+
+def silent(controller: Controller, at_s: float, idle_s: float | None) -> list[Output]:
+    return controller.handle(Reported((Report(1, 0, 0, idle_s=idle_s, silent=True),), 0), at_s)
+
+
+def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    assert not any(o.story for o in silent(controller, 400.0, 300.0) if isinstance(o, Remember))
+    assert silent(controller, 400.0, 300.0) == []
+    assert controller.reports == {}  # nobody could be asked for a checkpoint
+    outputs = review(controller, 400.0)
+    assert "its GPUs do nothing" in told(outputs)
+    assert controller.as_decided_about(JOB, 400.0).idle_s == 300.0
+    assert told(review(controller, 460.0)) == ""
+    outputs = review(controller, 3800.0)
+    assert AskCheckpoint(1, 0) in outputs and "its GPUs did nothing" in told(outputs)
+    target = controller.jobs[1].lifecycle.target
+    assert target is not None and target.shape.gpus == 1
+
+
+def test_one_that_can_not_leave_its_size_keeps_it() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    controller.jobs[1].profile = Profile(accepts=Accepts(own_size=True))
+    silent(controller, 4000.0, 3900.0)
+    outputs = review(controller, 4000.0)
+    assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
+
+
+def test_a_job_that_has_worked_is_not_taken_for_one_that_never_did() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1))
+    silent(controller, 10_000.0, 4000.0)  # 6000 s of CPU time before: it may be done
+    outputs = review(controller, 10_000.0)
+    assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
+    tell(controller, 10_010.0, step=10, idle_s=4000.0)  # it makes steps
+    assert controller.as_decided_about(JOB, 10_020.0).idle_s is None
+    assert "its GPUs do nothing" not in told(review(controller, 10_020.0))
+
+
+def test_a_job_of_its_smallest_size_keeps_it() -> None:
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(HAS)
+    silent(controller, 4000.0, 3900.0)
+    assert AskCheckpoint(1, 0) not in review(controller, 4000.0)
+
+
+def test_the_clock_moves_what_is_watched() -> None:
+    controller = running(WIDE, replace(WIDE, job_id=2, uid=1001))
+    for job_id in (1, 2):
+        tell(controller, 100.0, job_id=job_id, slow_nodes=("n2",))
+    controller.handle(ClockSet(86_400.0), 86_500.0)
+    assert controller.faults.nodes.penalties(86_500.0)["n2"] > 0.99
