@@ -30,11 +30,13 @@ OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),
 demo: system venv
 	$(BIN)/python -m tests.demo
 
-# Of the integration tests three at a time on two cores: they wait for most of their time.
+# Of the integration tests three at a time on two cores: they wait for most of their time. Those that fail there run once more, by
+# themselves; one that passes only then depends on how busy the machine is, which is a fault of the test: its name stands in the output.
+AGAIN = || { [ $$? = 1 ] && echo "== once more, one at a time: what failed" && $(BIN)/python -m pytest -v --lf --lfnf=none
 ifeq ($(SLURM)$(SLURM_SOURCE),)
 test: system venv lint
-	$(BIN)/python -m pytest tests/unit -q -n 2
-	$(BIN)/python -m pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/unit -q -n 2 $(AGAIN) tests/unit; }
+	$(BIN)/python -m pytest tests/integration -q -n 3 --dist loadfile --no-loadscope-reorder $(AGAIN) tests/integration; }
 else
 test: system venv
 	$(OTHER_SLURM) $(BIN)/python -m pytest tests/unit tests/integration -q -n 2 --dist loadfile -m slurm

@@ -177,9 +177,10 @@ def under_the_daemon(count: int, say: Callable[[str], None]) -> list[dict[str, A
 class ByHand:
     """The same job under torchrun, without Slurm and daemon."""
 
-    def __init__(self, folder: Path, degrees: tuple[int, int, int], restarts: int) -> None:
+    def __init__(self, folder: Path, degrees: tuple[int, int, int], restarts: int, job: DemoJob = JOB) -> None:
         tp, pp, dp = degrees
-        plan = Plan(tp=tp, pp=pp, dp=dp, micro_batch=1, global_batch=BATCH)
+        batch = int(job.arguments[job.arguments.index("--global-batch") + 1])
+        plan = Plan(tp=tp, pp=pp, dp=dp, micro_batch=1, global_batch=batch)
         run_dir = folder / f"run{restarts}"
         run_dir.mkdir()
         self.log, self.restarts = folder / "checkpoints" / "steps.jsonl", restarts
@@ -195,12 +196,12 @@ class ByHand:
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         }
-        sizes = ("--hidden", str(JOB.hidden), "--seq", str(JOB.seq))
+        sizes = ("--hidden", str(job.hidden), "--seq", str(job.seq))
         command = (sys.executable, "-m", "synergy_launch.launcher.torchrun", "--nnodes", "1")
         self.output = (folder / f"output{restarts}").open("wb")
         self.began_s = time.time()
         self.process = subprocess.Popen(
-            [*command, "--nproc-per-node", str(plan.gpus), "--standalone", "-m", GPT, *ARGUMENTS, *sizes],
+            [*command, "--nproc-per-node", str(plan.gpus), "--standalone", "-m", GPT, *job.arguments, *sizes],
             env=environment,
             stdout=self.output,
             stderr=self.output,
@@ -217,13 +218,15 @@ class ByHand:
         self.output.close()
 
 
-def by_hand(pairs: list[tuple[tuple[int, int, int], tuple[int, int, int]]], folder: Path) -> list[dict[str, float]]:
+def by_hand(
+    pairs: list[tuple[tuple[int, int, int], tuple[int, int, int]]], folder: Path, job: DemoJob = JOB
+) -> list[dict[str, float]]:
     """Save, end, start, load and one step, for each pair of plans."""
     found = []
     for number, (old, new) in enumerate(pairs):
         part = folder / str(number)
         part.mkdir()
-        first, second = ByHand(part, old, 0), None
+        first, second = ByHand(part, old, 0, job), None
         try:
             wait(f"{STEPS_BEFORE} steps by hand", lambda run=first: len(run.steps()) >= STEPS_BEFORE, 120)  # type: ignore[misc]
             asked_s = time.time()
@@ -231,7 +234,7 @@ def by_hand(pairs: list[tuple[tuple[int, int, int], tuple[int, int, int]]], fold
             ended_s = time.time()
             marks = Marks(part / "checkpoints")
             marks.look()
-            second = ByHand(part, new, 1)
+            second = ByHand(part, new, 1, job)
             wait("the first step after it", second.steps, 120)
             step_s, last = second.steps()[0]["time"], first.steps()[-1]
             found.append(

@@ -61,12 +61,12 @@ FOURTH = DemoJob("gpt-short", GPT, 4, "min_gpus=4 max_gpus=4 global_batch=4 weig
 FOURTH_STEPS = 40
 
 
-def submit(cluster: SlurmCluster, job: DemoJob) -> int:
-    """Submits a job as a user would; its checkpoints and output lie in the cluster's folder. Returns the job id."""
+def submit(cluster: SlurmCluster, job: DemoJob, *options: str) -> int:
+    """Submit a job as a user would, with more options of sbatch. Return its id; its checkpoints and output lie in the cluster's folder."""
     folder = work_folder(cluster, job)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(job.config())
-    return cluster.sbatch(job.script(folder / "checkpoints"), "-o", str(folder / "output"))
+    return cluster.sbatch(job.script(folder / "checkpoints"), "-o", str(folder / "output"), *options)
 
 
 def work_folder(cluster: SlurmCluster, job: DemoJob) -> Path:

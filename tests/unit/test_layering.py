@@ -35,10 +35,12 @@ ROWS: tuple[tuple[str, str], ...] = (
     # what runs inside jobs: of ours only what needs the standard library alone
     ("synergy_launch.batch", "synergy_core"),
     ("synergy_launch.agent", "synergy_core synergy_core.wire synergy_launch.batch"),
-    ("synergy_launch.megatron_lm", "synergy_core synergy_core.wire synergy_launch.agent"),
+    ("synergy_launch.warm_start", "synergy_launch.agent"),
+    ("synergy_launch.megatron_lm", "synergy_core synergy_core.wire synergy_launch.agent synergy_launch.warm_start"),
     (
         "synergy_launch.launcher",
-        "synergy_core synergy_core.wire synergy_launch.batch synergy_launch.agent synergy_launch.megatron_lm",
+        "synergy_core synergy_core.wire synergy_launch.batch synergy_launch.agent synergy_launch.warm_start "
+        "synergy_launch.megatron_lm",
     ),
     ("synergy_launch.links", "synergy_core synergy_core.wire"),
     ("synergy_launch.communication", "synergy_core synergy_launch.batch synergy_launch.links"),

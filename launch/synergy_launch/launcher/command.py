@@ -29,7 +29,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
 from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import job_secret, more_nodes, no_adapter, other_launchers, script_kind
+from synergy_launch.launcher import job_secret, more_nodes, no_adapter, old_names, other_launchers, script_kind
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
@@ -47,6 +47,12 @@ from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.older_checkpoint import REMARK as OLDER_FORMAT
 from synergy_launch.megatron_lm.older_checkpoint import is_resumed_from_older_format
 from synergy_launch.megatron_lm.supervisor import Supervisor
+from synergy_launch.warm_start.starter import Starter
+
+#: "0" in it: each start of the training processes is a start of Python
+WARM_START = "SYNERGY_WARM_START"
+#: seconds for the imports on a node that joins, of the 60 in which its launcher must be there (more_nodes.JOIN_S)
+WARM_JOIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +142,23 @@ def _guarded(
     )
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
+    starter = _starter(options, allocation)
+    if member is not None:
+        starter.prepare({**os.environ, **old_names.python_path(os.environ)})
+        starter.await_ready(WARM_JOIN_S)  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
     if member is not None and going:
         guard.begin()
     while going:
-        code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
+        code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts, starter)
         going = not guard.ending and restarts.goes_on(code, guard)
         if text := restarts.words or guard.format_outcome():
             click.echo(f"synergy-launch: {text}", err=True)
         if going:
             guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
+    starter.close()
     crew = restarts.crew
     if guard.waits and not guard.ending and allocation.job_id is not None:
         failed = None
@@ -168,6 +179,12 @@ def _guarded(
     if alone:
         more_nodes.release(os.environ)
     return code
+
+
+def _starter(options: LaunchOptions, allocation: JobAllocation) -> Starter:
+    """Return what starts this node's command: from a process that has made its imports, where torchrun runs ranks of this job."""
+    warm = options.runner == "torchrun" and allocation.job_id is not None and os.environ.get(WARM_START, "1") != "0"
+    return Starter(script_kind.heavy_imports(options.script[0], options.script[1:], options.style) if warm else ())
 
 
 def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
@@ -196,6 +213,7 @@ def _run(
     remark: str,
     guard: PlanGuard | None = None,
     restarts: Restarts | None = None,
+    starter: Starter | None = None,
 ) -> int:
     """Run, or print, this node's command once. Return the exit code."""
     # a dry run beside a running one must leave that one's folder alone
@@ -240,7 +258,7 @@ def _run(
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     supervisor = _supervisor(node, allocation) if megatron else None
-    return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts)
+    return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts, starter)
 
 
 def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list[str]:

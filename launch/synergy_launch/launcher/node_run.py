@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -28,6 +27,8 @@ from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.launcher.status_reports import StatusReports, status_of
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.supervisor import Supervisor, find_workers
+from synergy_launch.warm_start.client import Child
+from synergy_launch.warm_start.starter import Starter
 
 POLL_S = 0.2
 
@@ -40,15 +41,16 @@ def run_node(
     supervisor: Supervisor | None = None,
     guard: PlanGuard | None = None,
     restarts: Restarts | None = None,
+    starter: Starter | None = None,
 ) -> int:
     """Run the node's command to its end: pass signals on, hand checkpoint requests over, report. Return the exit code.
 
     `supervisor`: the command is Megatron-LM's, which may have no agent of Synergy's in it. Its output is read. If it ended because a
     checkpoint was asked for, it is started again, unless the job was ended meanwhile. `guard` is told how it went. `restarts` says when the
-    run is to end so that another one can start.
+    run is to end so that another one can start. `starter` makes that start short.
     """
     guard, restarts = guard or PlanGuard(allocation, plan_file, None), restarts or Restarts(allocation, None)
-    return _NodeRun(command, allocation, run_dir, supervisor, guard, restarts).run(plan_file)
+    return _NodeRun(command, allocation, run_dir, supervisor, guard, restarts, starter or Starter(())).run(plan_file)
 
 
 class _NodeRun:
@@ -62,7 +64,9 @@ class _NodeRun:
         supervisor: Supervisor | None,
         guard: PlanGuard,
         restarts: Restarts,
+        starter: Starter,
     ) -> None:
+        self._starter = starter
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
         self._guard, self._restarts = guard, restarts
         self._killed = False  # the child was killed, since the run was over on another node
@@ -70,7 +74,7 @@ class _NodeRun:
         self._errors: threading.Thread | None = None
         self._hold_s = read_number(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._run_name = f"{allocation.job_id} {allocation.restarts} {restarts.told.number}"  # the same on all nodes
         self._failed_over = 0  # the latest request that could not be put into the run folder
         self._requests = 0  # checkpoint requests so far: the daemon's, in its answers to reports, and one a SIGUSR2
@@ -106,6 +110,8 @@ class _NodeRun:
             status = status_of(self._run_dir, supervisor)
             restarts.look(status)
             restarts.poll()
+            if restarts.possible:
+                self._starter.poll()
             if guard.wants_status:
                 guard.look(status)
             self._requests = max(self._requests, reports.request - restarts.acknowledged)
@@ -121,7 +127,7 @@ class _NodeRun:
         guard.look(last)
         restarts.look(last)
         status = run_folder.read_status(self._run_dir) or {}
-        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        code: int = child.returncode if child.returncode >= 0 else 128 - child.returncode
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
@@ -136,14 +142,13 @@ class _NodeRun:
         shutil.rmtree(self._run_dir, ignore_errors=True)
         return code
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Child:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         here = environment_of_run(self._allocation, os.environ)
         environment = {**os.environ, **here, **old_names.python_path(os.environ), **self._command.environment}
-        output = subprocess.PIPE if self._supervisor else None
-        errors = subprocess.PIPE if self._guard.can_take_back else None
-        child = subprocess.Popen(self._command.argv, env=environment, stdout=output, stderr=errors)
+        output, errors = self._supervisor is not None, self._guard.can_take_back
+        child = self._starter.start(self._command.argv, environment, output=output, errors=errors)
         if child.stderr is not None:
             self._errors = threading.Thread(target=self._copy, args=(child.stderr,), name="errors", daemon=True)
             self._errors.start()
@@ -177,14 +182,14 @@ class _NodeRun:
                     while piece:
                         piece = piece[os.write(2, piece) :]
 
-    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+    def _kill(self, child: Child) -> None:
         """Kill the processes of a run that hangs, which may not answer SIGTERM; torchrun then ends by itself."""
         pids = find_workers(child.pid) if self._command.has_torchrun else []
         for pid in pids or [child.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _leave(self, child: subprocess.Popen[bytes], hurries: bool) -> None:
+    def _leave(self, child: Child, hurries: bool) -> None:
         """End a run that has its checkpoint; kill its processes where they do not end."""
         now = time.monotonic()
         if hurries:

@@ -89,6 +89,19 @@ def is_hooked(script: Sequence[str], style: str, loop: str) -> bool:
     return not kind.has_adapter and kind.trainer != MEGATRON and (kind.trainer in HOOKED or bool(loop))
 
 
+def heavy_imports(script: str, arguments: Sequence[str] = (), style: str = "auto") -> tuple[str, ...]:
+    """Return the modules that a training process of SCRIPT spends most of its start on, as far as they are the same for all scripts."""
+    kind = kind_of(script, arguments, style)
+    path: Path | None = Path(script)
+    if script.startswith("module:"):
+        name = script.removeprefix("module:")
+        own = name.startswith("synergy_launch.")
+        path = _module_path(Path(__file__).parents[2] if own else Path.cwd(), name)
+    mentioned = path is not None and any(b"megatron" in text for text in _texts(path, path.parent).values())
+    megatron = kind.trainer == MEGATRON or mentioned
+    return ("numpy", "torch", "torch.distributed.run", *(("megatron.core",) if megatron else ()))
+
+
 def _texts(path: Path, base: Path) -> dict[str, bytes]:
     """Return the texts of the script and of the modules in its folder that they import, by their paths, the script's first."""
     texts: dict[str, bytes] = {}

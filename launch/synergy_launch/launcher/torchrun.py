@@ -1,14 +1,19 @@
 """torchrun, whose end is an end and no traceback of its own: `python -m synergy_launch.launcher.torchrun` takes torchrun's arguments.
 
-On several nodes its --master-port is what the nodes agree upon (meeting.py), once torch is loaded.
+On several nodes its --master-port is what the nodes agree upon (meeting.py), once torch is loaded. Where this process was forked with
+torch in it (warm_start), so are the ranks.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, meeting_of
+from synergy_launch.warm_start import server
+from synergy_launch.warm_start.client import WaitingProcess, fork_here
+from synergy_launch.warm_start.starter import FORKED
 
 
 def main() -> None:
@@ -16,11 +21,17 @@ def main() -> None:
 
     The code is 128 + the signal that ended it, or the code of the first process that failed; NO_MEETING where the nodes can't meet.
     """
+    ranks = fork_here() if os.environ.pop(FORKED, None) else None
+    if isinstance(ranks, server.Request):  # this process is a rank
+        server.become(ranks)
+        return
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
+        if ranks is not None:
+            _fork_ranks(ranks, int(sys.argv[sys.argv.index("--nproc-per-node") + 1]))
         torchrun(_arguments(sys.argv[1:]))
     except NoMeetingError as error:
         print(f"synergy-launch: {error}", file=sys.stderr, flush=True)
@@ -32,6 +43,28 @@ def main() -> None:
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         print(f"synergy-launch: rank {rank} was the first to fail, with exit code {code}", file=sys.stderr, flush=True)
         sys.exit(code)
+
+
+def _fork_ranks(waiting: WaitingProcess, ranks: int) -> None:
+    """Have torchrun fork its `ranks` processes from the waiting one, which then ends: what is not a rank must not be torchrun's child."""
+    from torch.distributed.elastic.multiprocessing import api as torch_api
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    missing = ranks
+
+    class Handler(SubprocessHandler):
+        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+            nonlocal missing
+            child = None
+            if self._stdout is None and self._stderr is None:
+                child = waiting.start(args, env, new_session=True, passes_descriptors=False)
+            missing -= 1
+            if not missing:
+                waiting.close()
+            return child or super()._popen(args, env)
+
+    api: Any = torch_api
+    api.get_subprocess_handler = Handler
 
 
 def _arguments(given: list[str]) -> list[str]:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from synergy_core.records import Plan
 
 from synergy_launch.megatron_lm import tracker
 from synergy_launch.megatron_lm.log_parser import Log, LogLine
+from synergy_launch.warm_start.client import Child
 
 _LOOK_S = 5.0
 _ASK_AGAIN_S = 1.0
@@ -105,7 +105,7 @@ class Supervisor:
         self._looked_at = -_LOOK_S
         self._thread: threading.Thread | None = None
 
-    def follow(self, child: subprocess.Popen[bytes]) -> None:
+    def follow(self, child: Child) -> None:
         """Copy the child's output to this process's own, and read it."""
         assert child.stdout is not None
         self.log.forget_last_start()
@@ -131,7 +131,7 @@ class Supervisor:
             return int(number) if noted == run else 0
         return 0
 
-    def ask(self, requests: int, child: subprocess.Popen[bytes], torchrun: bool) -> None:
+    def ask(self, requests: int, child: Child, torchrun: bool) -> None:
         """Make sure that request number `requests` reaches the processes, now or at a later call."""
         now = time.monotonic()
         if requests <= max(self._asked, self._declined) or now < self._ask_at:
