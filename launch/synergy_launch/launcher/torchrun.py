@@ -6,6 +6,7 @@ torch in it (warm_start), so are the ranks.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -43,6 +44,8 @@ def main() -> None:
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         print(f"synergy-launch: rank {rank} was the first to fail, with exit code {code}", file=sys.stderr, flush=True)
         sys.exit(code)
+    finally:
+        gc.freeze()  # or Python looks through torch once more before it ends, and the job's next run waits for it
 
 
 def _fork_ranks(waiting: WaitingProcess, ranks: int) -> None:
