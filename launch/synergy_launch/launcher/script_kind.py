@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_launch.megatron_lm import arguments as megatron_arguments
+from synergy_launch.warm_start.client import READ_AT_IMPORT
 
 MEGATRON, TRAINER, LIGHTNING, DEEPSPEED, TORCHTITAN, ACCELERATE, TORCH, UNKNOWN = (
     "Megatron-LM", "Trainer", "Lightning", "DeepSpeed", "TorchTitan", "Accelerate", "a loop of its own", "unknown",
@@ -34,6 +35,9 @@ _READ_BYTES, _MAX_FILES = (
 )  # enough for the scripts of 20 public repositories; an imported package is not read
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _TRAINER_USE = re.compile(rb"\b(?:\w*Trainer)\s*\(")
+_SETS_READ_AT_IMPORT = re.compile(
+    rb"(?:environ|putenv)[^\n]*['\"](?:%s)" % b"|".join(re.escape(prefix).encode() for prefix in READ_AT_IMPORT)
+)
 # the first that is imported names the loop
 _LIBRARIES = (
     (b"torchtitan", TORCHTITAN),
@@ -90,15 +94,18 @@ def is_hooked(script: Sequence[str], style: str, loop: str) -> bool:
 
 
 def heavy_imports(script: str, arguments: Sequence[str] = (), style: str = "auto") -> tuple[str, ...]:
-    """Return the modules that a training process of SCRIPT spends most of its start on, as far as they are the same for all scripts."""
-    kind = kind_of(script, arguments, style)
+    """Return the modules that a training process of SCRIPT may get imported before it is known what it is to do; () for none.
+
+    They take most of its start, and are the same for all scripts. A script that sets what they read as they are imported gets none.
+    """
     path: Path | None = Path(script)
     if script.startswith("module:"):
         name = script.removeprefix("module:")
-        own = name.startswith("synergy_launch.")
-        path = _module_path(Path(__file__).parents[2] if own else Path.cwd(), name)
-    mentioned = path is not None and any(b"megatron" in text for text in _texts(path, path.parent).values())
-    megatron = kind.trainer == MEGATRON or mentioned
+        path = _module_path(Path(__file__).parents[2] if name.startswith("synergy_launch.") else Path.cwd(), name)
+    texts = _texts(path, path.parent).values() if path is not None else ()
+    if any(_SETS_READ_AT_IMPORT.search(text) for text in texts):
+        return ()
+    megatron = kind_of(script, arguments, style).trainer == MEGATRON or any(b"megatron" in text for text in texts)
     return ("numpy", "torch", "torch.distributed.run", *(("megatron.core",) if megatron else ()))
 
 

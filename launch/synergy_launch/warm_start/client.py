@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 from synergy_launch.warm_start import server
 
 #: what Python and native libraries read as they are loaded: with other values a fork is another program
-_READ_AT_IMPORT = (
+READ_AT_IMPORT = (
     "PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG",
     "TORCHDYNAMO_", "TORCHINDUCTOR_",
 )  # fmt: skip
@@ -210,4 +210,4 @@ def _taking_orphans() -> Iterator[None]:
 
 
 def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}

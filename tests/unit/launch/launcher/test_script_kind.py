@@ -14,6 +14,7 @@ from synergy_launch.launcher.script_kind import (
     TORCHTITAN,
     TRAINER,
     UNKNOWN,
+    heavy_imports,
     is_hooked,
     kind_of,
 )
@@ -63,3 +64,24 @@ def test_what_is_hooked_from_outside(tmp_path: Path) -> None:
         script("from trl import SFTTrainer\nfrom synergy_launch.huggingface import SynergyCallback\n"), "auto", ""
     )
     assert not is_hooked(["pretrain_gpt.py", "--num-layers", "2", "--micro-batch-size", "1"], "auto", "global:4")
+
+
+def test_imports_that_may_come_before_the_script(tmp_path: Path) -> None:
+    def imports(text: str, *arguments: str) -> tuple[str, ...]:
+        (tmp_path / "t.py").write_text(text)
+        return heavy_imports(str(tmp_path / "t.py"), arguments)
+
+    plain = ("numpy", "torch", "torch.distributed.run")
+    assert imports("import torch\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n# OMP_NUM_THREADS\n") == plain
+    assert imports("from megatron.core import mpu\n") == (*plain, "megatron.core")
+    assert imports("import torch\n", "--num-layers", "2", "--micro-batch-size", "1") == (*plain, "megatron.core")
+    assert heavy_imports("module:synergy_launch.examples.gpt") == (*plain, "megatron.core")
+    assert heavy_imports("module:no_such_module") == plain
+    for line in (
+        "os.environ['OMP_NUM_THREADS'] = '8'",
+        'os.environ.setdefault("MKL_NUM_THREADS", "8")',
+        "os.putenv('TORCH_LOGS', 'dynamo')",
+    ):
+        assert imports(f"import os\n{line}\nimport torch\n") == (), "torch reads it as it is imported"
+    (tmp_path / "beside.py").write_text("import os\nos.environ['KMP_AFFINITY'] = 'x'\n")
+    assert imports("import beside\nimport torch\n") == ()
