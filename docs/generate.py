@@ -270,6 +270,18 @@ def stages_list() -> str:
     return "\n".join(parts)
 
 
+def maturity_list() -> str:
+    """Return the features by mark, from the table that `synergyctl config check` reads."""
+    from synergyd.settings.maturity import FEATURES, MEANINGS
+
+    parts = (
+        f"## {mark.capitalize()}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n"
+        + listing((f.name[0].upper() + f.name[1:], "") for f in FEATURES if f.mark is mark)
+        for mark, meaning in MEANINGS.items()
+    )
+    return "\n".join(parts)
+
+
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +301,7 @@ def pages() -> dict[Path, str]:
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
     blocks = {
         (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
+        (DOCS / "admin/maturity.md", "maturity"): maturity_list(),
         (DOCS / "concepts/epoch.md", "stages"): stages_list(),
         (DOCS / "design/architecture.md", "layers"): layers_block(listing),
     }

@@ -145,7 +145,10 @@ def test_partitions_without_users_and_accounts() -> None:
         ("#SYNERGY MetricsPort=65536", "MetricsPort=65536 is not right; "),
         ("#SYNERGY ReportHost=$(id)", "ReportHost=$(id) is not right; "),
         ("#SYNERGY Partitions=a,,b", "Partitions=a,,b is not right; "),
-        ("#SYNERGY Partitions=user/", "Partitions=user/ is not right; Partitions takes PARTITION, user/NAME or account/NAME"),
+        (
+            "#SYNERGY Partitions=user/",
+            "Partitions=user/ is not right; Partitions takes PARTITION, user/NAME or account/NAME",
+        ),
         ("#SYNERGY Partitions=group/x", "Partitions=group/x is not right; "),
         ("#SYNERGY Partitions=user/a,user/a", "Partitions=user/a,user/a is not right; "),
         ("#SYNERGY Policy=../x", "Policy=../x is not right; "),
