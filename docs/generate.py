@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql")]
 
-from _commands import cli_page, man_pages  # noqa: E402
+from _commands import cli_page, man_pages, settings_man_page  # noqa: E402
 from _layers import layers_block  # noqa: E402
 from _overviews import epoch, overview  # noqa: E402
 from _pictures import chart_of_table  # noqa: E402
@@ -299,6 +299,7 @@ def pages() -> dict[Path, str]:
         reference / "sbatch.md": sbatch_page(),
     }
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
+    made[DOCS / "man/synergy.conf.5"] = settings_man_page()
     blocks = {
         (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
         (DOCS / "admin/maturity.md", "maturity"): maturity_list(),

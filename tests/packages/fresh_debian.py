@@ -10,15 +10,19 @@ from types import TracebackType
 
 from tests.throwaway.debian_root import DebianRoot
 
-DEBIAN = DebianRoot("bookworm", ("systemd", "python3", "slurm-wlm", "munge"))
+ROOTS = {
+    name: DebianRoot(suite, ("systemd", "python3", "slurm-wlm", "munge"))
+    for name, suite in (("debian12", "bookworm"), ("debian13", "trixie"))
+}
 PROGRAMS = ("unshare", "nsenter", "chroot", "dpkg-deb", "ip")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class FreshDebian:
-    """A running copy of DEBIAN's folder, as a context manager; everything in it ends with it."""
+    """A running copy of the folder of `debian`, as a context manager; everything in it ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, debian: DebianRoot) -> None:
+        self._debian = debian
         self._folder = Path(tempfile.mkdtemp(prefix="synergy-debian-"))
         self.root = self._folder / "root"  # as seen from inside the namespaces alone
         self._upper = self._folder / "upper"
@@ -28,7 +32,7 @@ class FreshDebian:
     def __enter__(self) -> FreshDebian:
         for folder in (self.root, self._upper, self._folder / "work"):
             folder.mkdir()
-        layers = f"lowerdir={DEBIAN.folder},upperdir={self._upper},workdir={self._folder / 'work'}"
+        layers = f"lowerdir={self._debian.folder},upperdir={self._upper},workdir={self._folder / 'work'}"
         steps = (
             f"mount -t overlay overlay -o {layers} {self.root}",
             f"cd {self.root}",
