@@ -9,7 +9,6 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from email.utils import formatdate
 from importlib.metadata import Distribution, distributions
@@ -165,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
