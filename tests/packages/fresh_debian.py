@@ -87,22 +87,20 @@ class FreshDebian:
         """Its / as this process sees it."""
         return Path(f"/proc/{self._pid}/root")
 
+    def _enter(self) -> list[str]:
+        return ["nsenter", "-t", str(self._pid), "--mount", "--net", "--uts", "--ipc", "--pid"]
+
+    def run_beside(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A program of this machine in the namespaces, where `root` is the folder of this Debian; stderr is in stdout, in order."""
+        return subprocess.run(
+            [*self._enter(), *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+
     def run(
         self, script: str, *, told: str = "", timeout_s: float = 300.0, folder: str = "/root"
     ) -> subprocess.CompletedProcess[str]:
         """A bash script inside; stderr is in stdout, in order."""
-        command = [
-            "nsenter",
-            "-t",
-            str(self._pid),
-            "--mount",
-            "--net",
-            "--uts",
-            "--ipc",
-            "--pid",
-            "-r",
-            f"-w/proc/{self._pid}/root{folder}",
-        ]
+        command = [*self._enter(), "-r", f"-w/proc/{self._pid}/root{folder}"]
         environment = {
             "PATH": PATH,
             "HOME": "/root",
