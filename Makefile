@@ -10,9 +10,11 @@
 #   make lock     requirements-dev.txt anew
 #   make cluster  a throwaway Slurm cluster until Ctrl-C
 #   make docs     the documentation site, in build/site
-#   make deb      Debian packages, in build/deb
+#   make deb      Debian packages, in build/deb; for Debian 13, in build/deb13: make deb DEBIAN=13
+#   make rpm      packages for EL 9, in build/rpm
+#   make dist     wheel and sdist, checked for PyPI, in build/dist
 #   make launcher build/synergy-launch.pyz, the launcher in one file
-#   make test-deb installs, upgrades and removes them in a fresh Debian, as docs/admin/install.md says
+#   make test-deb installs, upgrades and removes them in fresh Debians 12 and 13, as docs/admin/install.md says
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,9 +25,10 @@ MEGATRON ?= megatron-core==0.16.1
 TORCH_INDEX ?=
 SLURM ?=
 SLURM_SOURCE ?=
+DEBIAN ?= 12
 OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),--source '$(SLURM_SOURCE)',$(SLURM))
 
-.PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb launcher test-deb
+.PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb rpm dist launcher test-deb
 
 demo: system venv
 	$(BIN)/python -m tests.demo
@@ -100,15 +103,27 @@ build/venv-docs/.ready: setup.cfg
 
 # The launcher in one file, for containers: docs/user/containers.md.
 launcher: venv
-	@$(BIN)/python -m deb.launch_archive
+	@$(BIN)/python -m packages.launch_archive
 
 deb: venv
-	@echo "== build/deb: three packages; pip fetches the libraries of synergyctl (about 70 MB)"
-	$(BIN)/python -m deb.build --out build/deb
+	@echo "== three packages; pip fetches the libraries of synergyctl (about 70 MB)"
+	$(BIN)/python -m packages.deb --debian $(DEBIAN)
 
-# Three minutes and 400 MB more at the first run, for the fresh Debian that it keeps in build/debian.
-test-deb: venv deb
-	$(BIN)/python -m pytest tests/deb -q
+# rpmbuild: on Debian in the package rpm
+rpm: venv
+	@echo "== build/rpm: three packages for EL 9; pip fetches the libraries of synergyctl (about 70 MB)"
+	$(BIN)/python -m packages.rpm
+
+dist: venv
+	$(BIN)/pip install -q --disable-pip-version-check build twine
+	rm -rf build/dist && $(BIN)/python -m build --outdir build/dist .
+	$(BIN)/twine check --strict build/dist/*
+
+# Six minutes and 800 MB more at the first run, for the fresh Debians that it keeps in build/debian.
+test-deb: venv
+	$(MAKE) deb DEBIAN=12
+	$(MAKE) deb DEBIAN=13
+	$(BIN)/python -m pytest tests/packages -q
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov *.egg-info

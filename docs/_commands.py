@@ -90,8 +90,69 @@ def cli_page(warning: str) -> str:
 
 
 def man_pages() -> dict[str, str]:
-    """File name -> roff, one page a program."""
-    return {f"{name}.1": man_page(name, command, what) for name, (command, what) in programs().items()}
+    """File name -> roff: one page a program, and one a verb of synergyctl."""
+    pages = {f"{name}.1": man_page(name, command, what) for name, (command, what) in programs().items()}
+    return pages | {f"{name}.1": text for name, text in verb_pages("synergyctl")}
+
+
+def verb_pages(program: str) -> Iterator[tuple[str, str]]:
+    """(Name, roff) of each verb's own page, with the verbs below it."""
+    shown = list(walk(programs()[program][0], program))
+    for one in shown[1:]:
+        words = one.words.split()
+        if len(words) != 2:
+            continue
+        name, command = "-".join(words), one.context.command
+        below = [each for each in shown if each.words.startswith(f"{one.words} ")]
+        yield name, verb_page(name, one, below, command.get_short_help_str(200).rstrip("."))
+
+
+def verb_page(name: str, one: Shown, below: list[Shown], what: str) -> str:
+    """One verb's page."""
+    command = one.context.command
+    out = [
+        f'.\\" Written by docs/generate.py from the command itself.\n.TH {name.upper()} 1 "" Synergy "Synergy Manual"',
+        ".SH NAME",
+        f"{roff(name)} \\- {roff(what)}",
+        ".SH SYNOPSIS",
+        f".B {roff(one.words)}",
+        roff(" ".join(command.collect_usage_pieces(one.context))),
+        ".SH DESCRIPTION",
+        *described(command),
+        *options(one.context, ".SH OPTIONS"),
+    ]
+    if below:
+        out.append(".SH COMMANDS")
+    for each in below:
+        pieces = " ".join(each.context.command.collect_usage_pieces(each.context))
+        out += [f".SS {roff(each.words)}", roff(pieces), ".PP"]
+        out += [*described(each.context.command), *options(each.context, "")]
+    return "\n".join([*out, ".SH SEE ALSO", ".BR synergyctl (1),", ".BR synergy.conf (5)"]) + "\n"
+
+
+def settings_man_page() -> str:
+    """synergy.conf(5): each setting, what it takes, and its default."""
+    from synergyd.settings import TABLE
+    from synergyd.settings.text import default_text
+
+    out = [
+        '.\\" Written by docs/generate.py from the settings themselves.\n.TH SYNERGY.CONF 5 "" Synergy "Synergy Manual"',
+        ".SH NAME",
+        "synergy.conf \\- settings of Synergy for Slurm",
+        ".SH DESCRIPTION",
+        roff(
+            "A file beside slurm.conf(5) that it Includes. Settings are lines #SYNERGY Key=Value, in this file or in slurm.conf itself; "
+            "Slurm takes them for comments, but compares the files over all nodes. The last line of a key holds. The daemon "
+            "reads them at its start; synergyctl config check shows them and what is wrong."
+        ),
+        ".SH SETTINGS",
+    ]
+    for setting in TABLE:
+        default = default_text(setting)
+        out += [".TP", f".B {roff(setting.key)}", roff(setting.text), ".br", roff(f"Takes {setting.type.takes}.")]
+        out.append(roff(f"Default: {setting.unset or default}."))
+    out += [".SH EXAMPLE", ".nf", roff("#SYNERGY DryRun=yes"), roff("#SYNERGY Partitions=gpu,account/physics"), ".fi"]
+    return "\n".join([*out, ".SH SEE ALSO", ".BR synergyd (1),", ".BR synergyctl (1),", ".BR slurm.conf (5)"]) + "\n"
 
 
 def man_page(name: str, command: click.Command, what: str) -> str:

@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql")]
 
-from _commands import cli_page, man_pages  # noqa: E402
+from _commands import cli_page, man_pages, settings_man_page  # noqa: E402
 from _layers import layers_block  # noqa: E402
 from _overviews import epoch, overview  # noqa: E402
 from _pictures import chart_of_table  # noqa: E402
@@ -270,6 +270,18 @@ def stages_list() -> str:
     return "\n".join(parts)
 
 
+def maturity_list() -> str:
+    """Return the features by mark, from the table that `synergyctl config check` reads."""
+    from synergyd.settings.maturity import FEATURES, MEANINGS
+
+    parts = (
+        f"## {mark.capitalize()}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n"
+        + listing((f.name[0].upper() + f.name[1:], "") for f in FEATURES if f.mark is mark)
+        for mark, meaning in MEANINGS.items()
+    )
+    return "\n".join(parts)
+
+
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
@@ -287,8 +299,10 @@ def pages() -> dict[Path, str]:
         reference / "sbatch.md": sbatch_page(),
     }
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
+    made[DOCS / "man/synergy.conf.5"] = settings_man_page()
     blocks = {
         (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
+        (DOCS / "admin/maturity.md", "maturity"): maturity_list(),
         (DOCS / "concepts/epoch.md", "stages"): stages_list(),
         (DOCS / "design/architecture.md", "layers"): layers_block(listing),
     }

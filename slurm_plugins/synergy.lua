@@ -4,8 +4,8 @@
 -- does no I/O but one small read of the daemon's heartbeat file and one of /dev/urandom. The grammar and every text come from synergy_grammar.lua, which
 -- is made from synergyd/slurm/directives/grammar.py; synergyd/slurm/directives/directive.py reads the same language.
 --
--- Jobs without a #SYNERGY line are never touched or refused. A job with one is refused when the line is wrong, and also
--- when this module fails: it can't slip through unchecked.
+-- Jobs without a #SYNERGY line are never touched or refused. A job with one is refused when the line is wrong. It fails open:
+-- when this module itself fails, the job is submitted as its user wrote it, and one line says so.
 
 local M = {}
 
@@ -812,6 +812,7 @@ function M.submit(job_desc, part_list, submit_uid)
   end
   local script = job_desc.script
   if type(script) ~= "string" then return slurm.SUCCESS end
+  local comment = job_desc.admin_comment
   local ok, directive, text = pcall(directive_lines, script)
   if ok and directive then
     pcall(function()
@@ -828,7 +829,9 @@ function M.submit(job_desc, part_list, submit_uid)
   if not ok then
     pcall(slurm.log_error, "%s", "synergy: failed on a job of uid " .. tostring(submit_uid) .. ": " .. tostring(text))
     local said, line = pcall(function() return message(1, {code = "internal", values = {error = show(text)}}) end)
-    text = said and line or "the Synergy plugin failed on this job; tell your admins, or drop the #SYNERGY lines"
+    pcall(slurm.log_user, "%s", said and line or "the Synergy plugin failed on this job: it is submitted all the same; tell your admins")
+    pcall(function() if job_desc.admin_comment ~= comment then job_desc.admin_comment = comment or "" end end)
+    return slurm.SUCCESS
   end
   pcall(slurm.log_user, "%s", text)
   return slurm.ERROR

@@ -117,7 +117,7 @@ local messages = {
   late = {"deadline={deadline} can't be met: {why}",
     "write a later one, or drop it"},
   internal = {"the Synergy plugin failed on this job ({error})",
-    "tell your admins, or drop the #SYNERGY lines"},
+    "it is submitted all the same: tell your admins"},
 }
 local forbidden = {
   {0, 31},

@@ -156,7 +156,7 @@ def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell,
     from synergyd.slurm.parsed.snapshot import cluster_of
 
     settings = context.settings
-    cluster = cluster_of(CommandLine().nodes(), settings.partitions)
+    cluster = cluster_of(CommandLine().nodes(), settings.partition_names)
     result = Forecast(settings).cells(job_of_script(text, directive, cluster), Profile(), None, cluster)
     if not result.cells:
         raise UsageError("deadline", f"no size of the job is known: {result.why_none}", "name a model= that fits here")

@@ -18,6 +18,7 @@ from synergyd.cli.checks import Finding
 from synergyd.cli.checks import show as show_findings
 from synergyd.cli.shared.console import console as make_console
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings
+from synergyd.settings.maturity import marks_in_use
 from synergyd.settings.types import Setting
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
@@ -136,6 +137,8 @@ def _show(path: Path, conf_settings: LoadedSettings, problems: tuple[Lint, ...],
         style = "bold red" if problem.severity == "error" else "yellow"
         line = Text(f"{problem.severity}: ", style=style) + Text(one_line(str(problem).partition(": ")[2]))
         console.print(line, soft_wrap=True)
+    for mark in marks_in_use(conf_settings.origins):
+        console.print(Text(mark, style="dim"), soft_wrap=True)
     show_findings(findings)
     errors = sum(problem.severity == "error" for problem in problems)
     missing = sum(finding.ok is False for finding in findings)

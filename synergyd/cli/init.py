@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -30,24 +31,27 @@ DRY_RUN = "# Synergy decides, and touches no job, until this line is taken out.\
 
 @dataclass(frozen=True)
 class Change:
-    """A file and its intended text; `before` is None if there is no file yet."""
+    """A file and its intended text; `before` is None if there is no file yet, `after` is None if there is to be none."""
 
     path: Path
     before: str | None
-    after: str
+    after: str | None
 
     def diff(self) -> str:
-        old = "/dev/null" if self.before is None else str(self.path)
+        old, new = ("/dev/null" if text is None else str(self.path) for text in (self.before, self.after))
         lines = difflib.unified_diff(
-            (self.before or "").splitlines(keepends=True), self.after.splitlines(keepends=True), old, str(self.path)
+            (self.before or "").splitlines(keepends=True), (self.after or "").splitlines(keepends=True), old, new
         )
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--undo", is_flag=True, help="Take out what init has put in; synergy.conf stays, and is no longer included."
+)
 @click.pass_obj
-def init(context: Context, yes: bool) -> None:
+def init(context: Context, yes: bool, undo: bool) -> None:
     """Set up slurm.conf and job_submit.lua for Synergy: shows what would change, asks, and writes.
 
     \b
@@ -59,7 +63,7 @@ def init(context: Context, yes: bool) -> None:
     owner and mode, and a copy of the old one beside it.
     """
     conf = (context.conf or find_slurm_conf()).resolve()
-    changes, remarks = propose_changes(conf)
+    changes, remarks = (propose_removal if undo else propose_changes)(conf)
     for remark in remarks:
         click.echo(one_line(remark, 1000), err=True)
     if not changes:
@@ -74,9 +78,54 @@ def init(context: Context, yes: bool) -> None:
         return
     for change in changes:
         backup = apply(change)
-        click.echo(f"wrote {one_line(str(change.path))}" + (f", before: {one_line(str(backup))}" if backup else ""))
+        verb = "removed" if change.after is None else "wrote"
+        click.echo(f"{verb} {one_line(str(change.path))}" + (f", before: {one_line(str(backup))}" if backup else ""))
     click.echo("copy these files to all nodes where they have files of their own, and restart slurmctld; then:")
-    click.echo("synergyctl config check")
+    click.echo("systemctl disable --now synergyd synergyrestd" if undo else "synergyctl config check")
+
+
+def propose_removal(conf: Path) -> tuple[list[Change], list[str]]:
+    """Return what takes Synergy out of Slurm's files, slurm.conf first, and remarks. Raises UsageError for files that can't be read."""
+    folder, hook = conf.parent, _read_packaged(HOOK)
+    slurm = read_slurm_conf(conf, read_lines(conf)[0])
+    script = folder / "job_submit.lua"
+    before, remarks = _read(script), []
+    after, why = setup.without_hook(before, hook) if before is not None and setup.has_hook(before) else (before, "")
+    if why:
+        remarks.append(f"{script}: Synergy's hook can't be taken out by itself: {why}; take the marked statements out")
+    texts = _without_lua(slurm) if after == "" else {}
+    text = texts.get(conf) or _read(conf) or ""
+    lines = ["JobFileAppend=1", "Include synergy.conf", *(["JobSubmitPlugins=lua"] if after == "" else [])]
+    others = setup.without_block(text, lines).splitlines(keepends=True)
+    texts[conf] = "".join(x for x in others if x.partition("#")[0].split() != ["Include", "synergy.conf"])
+    if after == "":
+        # Slurm refuses all jobs where it is to read a script that is not there
+        is_read = any(re.search(r"\blua\b", text) for text in _plugin_lines(slurm, texts))
+        after = setup.bare_script(hook) if is_read else None
+    changes = [Change(path, _read(path), new) for path, new in texts.items()]
+    changes += [Change(script, before, after)]
+    if not why:
+        changes += [Change(folder / "synergy" / name, _read(folder / "synergy" / name), None) for name in MODULES]
+    return [change for change in changes if change.before != change.after], remarks
+
+
+def _without_lua(slurm: SlurmConf) -> dict[Path, str]:
+    """Return the file that says JobSubmitPlugins with `lua` taken out of several plugins, {} if it stands alone."""
+    rest = [part.strip() for part in slurm.get("JobSubmitPlugins").split(",")]
+    rest = [part for part in rest if part and part.lower() not in ("lua", "job_submit/lua")]
+    file, _, number = slurm.where("JobSubmitPlugins").rpartition(":")
+    try:
+        line = setup.with_line(_read(Path(file)) or "", int(number), "JobSubmitPlugins", ",".join(rest))
+    except ValueError:  # the value is said further up, before a backslash, or nowhere
+        return {}
+    return {Path(file).resolve(): line} if rest else {}
+
+
+def _plugin_lines(slurm: SlurmConf, texts: dict[Path, str]) -> list[str]:
+    """Return what will be said of JobSubmitPlugins, where it is said now."""
+    file = Path(slurm.where("JobSubmitPlugins").rpartition(":")[0] or slurm.path).resolve()
+    text = texts.get(file, _read(file) or "")
+    return [line.lower() for line in text.splitlines() if line.lower().lstrip().startswith("jobsubmitplugins")]
 
 
 def _preview(change: Change) -> str:
@@ -130,7 +179,8 @@ def _script(path: Path, modules: Path, settings: Settings, *, stale: bool) -> tu
     if before is None:
         return [Change(path, None, hook)], []
     if setup.has_hook(before):
-        return ([Change(path, before, before)] if stale else []), []
+        after = setup.with_open_hook(before)
+        return ([Change(path, before, after)] if stale or after != before else []), []
     after, why = setup.merge_scripts(before, hook)
     if why:
         right = f"copy the three marked statements of {_place(modules)} into it"
@@ -166,7 +216,7 @@ def _slurm_conf(slurm: SlurmConf, conf: Path, include: bool) -> list[Change]:
         add.append("Include synergy.conf")
     if add:
         before = texts.get(conf) or _read(conf) or ""
-        texts[conf] = setup.with_end(before, ["# Synergy", *add])
+        texts[conf] = setup.with_end(before, [setup.BLOCK, *add])
     return [Change(path, _read(path), text) for path, text in texts.items()]
 
 
@@ -184,7 +234,7 @@ def _read(path: Path) -> str | None:
 
 
 def apply(change: Change) -> Path | None:
-    """Write one file at once, keeping owner and mode. Return the copy of what stood there (None for a new file).
+    """Write one file at once, keeping owner and mode, or remove it. Return the copy of what stood there (None for a new file).
 
     Raises UsageError if it can't be written, or has changed since it was shown.
     """
@@ -202,7 +252,10 @@ def apply(change: Change) -> Path | None:
         if change.before is not None:
             backup = path.with_name(f"{path.name}.before-synergy-{time.strftime('%Y%m%d-%H%M%S')}")
             _put(backup, change.before, about.st_uid, about.st_gid, mode)
-        _put(path, change.after, about.st_uid, about.st_gid, mode)
+        if change.after is None:
+            path.unlink()
+        else:
+            _put(path, change.after, about.st_uid, about.st_gid, mode)
     except OSError as error:
         raise UsageError(str(path), f"can't be written: {error.strerror}", "run this as root") from None
     return backup

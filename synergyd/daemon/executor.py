@@ -47,7 +47,7 @@ class Executor:
     orders: dict[tuple[int, int], Told] = field(default_factory=dict)
     requests: dict[tuple[int, int], Told] = field(default_factory=dict)
     _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
-    _grace_ended: set[int] = field(default_factory=set)  # jobs of the last epoch
+    _grace_ended: set[int | str] = field(default_factory=set)  # jobs of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
@@ -120,12 +120,16 @@ class Executor:
             if isinstance(answer, Refused):
                 log.warning("task %d of array %d could not be made a job of its own: %s", task, job_id, answer.error)
 
-    def end_plugin_grace(self, job_ids: Sequence[int]) -> None:
-        """Let the jobs that are left to Slurm start at once, because nobody will decide about them. Asks Slurm once a job."""
+    def end_plugin_grace(self, job_ids: Sequence[int], outside: Sequence[int | str] = ()) -> None:
+        """Let the jobs that are left to Slurm start at once, because nobody will decide about them. Asks Slurm once a job.
+
+        `outside`: Slurm's names of jobs that the settings leave out.
+        """
         fresh = [i for i in job_ids if i not in self._grace_ended]
-        self._grace_ended = set(job_ids)
-        if fresh and (problem := self.actuator.end_plugin_grace(fresh)):
-            self._grace_ended -= set(fresh)
+        names = [name for name in outside if name and name not in self._grace_ended]
+        self._grace_ended = {*job_ids, *outside}
+        if (fresh or names) and (problem := self.actuator.end_plugin_grace(fresh, names)):
+            self._grace_ended -= {*fresh, *names}
             log.warning("jobs left to Slurm wait for the plugin's grace to end: %s", problem)
 
     def restore_mails(self, job_ids: Iterable[int]) -> None:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from synergy_core.errors import UsageError
-from synergy_core.records import Directive
+from synergy_core.records import Directive, JobState
 from synergy_core.wire import admin_comment
 
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import parse_script, read_stamp
 from synergyd.slurm.directives.second_run import second_run_problem
 from synergyd.slurm.parsed.het_jobs import is_resized, parts_of, resize_obstacle
-from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, throttle_of
+from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, slurm_name_of_whole_job, throttle_of
 from synergyd.slurm.parsed.needs import placement_obstacle
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, size_obstacle
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, size_obstacle, state_of
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
@@ -127,6 +127,25 @@ class JobRegistry:
         if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
             return False
         return now_s + 1 < row.eligible_s <= row.submit_s + self._grace_s + 5
+
+    def parked_outside(self, rows: Iterable[JobRow], managed: Collection[int], now_s: float) -> tuple[int | str, ...]:
+        """Return Slurm's names of the pending jobs that are not `managed`, yet wait for the plugin's grace to end."""
+        waiting = [
+            r
+            for r in rows
+            if r.job_id not in managed
+            and state_of(r) is JobState.PENDING
+            and not r.restarts
+            and r.eligible_s is not None
+            and now_s + 1 < r.eligible_s <= r.submit_s + self._grace_s + 5
+        ]
+        comments = self._slurm.admin_comments([r.job_id for r in waiting]) if waiting else {}
+        stamps = {r.job_id: admin_comment.decode(comments.get(r.job_id, "")) for r in waiting}
+        return tuple(
+            slurm_name_of_whole_job(r)
+            for r in waiting
+            if (stamp := stamps[r.job_id]) is not None and stamp.asked is None and stamp.begin_s is None
+        )
 
     def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
         """Read --exclude of new jobs, and now and then of all that wait, since their users may change it. One call, most often none."""

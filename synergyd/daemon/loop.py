@@ -260,7 +260,9 @@ class Daemon:
             self._keep_keys(jobs)
             park_s = self.controller.times.park_s
             self.executor.keep_forms(self.observer.forms, self.observer.rows, park_s, self._note_postponed_start)
-            self.executor.end_plugin_grace(list(self._jobs_left_to_slurm(snapshot, forecasts)))
+            self.executor.end_plugin_grace(
+                list(self._jobs_left_to_slurm(snapshot, forecasts)), self.observer.parked_outside
+            )
             hushed = [j.job_id for j in jobs if self.registry.submitted[j.job_id].mail]
             lives = self.controller.lifecycles
             self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
@@ -301,7 +303,7 @@ class Daemon:
     def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:
         """Hand what jobs hold to the thread that keeps their usage."""
         if self.dependencies.usage is not None and self.is_acting:
-            seen = self.observer.everybodys, self.settings.partitions, self.controller.jobs
+            seen = self.observer.everybodys, self.settings.partition_names, self.controller.jobs
             self.dependencies.usage.see(
                 now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.dependencies.term()
             )

@@ -54,7 +54,7 @@ from synergyd.slurm.parsed.snapshot import (
     drains,
     gpuless,
     is_as_submitted,
-    is_in,
+    is_managed,
     job_of,
     launch_failed,
     leaks,
@@ -100,6 +100,9 @@ class Observer:
     shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
     left_to_slurm: frozenset[int] = frozenset()  # waiting jobs that are Slurm's to start, as the last snapshot found
     overtaken: frozenset[int] = frozenset()  # waiting jobs that jobs started by Slurm have passed
+    parked_outside: tuple[
+        int | str, ...
+    ] = ()  # jobs outside of Partitions that the plugin's grace holds back, by Slurm's names
     _by_slurm: frozenset[int] = frozenset()  # jobs that are or were in `left_to_slurm`
     _here: frozenset[int] = frozenset()
     _nodes: tuple[SlurmNodeRow, ...] = ()  # as the last epoch read them
@@ -140,7 +143,7 @@ class Observer:
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self.limits)
-        self.cluster = cluster_of(with_caps(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits)
+        self.cluster = cluster_of(with_caps(nodes, self._cpu_caps), self.settings.partition_names, leaves, self.limits)
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
@@ -149,7 +152,8 @@ class Observer:
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         # a job that Slurm has started in another of its partitions is still ours
-        ours = [r for r in rows if is_in(r, self.settings.partitions) or r.job_id in self.registry.submitted]
+        ours = [r for r in rows if is_managed(r, self.settings.partitions) or r.job_id in self.registry.submitted]
+        self.parked_outside = self.registry.parked_outside(rows, {r.job_id for r in ours}, now_s)
         newly_plain = self.registry.learn(ours, self.gpu_types)
         known = self.registry.submitted
         self._nodes = nodes
@@ -339,7 +343,9 @@ class Observer:
     def read_nodes(self) -> Cluster:
         """Read the nodes as they are now, between two epochs. Raises SlurmError."""
         self._nodes = self._hidden.with_hidden(self.reader.nodes(), self.limits)
-        return cluster_of(with_caps(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
+        return cluster_of(
+            with_caps(self._nodes, self._cpu_caps), self.settings.partition_names, self._leaves, self.limits
+        )
 
     @property
     def waits_for_nodes(self) -> bool:

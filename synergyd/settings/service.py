@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synergyd.settings.types import DATABASE, FLAG, HOST, NAMES, PORT, WEB, about, duration, path
+from synergyd.settings.types import DATABASE, FLAG, HOST, JOBS, PORT, WEB, about, duration, path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,12 @@ class ServiceSettings:
         default=(),
         metadata=about(
             "Partitions",
-            NAMES,
-            "The partitions whose jobs Synergy manages, including jobs that wait for several partitions if one of them is "
-            "named here.",
+            JOBS,
+            "The jobs that Synergy manages: those of these partitions, including jobs that wait for several if one of them "
+            "is named here; with user/NAME or account/NAME, of those only the jobs of these users and accounts. Others run "
+            "as plain Slurm jobs.",
             unset="all",
-            example="gpu,gpu-long",
+            example="gpu,user/mina,account/physics",
         ),
     )
     dry_run: bool = field(
@@ -118,6 +119,11 @@ class ServiceSettings:
             example="/usr/bin/mail",
         ),
     )
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        """Return the partitions in Partitions, () for all."""
+        return tuple(word for word in self.partitions if "/" not in word)
 
     #: no line of slurm.conf sets it: simulations vary it (control/arrivals.py)
     early_epochs: bool = True

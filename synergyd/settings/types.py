@@ -169,6 +169,15 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _jobs(text: str) -> tuple[str, ...]:
+    """Return words such as `gpu`, `user/mina` or `account/physics`. Raises ValueError."""
+    _names(re.sub(r"(?:^|(?<=,))(?:user|account)/", "", text))
+    words = tuple(text.split(","))
+    if len(set(words)) != len(words):
+        raise ValueError(text)
+    return words
+
+
 def _host(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}", text):
         raise ValueError(text)
@@ -230,7 +239,7 @@ DAY_TIMES = ValueType(
     read=_day_times,
     write=_day_times_text,
 )
-NAMES = ValueType(takes="names of partitions with commas between", read=_names, write=",".join)
+JOBS = ValueType(takes="PARTITION, user/NAME or account/NAME with commas between", read=_jobs, write=",".join)
 HOST = ValueType(takes="a host's name or address", read=_host)
 #: `read` looks at the URL's start alone; slurm/conf.py asks SQLAlchemy about the rest
 DATABASE = ValueType(takes="sqlite:////FILE or postgresql+psycopg://USER@HOST/NAME", read=_database)

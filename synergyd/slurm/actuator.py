@@ -151,16 +151,16 @@ class Actuator:
             return str(problem)
         return ""
 
-    def end_plugin_grace(self, job_ids: Sequence[int]) -> str:
+    def end_plugin_grace(self, job_ids: Sequence[int], outside: Sequence[int | str] = ()) -> str:
         """End what puts off the start of jobs that are Slurm's to start: the plugin's grace, or an earlier Park.
 
-        Return what went wrong, "" if nothing did.
+        `outside`: Slurm's names of such jobs that the settings leave out. Return what went wrong, "" if nothing did.
         """
         with_submission = [(i, k) for i in job_ids if (k := self.submissions.get(i)) is not None]
         ours = [i for i, k in with_submission if k.directive is not None or k.put_off_s is not None]
         names = dict.fromkeys(self.submissions[i].leader or self.names.get(i, i) for i in ours)
         try:
-            self.slurm.delay([name for name in names if name], 0)
+            self.slurm.delay([name for name in (*names, *outside) if name], 0)
         except SlurmError as problem:
             return str(problem)
         return ""

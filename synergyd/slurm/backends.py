@@ -17,6 +17,10 @@ from synergyd.slurm.pyslurm_process import PyslurmProcess
 PREFERENCES = ("auto", "pyslurm", "command line")
 log = logging.getLogger("synergyd")
 T = TypeVar("T")
+NEWEST_READ = (
+    25,
+    11,
+)  # the release of Slurm whose pyslurm was tried last: in 26.05 `resource_sharing` became two fields
 REQUESTS = 2  # counted by slurmctld for one read through pyslurm: what is read, and the partitions beside it
 
 
@@ -119,6 +123,9 @@ def _fits(pyslurm: PyslurmProcess, command_line: CommandLine) -> tuple[str, bool
         return "pyslurm does not say which Slurm it is made for", False
     if theirs != {major_minor(slurm_version)}:
         return f"pyslurm {made_for} is not made for Slurm {slurm_version}, which is installed", False
+    if major_minor(slurm_version) > NEWEST_READ:
+        newest = ".".join(f"{number:02d}" for number in NEWEST_READ)
+        return f"pyslurm {made_for} can't be used: it is read up to {newest}, and later ones have other fields", False
     return f"pyslurm imports and is made for Slurm {library}, which is installed", True
 
 

@@ -149,7 +149,7 @@ class CommandLine(Commands):
         return frozenset(f["NodeList"] for f, _ in rows if state_heard(f) == UNHEARD)
 
     def leaf_switches(self) -> dict[str, str]:
-        """Read from `scontrol show topology` the switches of level 0 (topology/tree), or the blocks (topology/block)."""
+        """Read from `scontrol show topology` the switches of level 0, the blocks, rings or tori that nodes are in."""
         try:
             lines = self.run("scontrol", "show", "topology").decode(errors="replace").splitlines()
         except SlurmError as error:

@@ -32,10 +32,10 @@ READS = {"show", "ping", "--version", "write", "-V"}
 class Shim:
     """Logs every scontrol and scancel that a process with this environment starts, then runs the real one."""
 
-    def __init__(self, cluster: SlurmCluster) -> None:
-        self.folder = cluster.folder / "shim"
+    def __init__(self, cluster: SlurmCluster, name: str = "shim") -> None:
+        self.folder = cluster.folder / name
         self.folder.mkdir()
-        self._log = cluster.folder / "shim.log"
+        self._log = cluster.folder / f"{name}.log"
         for name in ("scontrol", "scancel"):
             real = shutil.which(name, path=cluster.env["PATH"])
             path = self.folder / name

@@ -15,7 +15,7 @@ from synergy_core.wire import job_key
 from synergy_core.wire.job_key import JobKey
 from synergy_core.wire.report import to_json
 
-from deb.launch_archive import build
+from packages.launch_archive import build
 from synergyd.daemon.job_keys import key_path
 from tests.integration.daemon_site import status, until_beat, until_epochs
 from tests.integration.test_daemon_trust import send_raw

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from synergyd.scheduler.policies import policy_named
 from synergyd.settings import SETTINGS, TABLE, Settings
 from synergyd.settings.allocation import OBJECTIVES
+from synergyd.settings.maturity import FEATURES, marks_in_use
 from synergyd.settings.policies import POLICIES
 from synergyd.settings.text import conf_text, default_text, main, settings_markdown
 from synergyd.settings.types import Setting
@@ -62,3 +63,10 @@ def test_both_forms_can_be_printed() -> None:
     assert CliRunner().invoke(main, ["--markdown"]).output == settings_markdown()
     done = CliRunner().invoke(main, [])
     assert done.exit_code == 2 and "give --conf or --markdown" in done.output
+
+
+def test_marks_name_settings_that_exist_and_show_only_what_is_set() -> None:
+    assert {name for f in FEATURES for name in f.fields} <= {setting.field for setting in TABLE}
+    assert marks_in_use([]) == [] == marks_in_use(["epoch_s", "dry_run"])
+    (line,) = marks_in_use(["epoch_s", "link_aware", "node_link"])
+    assert line.startswith("experimental: turns and placement on shared links (")

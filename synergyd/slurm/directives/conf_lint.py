@@ -127,7 +127,7 @@ def _of_slurm(conf: SlurmConf) -> list[Lint]:
 def _of_settings(conf: SlurmConf, conf_settings: LoadedSettings) -> list[Lint]:
     lints: list[Lint] = []
     origins, settings = conf_settings.origins, conf_settings.settings
-    for name in settings.partitions:
+    for name in settings.partition_names:
         if conf.partitions and name not in conf.partitions:
             near = nearest(name, conf.partitions)
             right = f"did you mean {near}?" if near else f"partitions are: {', '.join(conf.partitions[:20])}"

@@ -180,7 +180,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
         "unless something that it starts does, the job keeps the size it asks for",
     ),
     "late": ("deadline={deadline} can't be met: {why}", "write a later one, or drop it"),
-    "internal": ("the Synergy plugin failed on this job ({error})", "tell your admins, or drop the #SYNERGY lines"),
+    "internal": ("the Synergy plugin failed on this job ({error})", "it is submitted all the same: tell your admins"),
 }
 
 

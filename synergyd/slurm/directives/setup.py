@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+BLOCK = "# Synergy"
 HOOK_PARTS = ("-- 1.", "-- 2.", "-- 3.")
 MODULE_PATH = "/etc/slurm/synergy/synergy.lua"  # the hook's own
 STATE_DIR = "/var/lib/synergy"
+NOT_LOADED = "the Synergy plugin could not be loaded: the job is submitted, its #SYNERGY lines unread; tell your admins"
+_REFUSAL = re.compile(
+    r'^([ \t]*)slurm\.log_user\("%s", "the Synergy plugin could not be loaded; tell [^"\n]*"\)\n[ \t]*return slurm\.ERROR\n',
+    re.MULTILINE,
+)
+# the hook's three statements with the comment before each, as `merge_scripts` puts them into a script
+_STATEMENTS = (
+    re.compile(
+        r"^(?:--[^\n]*\n)?local loaded, synergy = pcall\(function\(\)\n[^\n]*dofile\(.*?^end\)\n\n?",
+        re.MULTILINE | re.DOTALL,
+    ),
+    re.compile(r"(?:\n[ \t]*--[^\n]*)?\n  if loaded then\n    if synergy\.submit\(.*?\n  end\n", re.DOTALL),
+    re.compile(r"(?:\n[ \t]*--[^\n]*)?\n  if loaded then synergy\.modify\([^\n]*\n"),
+)
 # comments and strings of Lua, in which no function is defined
 _LUA_TEXT = re.compile(r"""(?:--)?\[(=*)\[.*?\]\1\]|--[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 
@@ -33,6 +48,31 @@ def has_hook(script: str) -> bool:
 def _code(script: str) -> str:
     """Return the script with blanks for its comments and strings, line for line."""
     return _LUA_TEXT.sub(lambda text: re.sub(r"[^\n]", " ", text[0]), script)
+
+
+def with_open_hook(script: str) -> str:
+    """Return a job_submit.lua whose hook is that of 0.2, which refused jobs without the module, with the one that lets them pass."""
+    return _REFUSAL.sub(lambda match: f'{match[1]}slurm.log_user("%s", "{NOT_LOADED}")\n', script)
+
+
+def without_hook(script: str, hook: str) -> tuple[str, str]:
+    """Return (a job_submit.lua without the hook's three statements, "" if nothing else was in it), and why that can't be done here."""
+    rest = script
+    for statement in _STATEMENTS:
+        rest, times = statement.subn("", rest)
+        if times != 1:
+            return script, "its statements were changed by hand"
+    if re.search(r"\b(synergy|loaded)\b", _code(rest)):
+        return script, "it uses the names `synergy` or `loaded` elsewhere"
+    is_ours_alone = _code(rest).split() == _code(bare_script(hook)).split()
+    return "" if is_ours_alone else rest, ""
+
+
+def bare_script(hook: str) -> str:
+    """Return a job_submit.lua that lets every job pass: the shipped hook without its comments and its three statements."""
+    for statement in _STATEMENTS:
+        hook = statement.sub("", hook)
+    return hook[hook.index("function ") :]
 
 
 def merge_scripts(script: str, hook: str) -> tuple[str, str]:
@@ -87,6 +127,22 @@ def with_line(text: str, number: int, key: str, value: str) -> str:
         raise ValueError(f"line {number} does not say {key}")
     lines[number - 1] = line
     return "\n".join(lines)
+
+
+def without_block(text: str, lines: Collection[str]) -> str:
+    """Return the conf `text` without those of `lines` that follow `# Synergy`, as `with_end` puts them, and without an emptied block."""
+    kept: list[str] = []
+    inside = False
+    for line in text.split("\n"):
+        if inside and line in lines:
+            continue
+        if inside and not line and kept[-1] == BLOCK:
+            kept.pop()
+            if kept and not kept[-1]:
+                kept.pop()
+        inside = line == BLOCK or (inside and bool(line))
+        kept.append(line)
+    return "\n".join(kept)
 
 
 def with_end(text: str, lines: list[str]) -> str:

@@ -181,6 +181,15 @@ def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
     return not partitions or not set(partitions).isdisjoint(row.partition.split(","))
 
 
+def is_managed(row: JobRow, words: tuple[str, ...]) -> bool:
+    """Return whether the job is one of those that the setting Partitions names: partitions, user/NAME, account/NAME."""
+    partitions = tuple(word for word in words if "/" not in word)
+    owners = {word for word in words if "/" in word}
+    return is_in(row, partitions) and (
+        not owners or not owners.isdisjoint((f"user/{row.user}", f"account/{row.account}"))
+    )
+
+
 def not_resizable(row: JobRow, directive: Directive) -> str:
     """Return why this job keeps the size it asked for, or ''."""
     if not directive.resize:

@@ -15,6 +15,8 @@ from synergy_core.errors import UsageError
 from synergy_core.records import Cluster, Job, JobState, Node
 from synergy_core.wire.hostlist import expand
 
+_LEAF_KEYS = ("BlockName", "RingName", "TorusName")
+
 
 class Leaves:
     """The leaf switches of one look at the cluster.
@@ -74,15 +76,17 @@ class Leaves:
 def leaf_switches(lines: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return (node name -> its leaf, what was not understood, a line each).
 
-    Leaves are the switches of level 0 (topology/tree) or the blocks (topology/block). A leaf whose nodes are not understood is
-    passed over: the others hold.
+    Leaves are the switches of level 0 (topology/tree), the blocks (topology/block), or, from 26.05 on, the rings (topology/ring) or
+    tori (topology/torus3d). A leaf whose nodes are not understood is passed over: the others hold.
     """
     leaf_of: dict[str, str] = {}
     problems: list[str] = []
     for line in lines:
         words = dict(word.partition("=")[::2] for word in line.split())
-        leaf = words.get("BlockName") or (words.get("Level") == "0" and words.get("SwitchName"))
-        if not leaf:
+        leaf = next((words[key] for key in _LEAF_KEYS if words.get(key)), "")
+        if not leaf and words.get("Level") == "0":
+            leaf = words.get("SwitchName", "")
+        if not leaf or "PlacementDims" in words:  # a shape within a torus
             continue
         try:
             leaf_of.update(dict.fromkeys(expand(words.get("Nodes", ""), f"leaf {leaf}"), leaf))

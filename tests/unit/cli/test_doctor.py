@@ -1,6 +1,6 @@
 """`synergyctl doctor` and what `config check` says of a first start, with programs of a node that fails in chosen ways.
 
-That they find nothing missing where nothing is: tests/deb, on a fresh Debian, and tests/integration/test_daemon.py."""
+That they find nothing missing where nothing is: tests/packages, on a fresh Debian, and tests/integration/test_daemon.py."""
 
 from __future__ import annotations
 

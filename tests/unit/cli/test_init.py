@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,84 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "such" / "file"
     with pytest.raises(UsageError, match="can't be written"):
         apply(Change(missing, None, "x"))
+
+
+INCLUDED = "JobSubmitPlugins=throttle # ours\nJobFileAppend=0\n"
+
+
+@pytest.mark.parametrize(
+    ("conf_text", "script"),
+    [
+        (CONF + "\n", None),
+        (f"{CONF}\nJobSubmitPlugins=lua\nJobFileAppend=1\n", SITE),
+        (f"{CONF}\nJobSubmitPlugins=throttle # ours\nProctrackType=x\n", None),
+        (f"{CONF}\nJobSubmitPlugins=throttle,lua\n", SITE),
+        (f"{CONF}\nInclude more.conf\n", None),
+    ],
+)
+def test_undo_gives_back_what_init_has_found(conf: Path, conf_text: str, script: str | None) -> None:
+    """All but synergy.conf, which nothing includes any more, and the copies."""
+    conf.write_text(conf_text)
+    (conf.parent / "more.conf").write_text(INCLUDED)
+    if script is not None:
+        (conf.parent / "job_submit.lua").write_text(script)
+    before = files(conf.parent)
+    assert run(conf, "--yes").exit_code == 0 and files(conf.parent) != before
+    done = run(conf, "--undo", "--yes")
+    assert done.exit_code == 0 and "systemctl disable --now synergyd" in done.output, done.output
+    left = {name: text for name, text in files(conf.parent).items() if "before-synergy" not in name}
+    assert left.pop("synergy.conf") and left == before
+    assert run(conf, "--undo", "--yes").output == f"{conf}: nothing to change\n"
+
+
+def test_undo_shows_a_diff_and_asks_somebody(conf: Path) -> None:
+    run(conf, "--yes")
+    before = files(conf.parent)
+    nobody = run(conf, "--undo")
+    assert isinstance(nobody.exception, UsageError) and "-Include synergy.conf" in nobody.output
+    assert "+++ /dev/null" in nobody.output and files(conf.parent) == before
+
+
+def test_undo_keeps_what_the_site_added_since(conf: Path) -> None:
+    run(conf, "--yes")
+    script = conf.parent / "job_submit.lua"
+    script.write_text(
+        script.read_text().replace("  return slurm.SUCCESS\n", "  site_rule(job_desc)\n  return slurm.SUCCESS\n", 1)
+    )
+    conf.write_text(conf.read_text() + "MaxJobCount=7\n")
+    assert run(conf, "--undo", "--yes").exit_code == 0
+    assert conf.read_text() == CONF + "\n\n# Synergy\nJobSubmitPlugins=lua\nMaxJobCount=7\n"
+    assert "site_rule(job_desc)" in script.read_text() and "synergy.submit" not in script.read_text()
+
+
+def test_undo_leaves_a_script_that_slurm_still_reads(conf: Path) -> None:
+    """JobSubmitPlugins=lua was there before Synergy, without a script that does anything."""
+    conf.write_text(f"{CONF}\nJobSubmitPlugins=lua\n")
+    run(conf, "--yes")
+    assert run(conf, "--undo", "--yes").exit_code == 0
+    assert (conf.parent / "job_submit.lua").read_text().startswith("function slurm_job_submit(")
+
+
+def test_undo_of_a_hook_changed_by_hand_is_the_admins(conf: Path) -> None:
+    run(conf, "--yes")
+    script = conf.parent / "job_submit.lua"
+    script.write_text(script.read_text().replace("  if loaded then\n", "  if loaded and ours then\n", 1))
+    changed = script.read_text()
+    done = run(conf, "--undo", "--yes")
+    assert "take the marked statements out" in done.output and script.read_text() == changed
+    assert (conf.parent / "synergy" / "synergy.lua").exists() and "JobSubmitPlugins=lua" in conf.read_text()
+
+
+def test_a_hook_of_0_2_learns_to_let_jobs_pass(conf: Path) -> None:
+    run(conf, "--yes")
+    script = conf.parent / "job_submit.lua"
+    new = script.read_text()
+    old = re.sub(
+        r'( +)slurm\.log_user\("%s", "the Synergy.*\n',
+        r'\1slurm.log_user("%s", "the Synergy plugin could not be loaded; tell your admins, or drop the #SYNERGY lines")'
+        "\n\\1return slurm.ERROR\n",
+        new,
+    )
+    assert old != new
+    script.write_text(old)
+    assert run(conf, "--yes").exit_code == 0 and script.read_text() == new

@@ -91,3 +91,19 @@ def test_excluded_nodes_are_read_once_and_now_and_then_again() -> None:
         registry.learn(rows, {})
     assert {i: known.excluded for i, known in registry.submitted.items()} == {1: ("n1",), 3: ("n9",)}
     assert slurm.asked == [[1, 3]] * 2
+
+
+def test_only_stamped_jobs_outside_that_wait_for_the_grace_are_let_go() -> None:
+    slurm = Scripts()
+    registry = JobRegistry(slurm, 30.0, clock=lambda: slurm.now_s)
+    slurm.comments = {i: "synergy:1 max_gpus=8" for i in (1, 2, 3, 5)} | {6: "synergy:1 max_gpus=8 | begin=1020"}
+    waiting = {"submit_s": 995.0, "eligible_s": 1025.0}
+    rows = [
+        row(1, **waiting),
+        row(2, **waiting),  # managed
+        row(3, submit_s=995.0, eligible_s=2000.0),  # its user's own start time
+        row(4, **waiting),  # without a stamp
+        row(5, submit_s=995.0, eligible_s=990.0),  # may start
+        row(6, **waiting),  # its user's own start time, within the grace
+    ]
+    assert registry.parked_outside(rows, {2}, 1000.0) == (1,)

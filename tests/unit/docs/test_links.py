@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.docs.pages import DOCS, NAMES, ROOT, anchors, links, spans, split
 
-PATH = re.compile(r"(?:synergyd|launch|sql|slurm_plugins|tests|docs)/[\w./-]*\Z")
+PATH = re.compile(r"(?:synergyd|launch|sql|slurm_plugins|tests|docs|packages)/[\w./-]*\Z")
 README_LINES = 120
 
 

@@ -180,6 +180,16 @@ def test_blocks_are_leaves(shell: Shell) -> None:
     assert shell.backend.leaf_switches() == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
 
 
+def test_rings_and_tori_are_leaves(shell: Shell) -> None:
+    """As the source of 26.05 prints them; a torus has a line more for each shape that jobs may get in it."""
+    shell.answers("scontrol", b"RingName=r1 Nodes=n[1-2] RingSize=2\nRingName=r2 Nodes=n[3-4] RingSize=2\n")
+    assert shell.backend.leaf_switches() == {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
+    shell.answers(
+        "scontrol", b"TorusName=t1 Dims=2x1x1 Nodes=n[1-2]\n  TorusName=t1 PlacementDims=2x1x1(2) Anchors=2\n"
+    )
+    assert shell.backend.leaf_switches() == {"n1": "t1", "n2": "t1"}
+
+
 @pytest.mark.parametrize("nodes", ["n[1-", "n[2-1]", "n[1-99999999]", "[", "n[1-2][3-"])
 def test_a_switch_whose_nodes_are_not_understood_costs_itself_alone(
     shell: Shell, nodes: str, caplog: pytest.LogCaptureFixture

@@ -261,6 +261,15 @@ def test_one_whose_first_read_fails_is_left_and_told_once(
     assert reads({}) == ("command line", "the command line, since pyslurm nodes: KeyError('alloc_cpus')")
 
 
+def test_one_of_a_later_slurm_than_was_tried_is_not_read_through(
+    put: Put, line: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Line, "version", lambda self: "26.05.5")
+    put("new", version="26.05.0")
+    reader, why = open_reader({})
+    assert reader.name == "command line" and "it is read up to 25.11" in why
+
+
 def test_another_release_does_not_fit(put: Put, line: None) -> None:
     put("new", version="25.11.2")
     reader, why = open_reader({})

@@ -28,7 +28,7 @@ def test_without_a_line_all_is_default(folder: Path) -> None:
 def test_every_key(folder: Path) -> None:
     loaded = load(
         folder,
-        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,debug Policy=sia\n"
+        "#SYNERGY Database=postgresql+psycopg://u@h/db Epoch=5m Partitions=gpu,user/mina Policy=sia\n"
         "  #SYNERGY\tFairness=-2.5 RestartCost=90 RestartShare=0.05 Preemption=no # seconds\n"
         "#SYNERGY DRYRUN=Yes Profile=/etc/x.profile StateDir='/var/lib/my synergy'\r\n"
         "#SYNERGY MetricsPort=9100 ReportPort=9101 ReportHost=ctl.example.org\n"
@@ -49,7 +49,7 @@ def test_every_key(folder: Path) -> None:
     assert loaded.settings == Settings(
         database="postgresql+psycopg://u@h/db",
         epoch_s=300,
-        partitions=("gpu", "debug"),
+        partitions=("gpu", "user/mina"),
         policy="sia",
         fairness=-2.5,
         restart_cost_s=90,
@@ -112,6 +112,11 @@ def test_spares_of_partitions_and_of_qos() -> None:
     assert (settings.partition_spare_nodes, settings.qos_spare_nodes) == ({"gpu": 1.0}, {"high": 2.0})
 
 
+def test_partitions_without_users_and_accounts() -> None:
+    settings = Settings(partitions=("gpu", "user/mina", "account/physics"))
+    assert settings.partition_names == ("gpu",)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -140,6 +145,12 @@ def test_spares_of_partitions_and_of_qos() -> None:
         ("#SYNERGY MetricsPort=65536", "MetricsPort=65536 is not right; "),
         ("#SYNERGY ReportHost=$(id)", "ReportHost=$(id) is not right; "),
         ("#SYNERGY Partitions=a,,b", "Partitions=a,,b is not right; "),
+        (
+            "#SYNERGY Partitions=user/",
+            "Partitions=user/ is not right; Partitions takes PARTITION, user/NAME or account/NAME",
+        ),
+        ("#SYNERGY Partitions=group/x", "Partitions=group/x is not right; "),
+        ("#SYNERGY Partitions=user/a,user/a", "Partitions=user/a,user/a is not right; "),
         ("#SYNERGY Policy=../x", "Policy=../x is not right; "),
         ("#SYNERGY FairnessBound=0.5", "FairnessBound=0.5 is not right; "),
         ("#SYNERGY AccountLimits=a:1,a:2", "AccountLimits=a:1,a:2 is not right; "),

@@ -16,6 +16,7 @@ from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import (
     SubmittedJob,
     cluster_of,
+    is_managed,
     job_of,
     leaks,
     node_of,
@@ -207,3 +208,22 @@ def test_gpus_in_use_that_no_job_holds() -> None:
     assert leaks([used], [done]) == {"n1": 4}
     assert leaks([used], [held]) == leaks([NODE], []) == {}
     assert with_leaks(cluster_of([used]), {"n1": 4}).nodes[0].leaked == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "managed"),
+    [
+        ((), True),
+        (("main",), True),
+        (("debug", "main"), True),
+        (("debug",), False),
+        (("user/ann",), True),
+        (("user/bob",), False),
+        (("user/bob", "account/physics"), True),
+        (("main", "user/bob"), False),
+        (("main", "account/physics"), True),
+        (("debug", "user/ann"), False),
+    ],
+)
+def test_jobs_of_some_partitions_users_and_accounts(words: tuple[str, ...], managed: bool) -> None:
+    assert is_managed(row(partition="main,other", user="ann", account="physics"), words) is managed

@@ -1,6 +1,6 @@
 """Builds synergy-launch.pyz: the launcher in one file, for containers, where nothing of ours is installed.
 
-    python -m deb.launch_archive [--out build/synergy-launch.pyz]
+    python -m packages.launch_archive [--out build/synergy-launch.pyz]
 
 It holds what the Debian package synergy-launch installs (click too) and runs with any Python from 3.11 on.
 """
@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from deb.build import LAUNCH, ROOT, fill_launch
+from packages.contents import LAUNCH, ROOT, SYSTEMS, fill_launch
 
 INTERPRETER = b"#!/usr/bin/env python3\n"
 MADE = (1980, 1, 1, 0, 0, 0)  # equal sources make equal files
@@ -22,7 +22,7 @@ def build(out: Path) -> None:
     """Writes the archive, executable."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, out.open("wb") as file:
-        fill_launch(Path(folder))
+        fill_launch(Path(folder), SYSTEMS["debian12"])
         root = Path(folder) / LAUNCH
         (root / "synergy-launch").rename(root / "__main__.py")
         file.write(INTERPRETER)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deb.build import HERE, PACKAGES, SCRIPTS, build, maintainer
+from packages.contents import HERE, PACKAGES, maintainer
+from packages.deb import SCRIPTS, build
 from synergyd import __version__
 from tests.paths import ROOT
 

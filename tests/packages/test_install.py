@@ -1,6 +1,6 @@
 """docs/admin/install.md followed word by word on a fresh Debian with a running Slurm; upgrade, removal and purge of the packages.
 
-Stated substitutions: systemctl is tests/deb/systemctl.py (no systemd runs in a chroot); the question of `synergyctl init` is answered
+Stated substitutions: systemctl is tests/packages/systemctl.py (no systemd runs in a chroot); the question of `synergyctl init` is answered
 with y on a terminal; the packages come from `make deb`; the section on pip is left out, for there is no network inside.
 """
 
@@ -17,15 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from deb.build import PACKAGES, SITE, build
+from packages.contents import PACKAGES, SYSTEMS, System
+from packages.deb import architecture, build, file_name
 from synergyd import __version__
 from synergyd.store import schema
-from tests.deb.fresh_debian import DEBIAN, PROGRAMS, FreshDebian
+from tests.packages.fresh_debian import PROGRAMS, ROOTS, FreshDebian
 from tests.paths import ROOT
 from tests.unit.store.test_before_upgrade import database
 
 pytestmark = [pytest.mark.slurm, pytest.mark.network, pytest.mark.timeout(1800)]
-BUILT = ROOT / "build" / "deb"
+BUILT = {"debian12": ROOT / "build" / "deb", "debian13": ROOT / "build" / "deb13"}
 NODES = 2
 SLURM_CONF = f"""ClusterName=site
 SlurmctldHost=head
@@ -59,21 +60,27 @@ srun synergy-launch --runner python /home/mina/train.py
 """
 
 
+@pytest.fixture(scope="module", params=sorted(BUILT))
+def system(request: pytest.FixtureRequest) -> System:
+    return SYSTEMS[request.param]
+
+
 @pytest.fixture(scope="module")
-def packages() -> list[Path]:
+def packages(system: System) -> list[Path]:
     """Those of `make deb`; skips where no fresh Debian can be made."""
-    if reason := DEBIAN.why_not(PROGRAMS):
+    if reason := ROOTS[system.name].why_not(PROGRAMS):
         pytest.skip(reason)
-    found = [BUILT / f"{p.name}_{__version__}_{p.architecture}.deb" for p in PACKAGES.values()]
+    folder = BUILT[system.name]
+    found = [folder / file_name(package, system) for package in PACKAGES.values()]
     if missing := [path.name for path in found if not path.exists()]:
-        pytest.skip(f"no {', '.join(missing)} in build/deb: make deb")
-    DEBIAN.make()
+        pytest.skip(f"no {', '.join(missing)} in {folder}: make deb DEBIAN={system.name.removeprefix('debian')}")
+    ROOTS[system.name].make()
     return found
 
 
 @pytest.fixture
-def debian(packages: list[Path]) -> Iterator[FreshDebian]:
-    with FreshDebian() as made:
+def debian(system: System, packages: list[Path]) -> Iterator[FreshDebian]:
+    with FreshDebian(ROOTS[system.name]) as made:
         target = made.root_here / "root/build/deb"
         target.mkdir(parents=True)
         for package in packages:
@@ -86,7 +93,9 @@ def start_slurm(debian: FreshDebian) -> None:
     etc = debian.root_here / "etc/slurm"
     (etc / "slurm.conf").write_text(SLURM_CONF)
     (etc / "gres.conf").write_text(f"NodeName=n[1-{NODES}] Name=gpu Type=a100 File=/dev/gpu[0-3]\n")
-    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # by itself slurmd looks for a mounted one
+    # by itself slurmd looks for a mounted one; 22.05 can't do without
+    old = debian.must("slurmd -V").split()[1] < "23.11"
+    (etc / "cgroup.conf").write_text(f"CgroupPlugin={'cgroup/v1' if old else 'disabled'}\n")
     (etc / "job_submit.lua").write_text(SITE_SCRIPT)
     debian.must("useradd --create-home mina; install -d -o munge -g munge /run/munge; mkdir /var/lib/slurm/n{1,2}")
     debian.must("systemctl start munge; systemctl start slurmctld")
@@ -157,7 +166,7 @@ def older(folder: Path, version: str = "0.1.0", preinst: str = "") -> list[Path]
     for name in ("synergyctl", "synergyd"):
         root = folder / name
         (root / "DEBIAN").mkdir(parents=True)
-        about = f"Package: {name}\nVersion: {version}\nArchitecture: {PACKAGES[name].architecture}\n"
+        about = f"Package: {name}\nVersion: {version}\nArchitecture: {architecture(PACKAGES[name])}\n"
         control = f"{about}Maintainer: x <x@y.z>\nDescription: x\n"
         (root / "DEBIAN/control").write_text(control)
         if preinst:
@@ -219,7 +228,7 @@ def test_upgraded_from_0_1_0_removed_and_purged(debian: FreshDebian, tmp_path: P
     debian.must("mv /var/lib/synergy/kept /var/lib/synergy/synergy.db; systemctl start synergyd")
 
     told = debian.must("dpkg --remove synergyd synergyctl")
-    assert "job_submit.lua still has Synergy's hook" in told
+    assert "job_submit.lua still has Synergy's hook, which lets all jobs pass" in told
     assert debian.run("systemctl is-active synergyd").returncode == 3
     assert [path for path in files(debian) if re.search(r"/usr/.*synerg|lib/systemd/.*synerg", path)] == []
     assert (state / "synergy.db").exists() and (debian.root_here / "etc/default/synergyd").exists()
@@ -253,7 +262,7 @@ def test_installed_and_purged_twice_it_leaves_no_traces(debian: FreshDebian) -> 
 
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed here")
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_lintian_finds_no_errors(packages: list[Path], name: str) -> None:
+def test_lintian_finds_no_errors(system: System, packages: list[Path], name: str) -> None:
     package = next(path for path in packages if path.name.startswith(f"{name}_"))
     command = ["lintian", "--allow-root", "--fail-on", "error", "--tag-display-limit", "0", str(package)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -261,17 +270,17 @@ def test_lintian_finds_no_errors(packages: list[Path], name: str) -> None:
     assert (done.returncode, errors) == (0, [])
 
 
-def test_the_packages_are_of_this_checkout(packages: list[Path], tmp_path: Path) -> None:
+def test_the_packages_are_of_this_checkout(system: System, packages: list[Path], tmp_path: Path) -> None:
     """A stale build/deb would test something else; the page, the models and the migrations are no Python modules of a package."""
     for name, built in zip(PACKAGES, packages, strict=True):
         there = tmp_path / f"{name}.built"
         subprocess.run(["dpkg-deb", "-x", str(built), str(there)], check=True)
         if name == "synergyctl":  # its libraries come from the network: only what is ours
             for folder in ("synergyd", "slurm_plugins"):
-                assert content(there / SITE / folder) == content(ROOT / folder)
+                assert content(there / system.site / folder) == content(ROOT / folder)
             continue
         fresh = tmp_path / name
-        subprocess.run(["dpkg-deb", "-x", str(build(PACKAGES[name], tmp_path, 1.8e9)), str(fresh)], check=True)
+        subprocess.run(["dpkg-deb", "-x", str(build(PACKAGES[name], tmp_path, 1.8e9, system)), str(fresh)], check=True)
         assert content(there) == content(fresh)
 
 

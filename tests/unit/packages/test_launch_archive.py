@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deb.launch_archive import build
+from packages.launch_archive import build
 
 TOLD = "import synergy_launch, sys; print(synergy_launch.__file__, *sys.argv[1:])"
 

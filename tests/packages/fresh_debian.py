@@ -10,15 +10,19 @@ from types import TracebackType
 
 from tests.throwaway.debian_root import DebianRoot
 
-DEBIAN = DebianRoot("bookworm", ("systemd", "python3", "slurm-wlm", "munge"))
+ROOTS = {
+    name: DebianRoot(suite, ("systemd", "python3", "slurm-wlm", "munge"))
+    for name, suite in (("debian12", "bookworm"), ("debian13", "trixie"))
+}
 PROGRAMS = ("unshare", "nsenter", "chroot", "dpkg-deb", "ip")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class FreshDebian:
-    """A running copy of DEBIAN's folder, as a context manager; everything in it ends with it."""
+    """A running copy of the folder of `debian`, as a context manager; everything in it ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, debian: DebianRoot) -> None:
+        self._debian = debian
         self._folder = Path(tempfile.mkdtemp(prefix="synergy-debian-"))
         self.root = self._folder / "root"  # as seen from inside the namespaces alone
         self._upper = self._folder / "upper"
@@ -28,7 +32,7 @@ class FreshDebian:
     def __enter__(self) -> FreshDebian:
         for folder in (self.root, self._upper, self._folder / "work"):
             folder.mkdir()
-        layers = f"lowerdir={DEBIAN.folder},upperdir={self._upper},workdir={self._folder / 'work'}"
+        layers = f"lowerdir={self._debian.folder},upperdir={self._upper},workdir={self._folder / 'work'}"
         steps = (
             f"mount -t overlay overlay -o {layers} {self.root}",
             f"cd {self.root}",
@@ -83,22 +87,20 @@ class FreshDebian:
         """Its / as this process sees it."""
         return Path(f"/proc/{self._pid}/root")
 
+    def _enter(self) -> list[str]:
+        return ["nsenter", "-t", str(self._pid), "--mount", "--net", "--uts", "--ipc", "--pid"]
+
+    def run_beside(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A program of this machine in the namespaces, where `root` is the folder of this Debian; stderr is in stdout, in order."""
+        return subprocess.run(
+            [*self._enter(), *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+
     def run(
         self, script: str, *, told: str = "", timeout_s: float = 300.0, folder: str = "/root"
     ) -> subprocess.CompletedProcess[str]:
         """A bash script inside; stderr is in stdout, in order."""
-        command = [
-            "nsenter",
-            "-t",
-            str(self._pid),
-            "--mount",
-            "--net",
-            "--uts",
-            "--ipc",
-            "--pid",
-            "-r",
-            f"-w/proc/{self._pid}/root{folder}",
-        ]
+        command = [*self._enter(), "-r", f"-w/proc/{self._pid}/root{folder}"]
         environment = {
             "PATH": PATH,
             "HOME": "/root",

@@ -1,1 +1,0 @@
-"""Debian packages without debhelper: `python -m deb.build`."""

@@ -1,0 +1,1 @@
+"""Packages without debhelper: `python -m packages.deb`, `python -m packages.rpm`."""
