@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.job_end import JobEnd
 from synergy_core.job_report import Report
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
@@ -47,6 +48,8 @@ class StatusJson:
     epoch_s: float | None
     #: the daemon only shows what it would do
     dry_run: bool
+    #: since when the REST service can't read its database, seconds since 1970: all else is of then; null while it can
+    stale_since_s: float | None = None
     #: by job id
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
@@ -146,6 +149,8 @@ class ExplainJson:
     paused: bool
     #: oldest first
     story: tuple[StoryLine, ...]
+    #: how it ended, by Slurm; null while it has not, or where Slurm has forgotten it
+    end: JobEnd | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlencode
 
@@ -80,9 +80,14 @@ class DatabaseBackend:
             time.sleep(_WATCH_S)
 
     def explain(self, job_id: int) -> ExplainJson:
+        from synergyd.slurm.command_line import CommandLine
+        from synergyd.slurm.parsed.job_end import read_job_end
         from synergyd.views.explain import collect
 
-        return collect(self._store, job_id)
+        data = collect(self._store, job_id)
+        if data.lifecycle is not None:
+            return data
+        return replace(data, end=read_job_end(lambda argv: CommandLine().run(*argv).decode(errors="replace"), job_id))
 
     def usage(self, from_s: float, to_s: float, user: str, account: str) -> UsageJson:
         from synergyd.views.usage import collect
@@ -174,9 +179,3 @@ def _status_path(job_id: int | None, wait_s: int = 0) -> str:
     query = [f"job={job_id}"] if job_id is not None else []
     query += [f"wait={wait_s}"] if wait_s else []
     return "/v1/status" + ("?" + "&".join(query) if query else "")
-
-
-@contextmanager
-def open_database_backend(store: Store) -> Iterator[Backend]:
-    with store:
-        yield DatabaseBackend(store)

@@ -98,7 +98,13 @@ async function begin() {
   main.hidden = false;
   const out = h("button", { type: "button", class: "link", onclick: signOut }, "Sign out");
   byId("who").replaceChildren(context.me.user, out);
-  return watch("status", signal, (status) => { context.status = status; update(); }, trouble);
+  return watch("status", signal, (status) => {
+    context.status = status;
+    const since = status.stale_since_s;
+    state.className = since ? "" : "calm";
+    setText(state, since ? `Stale: the service can't read its database since ${stamp(since)}; all that is shown is of then.` : "");
+    update();
+  }, trouble);
 }
 
 function signOut() {

@@ -162,6 +162,21 @@ def test_what_befell_a_node_is_for_those_who_see_all_jobs_and_nodes(tmp_path: Pa
         assert jobs(told["ann"]) == ([1] if hidden == "jobs" else [1, 2]) and jobs(told["op"]) == [1, 2]
 
 
+def test_data_are_called_stale_while_the_database_is_gone(shared: Service, tmp_path: Path) -> None:
+    _, headers, first = shared.ask("ann", "/v1/status")
+    assert first["stale_since_s"] is None
+    before_s, file = time.time(), tmp_path / "s.db"
+    file.rename(tmp_path / "away.db")
+    _, headers, stale = shared.ask("ann", "/v1/status?wait=20", If_None_Match=headers["etag"])
+    assert jobs(stale) == [1, 2] and before_s - 5 < stale["stale_since_s"] <= time.time()
+    for target in ("/v1/jobs/1/explain", "/v1/jobs/1/usage", "/v1/usage"):
+        code, _, refused = shared.ask("ann", target)
+        assert code == 503 and refused["detail"] == str(UnavailableError(*app.DATABASE_AWAY))
+    (tmp_path / "away.db").rename(file)
+    _, _, back = shared.ask("ann", "/v1/status?wait=20", If_None_Match=headers["etag"])
+    assert back["stale_since_s"] is None and back["jobs"] == first["jobs"]
+
+
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
     save(private.store, BOB, at_s=2000.0)
     end_s = time.monotonic() + 30
@@ -336,6 +351,7 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
                 "format": 1,
                 "epoch_s": None,
                 "dry_run": False,
+                "stale_since_s": None,
                 "jobs": [],
                 "bad_nodes": [],
             }
