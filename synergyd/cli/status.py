@@ -45,7 +45,8 @@ def table(data: StatusJson) -> Table:
     age = f", {time.time() - data.epoch_s:.0f} s ago" if data.epoch_s else ": no epoch yet"
     title = f"Synergy{' (dry run)' if data.dry_run else ''}: {len(data.jobs)} jobs{age}"
     if data.stale_since_s is not None:
-        title += f"\nSTALE: Synergy's REST service can't read its database since {time.strftime('%F %T', time.localtime(data.stale_since_s))}"
+        since = time.strftime("%F %T", time.localtime(data.stale_since_s))
+        title += f"\nSTALE: Synergy's REST service can't read its database since {since}"
     grid = Table(title=title, title_justify="left", pad_edge=False)
     for name in ("JOB", "NAME", "USER", "STATE"):
         grid.add_column(name)

@@ -91,7 +91,7 @@ def run(
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
     secret = SecretFile(settings.state_dir)
-    inbox = _inbox(settings, secret)
+    inbox = None if once and settings.dry_run else _inbox(settings, secret)
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -109,7 +109,7 @@ def run(
         writer=writer,
         store=store,
         inbox=inbox,
-        secret=secret if inbox else None,
+        secret=secret if inbox and not settings.dry_run else None,
         clock=time.time,
         monotonic=time.monotonic,
         report_address=address,
@@ -127,6 +127,7 @@ def run(
         may = partial(writer.demand_rights, writes=not settings.dry_run)
         return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
     finally:
+        daemon.close()
         if leads():
             heartbeat.remove(settings.state_dir)
         usage.close()
@@ -144,9 +145,15 @@ def run(
 
 def _inbox(settings: Settings, secret: SecretFile) -> ReportInbox | None:
     """Return the inbox where jobs report, or None if they may not. Raises UsageError."""
-    if not settings.report_port or settings.dry_run:
+    if not settings.report_port:
         return None
-    return ReportInbox("", settings.report_port, secret=secret)
+    try:
+        return ReportInbox("", settings.report_port, secret=secret)
+    except UsageError as problem:
+        if not settings.dry_run:
+            raise
+        log.info("the dry run takes no reports: %s", problem)  # a daemon that acts has the port
+        return None
 
 
 def _link_arbiter(settings: Settings) -> LinkProcess | None:

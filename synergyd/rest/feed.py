@@ -97,7 +97,7 @@ def edition(store: Store) -> Edition:
     """Read an Edition from the database. Raises SynergyError while the database is away."""
     now = collect(store)
     jobs = {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
-    return Edition(_head(now), _head(replace(now, bad_nodes=())), jobs)
+    return Edition(_head(now), _head(replace(now, bad_nodes=(), plain_jobs=None, plain_held_gpus=None)), jobs)
 
 
 def _head(now: StatusJson) -> bytes:

@@ -50,6 +50,10 @@ class StatusJson:
     dry_run: bool
     #: since when the REST service can't read its database, seconds since 1970: all else is of then; null while it can
     stale_since_s: float | None = None
+    #: jobs with GPUs and without a #SYNERGY line that wait or run; null where it is not known
+    plain_jobs: int | None = None
+    #: GPUs that they hold
+    plain_held_gpus: int | None = None
     #: by job id
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first

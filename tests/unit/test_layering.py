@@ -111,7 +111,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_sim.policies", f"{BASE} {SOLVER}"),
     ("synergy_sim.contention", f"{BASE} synergyd.links synergyd.scheduler.placement"),
     ("synergy_sim", f"{BASE} synergyd.links {MODELS} {ALLOCATION} {CONTROL} synergy_sim.policies"),
-    ("synergy_sim.forecast", f"{BASE} synergy_core.wire synergy_sim"),
+    ("synergy_sim.forecast", f"{BASE} synergy_core.wire synergyd.jobmodel synergy_sim"),
     ("synergy_sim.traces", f"{BASE} {MODELS} synergy_sim"),
     (
         "synergy_sim.cli",

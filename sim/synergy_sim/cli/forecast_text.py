@@ -8,8 +8,8 @@ from datetime import datetime
 from rich.table import Table
 
 from synergy_sim.forecast.estimate import COVERAGE, Forecast, Range, ShareForecast
-from synergy_sim.forecast.speed_up import MEASURED, PRIORS
 from synergy_sim.records import Costs
+from synergyd.jobmodel.speed_up import MEASURED, PRIORS
 
 _HOUR = 3600.0
 
