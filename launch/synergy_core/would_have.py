@@ -25,8 +25,9 @@ class WouldHave:
     asked_gpus: int
     #: its script has a #SYNERGY line; if not, it is predicted by a prior of speed-ups
     has_line: bool
-    #: first and last epoch that saw it, seconds since 1970
+    #: first epoch that saw it, seconds since 1970
     from_s: float
+    #: last epoch that saw it
     to_s: float
     #: GPUs that the last epoch would have given it
     wanted_gpus: int = 0
@@ -52,14 +53,21 @@ class WouldHave:
 class WouldHaveTotals:
     """Sums over jobs, in hours; `gain` as of `synergyctl usage`, null if none of them ran."""
 
+    #: jobs
     jobs: int = 0
+    #: job hours that they ran
     ran_h: float = 0.0
+    #: job hours that the same training would have taken less
     saved_h: float = 0.0
     #: one sigma of saved_h
     sigma_h: float = 0.0
+    #: job hours that they waited
     waited_h: float = 0.0
+    #: of these, the hours in which Synergy would have run them
     sooner_h: float = 0.0
+    #: restarts on another size
     changes: int = 0
+    #: saved_h over ran_h; null if none of them ran
     gain: float | None = None
     #: one sigma of gain
     gain_sigma: float = 0.0

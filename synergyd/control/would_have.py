@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from synergy_core.records import Action, Decision, Job, JobState, Shape
-from synergy_core.would_have import WouldHave
+from synergy_core.would_have import WouldHave, WouldHaveTotals, totals
+
+from synergyd.jobmodel.prior_cells import SHARED_VARIANCE
 
 _RUNS = (Action.KEEP, Action.START, Action.RESIZE)
 
@@ -116,3 +118,8 @@ def predict(job: Job, decision: Decision | None, sigma: float) -> Predicted | No
         return Predicted(1.0, 0.0, job.asked)
     speed = decision.relative_goodput if decision.relative_goodput is not None else 1.0
     return Predicted(speed, speed * sigma, decision.cell.shape)
+
+
+def would_have_totals(rows: Iterable[WouldHave]) -> WouldHaveTotals:
+    """Return the sums over jobs. What is not known of how a cluster's jobs scale does not average out."""
+    return totals(rows, SHARED_VARIANCE)

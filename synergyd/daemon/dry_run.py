@@ -6,16 +6,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from synergy_core.months import present_month
 from synergy_core.records import Cell, Decision, Job
-from synergy_core.would_have import WouldHave
+from synergy_core.would_have import WouldHave, WouldHaveTotals
 
-from synergyd.control.would_have import Predicted, WouldHaveLedger, predict
+from synergyd.control.would_have import Predicted, WouldHaveLedger, predict, would_have_totals
 from synergyd.daemon.usage_look import relative_sigma
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.prior_cells import prior_cells
 from synergyd.scheduler.epoch import EpochInputs
 
 log = logging.getLogger("synergyd")
+MONTH_EVERY_S = 600.0  # between two sums of the present month
 LONGEST_EPOCHS = 3.0  # an epoch stands for at most so many: a daemon that was away counts nothing
 
 
@@ -32,6 +34,8 @@ class DryRun:
         self._decide, self._read = decide, read
         self._ledger = WouldHaveLedger(restart_s, LONGEST_EPOCHS * epoch_s)
         self._loaded = False
+        self._month_at_s = 0.0
+        self.month: WouldHaveTotals | None = None  # as `synergyctl usage --would-have` shows it; not known yet
 
     def account(
         self,
@@ -44,7 +48,11 @@ class DryRun:
         if not self._loaded:
             self._ledger.restore(self._read())
             self._loaded = True
-        now_s, own = inputs.snapshot.time_s, [job for job in inputs.snapshot.jobs if job.directive is not None]
+        now_s = inputs.snapshot.time_s
+        if not 0 <= self._month_at_s - now_s <= MONTH_EVERY_S:
+            self._month_at_s = now_s + MONTH_EVERY_S
+            self.month = would_have_totals(row for row in self._read() if row.to_s >= present_month()[0])
+        own = [job for job in inputs.snapshot.jobs if job.directive is not None]
         cells = {job.job_id: forecasts[job.job_id].cells if job.job_id in forecasts else () for job in own}
         predicted = _predictions(own, decisions, cells)
         if plain:

@@ -129,7 +129,7 @@ class Daemon:
         self.plain_jobs = self.plain_held_gpus = 0  # jobs with GPUs and without a line, as the last epoch saw them
         self._inputs = EpochInputs(snapshot=Snapshot(0.0, self.observer.cluster, ()))  # of the last epoch
         self._dry_run_problem = ""
-        self._dry_run = DryRun(
+        self.dry_run = DryRun(
             settings.epoch_s,
             settings.restart_cost_s,
             lambda inputs: run(STAGES, begin(inputs, self._rules, self._policy)).decisions,
@@ -344,7 +344,7 @@ class Daemon:
         observer = self.observer
         try:
             jobs = tuple(hypothetical_jobs(plain, observer.gpu_types, observer.limits, self.registry.topology))
-            self.dependencies.store.put_would_have(self._dry_run.account(self._inputs, self.decisions, forecasts, jobs))
+            self.dependencies.store.put_would_have(self.dry_run.account(self._inputs, self.decisions, forecasts, jobs))
         except Exception as problem:
             if str(problem) != self._dry_run_problem:
                 log.exception("what the dry run would have changed is not counted")

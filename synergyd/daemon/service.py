@@ -21,6 +21,7 @@ from synergy_core.wire.job_key import SecretFile
 from synergyd.daemon import heartbeat
 from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.heartbeat import StateDirWitness
+from synergyd.daemon.journal import Journal, start_message
 from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.loop import Daemon
@@ -79,7 +80,7 @@ def run(
     keeper = LeaseKeeper(leader, heartbeat.grace_s_for(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.guard_write)
     reader, why = open_reader({}, line=writer)
-    log.info("reads through %s: %s", reader.name, why)
+    log.info("%s", start_message(settings, f"{reader.name} ({why})"))
     store = BufferedStore(
         lambda: open_store(url, create=not settings.database, cluster=cluster), time.monotonic, term=lambda: leader.term
     )
@@ -229,6 +230,7 @@ def _loop(
     if not settings.dry_run:  # looking must not keep the daemon that acts from leading
         keeper.start()
     away, stood_by, epochs, led = "", "", 0, False
+    journal = Journal(time.monotonic())
     while not stop.is_set():
         now_s, early = time.monotonic(), False
         try:
@@ -247,6 +249,8 @@ def _loop(
                 record = daemon.epoch()
                 keeper.note_completed_epoch()
                 metrics.epoch(record, daemon)
+                if line := journal.note_epoch(record, daemon, time.monotonic()):
+                    log.info("%s", line)
                 epochs += 1
                 _spare_collector(epochs)
                 if now_s - pruned_s >= PRUNE_EVERY_S:
@@ -276,6 +280,7 @@ def _loop(
             if tried or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
                 next_epoch_s = now_s + back_off if tried else min(next_epoch_s, now_s + back_off)
             metrics.count_failure()
+            journal.note_failure()
             if isinstance(error, UnavailableError):
                 log.warning("%s; next try in %.0f s", error, back_off)
             else:  # a fault of ours: it must not stop what all other jobs need

@@ -33,7 +33,7 @@ from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
 from synergyd.rest.slurm_rights import RightsReader, run_text
-from synergyd.rest.usage import job_usage, sees_all_usage, usage
+from synergyd.rest.usage import job_usage, sees_all_usage, usage, would_have
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.job_end import read_job_end
@@ -117,6 +117,7 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
         Route("/v1/recording", _endpoint(door, _recording)),
         Route("/v1/usage", _endpoint(door, _usage)),
         Route("/v1/report", _endpoint(door, _usage)),  # its name in 0.2
+        Route("/v1/would-have", _endpoint(door, _would_have)),
         Route("/v1/cluster", _endpoint(door, _cluster)),
         Route("/v1/history", _endpoint(door, _history)),
         Route("/v1/what-if", _endpoint(door, _what_if), methods=["GET", "POST", "DELETE"]),
@@ -360,6 +361,11 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     is_shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
     make_answer = _chart(door, "usage", is_shared, lambda: usage(door.store, request, user, rights))
     return _unless_known(request, await door.read_long(user, make_answer))
+
+
+async def _would_have(door: AppState, request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    return JSONResponse(encode(await door.read_long(user, would_have, door.store, request, user, rights)))
 
 
 async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:

@@ -12,7 +12,7 @@ from synergy_core.steering import Steering
 
 from synergyd import __version__
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
-from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, field_docs
+from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, WouldHaveJson, field_docs
 from synergyd.views.recording import RecordingJson
 from synergyd.views.what_if import KEYS, WhatIfJson
 
@@ -94,6 +94,11 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         ],
         long,
     )
+    would_have = {
+        **hours,
+        **_operation("What a dry run would have changed, job by job", _schema(WouldHaveJson, schemas), [], long),
+        "parameters": hours["parameters"],
+    }
     return {
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
@@ -106,6 +111,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
             )
         },
         "/v1/usage": {"get": hours},
+        "/v1/would-have": {"get": would_have},
         "/v1/report": {"get": {**hours, "deprecated": True}},
         "/v1/cluster": {
             "get": _operation("The nodes and who holds them; 304 as for status", _schema(ClusterJson, schemas), [])

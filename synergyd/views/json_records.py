@@ -16,6 +16,7 @@ from synergy_core.reasons import Reason
 from synergy_core.records import Action, Cell, Decision
 from synergy_core.shared_links import Sharing
 from synergy_core.usage import Totals
+from synergy_core.would_have import WouldHave, WouldHaveTotals
 
 from synergyd.control.decision_log import JobStatus
 
@@ -186,6 +187,26 @@ class UsageJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WouldHaveJson:
+    """`synergyctl usage --would-have --json`: what a dry run would have changed, job by job."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: when the first of these jobs was seen first, seconds since 1970
+    from_s: float
+    #: when the last of them was seen last
+    to_s: float
+    #: by job id
+    jobs: tuple[WouldHave, ...] = ()
+    #: of those with a #SYNERGY line
+    with_line: WouldHaveTotals
+    #: of those without, as if they had one
+    plain: WouldHaveTotals
+    #: of all together
+    total: WouldHaveTotals
+
+
+@dataclass(frozen=True, kw_only=True)
 class Incarnation:
     """A run of a job with one size: each resize ends one and begins the next, as `sacct -D` lists them."""
 
@@ -245,7 +266,7 @@ class JobUsageJson:
 
 def json_reference() -> str:
     """Return the page in Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
-    records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, Notice]
+    records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, WouldHaveJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
         records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]

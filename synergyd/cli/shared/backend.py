@@ -20,7 +20,7 @@ from synergyd.views.json_records import ExplainJson, StatusJson
 if TYPE_CHECKING:
     from synergyd.store.records import Recording
     from synergyd.store.store import Store
-    from synergyd.views.json_records import JobUsageJson, UsageJson
+    from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -49,6 +49,10 @@ class Backend(Protocol):
 
     def job_usage(self, job_id: int) -> JobUsageJson:
         """Return all incarnations of a job."""
+        ...
+
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        """Return what a dry run would have changed within a span, for the jobs of `user` and `account` if they are named."""
         ...
 
     def recording(self) -> tuple[str, Recording]:
@@ -98,6 +102,11 @@ class DatabaseBackend:
         from synergyd.views.usage import collect_job
 
         return collect_job(self._store, job_id)
+
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        from synergyd.views.would_have import collect
+
+        return collect(self._store, from_s, to_s, user, account)
 
     def recording(self) -> tuple[str, Recording]:
         return self._store.where, self._store.recording()
@@ -157,6 +166,12 @@ class RestBackend:
         from synergyd.views.json_records import JobUsageJson
 
         return decode(JobUsageJson, self._client.ask("GET", f"/v1/jobs/{job_id}/usage")[1], "usage")
+
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        from synergyd.views.json_records import WouldHaveJson
+
+        query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
+        return decode(WouldHaveJson, self._client.ask("GET", f"/v1/would-have?{query}")[1], "would-have")
 
     def recording(self) -> tuple[str, Recording]:
         from synergyd.views.recording import RecordingJson, from_json

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from synergy_core.errors import UsageError
 from synergy_core.job_report import Report
+from synergy_core.months import present_month
 from synergy_core.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergy_core.usage import Usage
 from synergy_sim.runs import policies
@@ -30,7 +31,6 @@ from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
-from synergyd.views.months import present_month
 from synergyd.views.what_if import KEYS
 from tests.unit.rest.test_service import OPEN, PRIVATE, Service
 from tests.unit.store.store_world import decision

@@ -352,6 +352,8 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
                 "epoch_s": None,
                 "dry_run": False,
                 "stale_since_s": None,
+                "plain_jobs": None,
+                "plain_held_gpus": None,
                 "jobs": [],
                 "bad_nodes": [],
             }
