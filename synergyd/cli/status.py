@@ -37,7 +37,7 @@ _STYLES = {"PENDING": "yellow", "RUNNING": ""}
 _COLUMNS = (
     text_column("JOB"),
     text_column("NAME", least=8),
-    text_column("USER", least=6, drop=8),
+    text_column("USER", least=4, drop=3),
     text_column("STATE", least=7),
     figure_column("GPUS"),
     figure_column("WANTED", 1),
@@ -158,12 +158,16 @@ def table(data: StatusJson, gain: str = "") -> FittedTable:
 
 
 def _title(data: StatusJson) -> str:
-    age = f", {format_duration(time.time() - data.epoch_s)} ago" if data.epoch_s else ": no epoch yet"
+    age = f", {_age(time.time() - data.epoch_s)} ago" if data.epoch_s else ": no epoch yet"
     title = f"Synergy{' (dry run)' if data.dry_run else ''}: {_count(len(data.jobs), 'job')}{age}"
     if data.stale_since_s is not None:
         since = time.strftime("%F %T", time.localtime(data.stale_since_s))
         title += f"\nSTALE: Synergy's REST service can't read its database since {since}"
     return title
+
+
+def _age(seconds: float) -> str:
+    return format_duration(seconds) if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def format_totals(jobs: Sequence[JobStatus]) -> str:

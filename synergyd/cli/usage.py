@@ -176,7 +176,8 @@ def job_notes(job_usage: JobUsageJson) -> str:
         else "the gain is not known"
     )
     return (
-        f"{count}: {job_usage.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours; {gain_text}.\n"
+        f"{count}: {job_usage.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours.\n"
+        f"{gain_text[:1].upper()}{gain_text[1:]}.\n"
         "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its\n"
         "GPUs, without training. PREDICTED, MEASURED: goodput over that of the run\n"
         "before, as Synergy decided and as the job reported."

@@ -59,7 +59,8 @@ def table(data: WouldHaveJson) -> FittedTable:
     if len(first) > MOST_ROWS:
         grid.notes.append(f"and {len(first) - MOST_ROWS} more jobs, in --json")
     for name, some in (("with a line", data.with_line), ("without", data.plain)):
-        grid.notes.append(f"{some.jobs} jobs {name}: gain {format_gain(some)}, {_saved(some)} h saved")
+        noun = "job" if some.jobs == 1 else "jobs"
+        grid.notes.append(f"{some.jobs} {noun} {name}: gain {format_gain(some)}, {_saved(some)} h saved")
     return grid
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from synergy_core.errors import one_line
 from synergy_core.records import Action, Decision, Job, JobState, Shape
 from synergy_core.would_have import WouldHave, WouldHaveTotals, totals
 
 from synergyd.jobmodel.prior_cells import SHARED_VARIANCE
 
+MAILED_JOBS = 20
 _RUNS = (Action.KEEP, Action.START, Action.RESIZE)
 
 
@@ -123,3 +125,28 @@ def predict(job: Job, decision: Decision | None, sigma: float) -> Predicted | No
 def would_have_totals(rows: Iterable[WouldHave]) -> WouldHaveTotals:
     """Return the sums over jobs. What is not known of how a cluster's jobs scale does not average out."""
     return totals(rows, SHARED_VARIANCE)
+
+
+def format_account(rows: Iterable[WouldHave]) -> str:
+    """Return the account of a dry run as lines: the sum first, then the jobs for which most would have changed."""
+    rows = list(rows)
+    total = would_have_totals(rows)
+    gain = "unknown" if total.gain is None else f"{100 * total.gain:+.0f} % +- {100 * total.gain_sigma:.0f}"
+    lined = sum(row.has_line for row in rows)
+    lines = [
+        f"gain {gain}, had Synergy acted",
+        f"{lined} jobs with a #SYNERGY line, and {len(rows) - lined} without, as if they had one, ran {total.ran_h:.1f} job hours.",
+        f"Their training would have taken {total.saved_h:.1f} +- {total.sigma_h:.1f} hours less. They waited {total.waited_h:.1f} hours, "
+        f"and would have run in {total.sooner_h:.1f} of them.",
+        "",
+    ]
+    first = sorted(rows, key=lambda row: -(abs(row.saved_s) + row.sooner_s))[:MAILED_JOBS]
+    return "\n".join([*lines, *map(_format_job, first)])
+
+
+def _format_job(row: WouldHave) -> str:
+    line = "with" if row.has_line else "without"
+    return (
+        f"job {row.job_id} ({one_line(row.name, 40)}) of {row.user}, {line} a line: {row.asked_gpus} GPUs asked for, {row.wanted_gpus} "
+        f"chosen; {row.saved_s / 3600:+.1f} +- {row.sigma_s / 3600:.1f} h of {row.ran_s / 3600:.1f} h"
+    )

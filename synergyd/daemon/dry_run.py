@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from synergy_core.months import present_month
+from synergy_core.notice import DRY_RUN, Notice
 from synergy_core.records import Cell, Decision, Job
 from synergy_core.would_have import WouldHave, WouldHaveTotals
 
-from synergyd.control.would_have import Predicted, WouldHaveLedger, predict, would_have_totals
-from synergyd.daemon.usage_look import relative_sigma
+from synergyd.control.would_have import Predicted, WouldHaveLedger, format_account, predict, would_have_totals
+from synergyd.daemon.usage_look import midnight, relative_sigma
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.prior_cells import prior_cells
 from synergyd.scheduler.epoch import EpochInputs
 
 log = logging.getLogger("synergyd")
+DAY_S = 86400.0
 MONTH_EVERY_S = 600.0  # between two sums of the present month
 LONGEST_EPOCHS = 3.0  # an epoch stands for at most so many: a daemon that was away counts nothing
 
@@ -35,6 +38,7 @@ class DryRun:
         self._ledger = WouldHaveLedger(restart_s, LONGEST_EPOCHS * epoch_s)
         self._loaded = False
         self._month_at_s = 0.0
+        self._day_s: float | None = None  # the midnight after the last look
         self.month: WouldHaveTotals | None = None  # as `synergyctl usage --would-have` shows it; not known yet
 
     def account(
@@ -58,6 +62,17 @@ class DryRun:
         if plain:
             predicted |= self._with_plain(inputs, plain)
         return self._ledger.see(now_s, [*((job, True) for job in own), *((job, False) for job in plain)], predicted)
+
+    def daily_notice(self, now_s: float, user: str) -> Notice | None:
+        """Return the account of the day that has ended since the last call, for `user`, or None."""
+        due_s, self._day_s = self._day_s, midnight(now_s)
+        if due_s in (None, self._day_s):
+            return None
+        rows = [row for row in self._read() if row.to_s >= now_s - DAY_S]
+        day = datetime.fromtimestamp(now_s).date()
+        if not rows:
+            return None
+        return Notice(key=f"{DRY_RUN} {day}", event=DRY_RUN, job_id=0, user=user, at_s=now_s, text=format_account(rows))
 
     def _with_plain(self, inputs: EpochInputs, plain: Sequence[Job]) -> dict[int, Predicted | None]:
         """Decide about all jobs together, and return what that predicts for the plain ones."""

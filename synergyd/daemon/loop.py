@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import pwd
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -345,6 +347,9 @@ class Daemon:
         try:
             jobs = tuple(hypothetical_jobs(plain, observer.gpu_types, observer.limits, self.registry.topology))
             self.dependencies.store.put_would_have(self.dry_run.account(self._inputs, self.decisions, forecasts, jobs))
+            notice = self.dry_run.daily_notice(self.now_s(), pwd.getpwuid(os.geteuid()).pw_name)
+            if notice is not None and self.executor.notifies:
+                self.dependencies.store.put_notices([notice])
         except Exception as problem:
             if str(problem) != self._dry_run_problem:
                 log.exception("what the dry run would have changed is not counted")

@@ -121,7 +121,9 @@ def run(
         links_address=links_address,
         usage=usage,
     )
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
+    # a dry run sends its daily account; beside a daemon that acts, that one sends it
+    sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, sends)
     daemon = Daemon(settings, dependencies)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -35,8 +35,9 @@ from synergyd.jobmodel.fit.score import Score
 for line in sys.argv[1:]:
     print("#### " + line, flush=True)
     if line == "profiles score":
-        figures = dict(mape=0.12345, median=0.0912, p90=0.31, bias=-0.051, regret_mean=0.0123, regret_p90=0.05, top1=0.75, spearman=0.98)
-        score = Score(rows=123456, groups=4321, memory_mape=0.0312, memory_rows=123456, **figures)
+        figures = dict(mape=0.12345, median=0.0912, p90=0.31, bias=-0.051, regret_mean=0.0123, regret_p90=0.05, top1=0.75)
+        figures |= dict(spearman=0.98, memory_rows=123456, fit_rows=1, fit_called_oom=0, oom_rows=1, oom_called_fit=0)
+        score = Score(rows=123456, groups=4321, memory_mape=0.0312, **figures)
         console().print(table({"a-file-with-a-rather-long-name-of-its-own.csv": score}))
         continue
     try:
@@ -45,11 +46,27 @@ for line in sys.argv[1:]:
         pass
 """
 JOB = JobStatus(
-    job_id=4711, name="llama2-7b-pretraining-run", user="mina", state="RUNNING", lifecycle="RUNNING", gpus=1024, asked_gpus=512,
-    wanted_gpus=2048, action="checkpoint awaited", relative_goodput=13.61, plan=Plan(tp=8, pp=16, dp=128), global_batch=16384,
-    restarts=12, step=1234567, loss=2.5450, account="chem", partition="gpu",
-)  # fmt: skip
-PENDING = replace(JOB, job_id=4712, user="joao", state="PENDING", gpus=0, plan=None, step=None, loss=None, partition="gpu-test")
+    job_id=4711,
+    name="llama2-7b-pretraining-run",
+    user="mina",
+    state="RUNNING",
+    lifecycle="RUNNING",
+    gpus=1024,
+    asked_gpus=512,
+    wanted_gpus=2048,
+    action="checkpoint awaited",
+    relative_goodput=13.61,
+    plan=Plan(tp=8, pp=16, dp=128),
+    global_batch=16384,
+    restarts=12,
+    step=1234567,
+    loss=2.5450,
+    account="chem",
+    partition="gpu",
+)
+PENDING = replace(
+    JOB, job_id=4712, user="joao", state="PENDING", gpus=0, plan=None, step=None, loss=None, partition="gpu-test"
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +74,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with large numbers, a slurm.conf with some settings, and a history."""
     folder = tmp_path_factory.mktemp("terminal")
     part = Usage(
-        job_id=4711, user="mina-with-a-long-name", account="computational-chemistry", start_s=BEGIN_S, from_s=BEGIN_S,
-        to_s=BEGIN_S + 1e6, gpus=1024, asked_gpus=512, trained_s=9e5, useful_gpu_s=6e8, sigma_gpu_s=1e7, nodes="n[1-128]", state="COMPLETED",
-    )  # fmt: skip
+        job_id=4711,
+        user="mina-with-a-long-name",
+        account="computational-chemistry",
+        start_s=BEGIN_S,
+        from_s=BEGIN_S,
+        to_s=BEGIN_S + 1e6,
+        gpus=1024,
+        asked_gpus=512,
+        trained_s=9e5,
+        useful_gpu_s=6e8,
+        sigma_gpu_s=1e7,
+        nodes="n[1-128]",
+        state="COMPLETED",
+    )
     would = WouldHave(
-        job_id=4713, submit_s=BEGIN_S, name="a-plain-job", user="mina", account="chem", asked_gpus=512, has_line=False,
-        from_s=BEGIN_S, to_s=BEGIN_S + 1e6, wanted_gpus=1024, ran_s=4.4e6, useful_s=5.5e6, sigma_s=6e5, waited_s=3e5, sooner_s=2e5, changes=12,
-    )  # fmt: skip
+        job_id=4713,
+        submit_s=BEGIN_S,
+        name="a-plain-job",
+        user="mina",
+        account="chem",
+        asked_gpus=512,
+        has_line=False,
+        from_s=BEGIN_S,
+        to_s=BEGIN_S + 1e6,
+        wanted_gpus=1024,
+        ran_s=4.4e6,
+        useful_s=5.5e6,
+        sigma_s=6e5,
+        waited_s=3e5,
+        sooner_s=2e5,
+        changes=12,
+    )
     with open_store(f"sqlite:///{folder}/synergy.db", create=True) as store:
         summary = {"plain_jobs": 35, "plain_held_gpus": 120}
         store.save_epoch(EpochRecord(BEGIN_S, 0.1, True, (), summary, present=(JOB, PENDING)))
@@ -78,11 +120,19 @@ def run_in_terminal(folder: Path, columns: int, **environment: str) -> dict[str,
     """Run all commands in one process on a terminal of `columns`: the lines of each, as the terminal gets them."""
     database = f"--database sqlite:///{folder}/synergy.db"
     commands = (
-        f"{database} status", f"{database} status --me", f"{database} status -u mina -p gpu --state running --sort -gpus", f"{database} usage",
-        f"{database} usage 4711", f"{database} usage --would-have", "plan --model llama2-7b --gpus 8 --gpu-type a100",
-        f"config check --conf {folder}/slurm.conf", f"forecast --history {folder}/history.txt",
-        "simulate --trace generate:4 --policy fifo,synergy", "simulate --workload contention --policy random,fifo", "profiles score",
-    )  # fmt: skip
+        f"{database} status",
+        f"{database} status --me",
+        f"{database} status -u mina -p gpu --state running --sort -gpus",
+        f"{database} usage",
+        f"{database} usage 4711",
+        f"{database} usage --would-have",
+        "plan --model llama2-7b --gpus 8 --gpu-type a100",
+        f"config check --conf {folder}/slurm.conf",
+        f"forecast --history {folder}/history.txt",
+        "simulate --trace generate:4 --policy fifo,synergy",
+        "simulate --workload contention --policy srsf-1,ada-srsf --jobs 8",
+        "profiles score",
+    )
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     usual = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
@@ -90,8 +140,11 @@ def run_in_terminal(folder: Path, columns: int, **environment: str) -> dict[str,
     paths = os.pathsep.join(str(root / name) for name in (".", "launch", "sim", "sql"))
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, *commands],
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**usual, "TERM": "xterm-256color", "PYTHONPATH": paths, **environment},
-    )  # fmt: skip
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**usual, "TERM": "xterm-256color", "PYTHONPATH": paths, **environment},
+    )
     os.close(theirs)
     said = b""
     while True:

@@ -9,6 +9,7 @@ from synergy_core.wire import plan_file
 from synergy_core.would_have import WouldHave, totals
 
 from synergyd.daemon import heartbeat
+from synergyd.daemon.notices.mail import letter, recipient
 from synergyd.jobmodel.prior_cells import SHARED_VARIANCE
 from synergyd.views.status import collect
 from tests.unit.daemon.daemon_world import START_S, Site
@@ -115,6 +116,23 @@ def test_a_job_that_a_dry_run_knows_is_taken_over_by_a_daemon_that_acts(site: Si
     site.start(dry_run=False)
     site.epoch(60)
     assert plan_file.read(plan_file.plan_path(site.folder, 1), 1).is_decided_about
+
+
+def test_each_day_a_notice_says_what_would_have_been_gained_job_by_job(tmp_path: Path) -> None:
+    site = Site(tmp_path / "state", dry_run=True, mail_prog=Path("/bin/true"))
+    site.slurm.submit(1, PLAIN, tres_per_node="gres:gpu:2", name="a plain\njob")
+    site.slurm.runs(1, "n1")
+    for _ in range(26):
+        site.epoch(3600)
+    with site.store() as store:
+        (waiting,) = store.due_notices(site.slurm.now_s, 10)
+    assert (waiting.notice.event, waiting.notice.job_id) == ("dry-run", 0)
+    subject, body = letter(waiting.notice)
+    assert (
+        subject.startswith("Synergy dry run: gain +")
+        and "job 1 (a plain\\njob) of ann, without a line: 2 GPUs asked for, 8" in body
+    )
+    assert recipient(waiting.notice, "somebody@else", "ALL") == waiting.notice.user
 
 
 def test_sigmas_of_plain_jobs_have_a_part_in_common() -> None:

@@ -14,7 +14,6 @@ from synergyd.daemon import service
 from synergyd.settings import Settings
 from synergyd.store.records import EpochRecord
 
-
 RECORD = EpochRecord(0.0, 0.1, True)
 
 
