@@ -25,6 +25,7 @@ from synergy_core.records import Cell, Plan, Profile, Shape
 from synergy_core.steering import Steering
 from synergy_core.usage import Totals, Usage
 from synergy_core.wire.codec import decode, encode
+from synergy_core.would_have import WouldHave
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.state.node_health import NodeRecord
@@ -175,6 +176,22 @@ def test_data_are_called_stale_while_the_database_is_gone(shared: Service, tmp_p
     (tmp_path / "away.db").rename(file)
     _, _, back = shared.ask("ann", "/v1/status?wait=20", If_None_Match=headers["etag"])
     assert back["stale_since_s"] is None and back["jobs"] == first["jobs"]
+
+
+def test_a_dry_runs_account_is_for_those_who_may_know_of_the_jobs(private: Service) -> None:
+    row = WouldHave(
+        job_id=1, submit_s=0.0, name="a", user="ann", account="chem", asked_gpus=2, has_line=False, from_s=0.0, to_s=time.time(),
+        ran_s=3600.0, useful_s=5400.0, sigma_s=360.0,
+    )  # fmt: skip
+    private.store.put_would_have([row, replace(row, job_id=2, user="bob")])
+    seen = {user: private.ask(user, "/v1/would-have")[2] for user in ("ann", "eve", "op")}
+    assert {user: [job["job_id"] for job in one["jobs"]] for user, one in seen.items()} == {
+        "ann": [1],
+        "eve": [],
+        "op": [1, 2],
+    }
+    assert seen["op"]["total"]["gain"] == 0.5 and seen["eve"]["total"]["gain"] is None
+    assert private.ask("ann", "/v1/would-have?from=5&to=4")[0] == 400
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
