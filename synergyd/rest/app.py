@@ -32,6 +32,7 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
+from synergyd.rest.sessions import LinkUsedError
 from synergyd.rest.slurm_rights import RightsReader, run_text
 from synergyd.rest.usage import job_usage, sees_all_usage, usage, would_have
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
@@ -112,6 +113,8 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
     routes = [
         Route("/v1/ping", _ping),
         Route("/v1/openapi.json", _openapi),
+        Route("/v1/page-link", _endpoint(door, _page_link), methods=["POST"]),
+        Route("/v1/session", _session(door), methods=["POST"]),
         Route("/v1/me", _endpoint(door, _me)),
         Route("/v1/status", _endpoint(door, _status)),
         Route("/v1/recording", _endpoint(door, _recording)),
@@ -244,6 +247,31 @@ def _send(request: Request, answer: Answer) -> Response:
             answer.gzip_bytes, headers={**headers, "Content-Encoding": "gzip"}, media_type="application/json"
         )
     return Response(answer.plain, headers=headers, media_type="application/json")
+
+
+async def _page_link(door: AppState, _request: Request, user: str, _body: bytes) -> Response:
+    return JSONResponse({"link": door.identity.sessions.make_link(user), "user": user})
+
+
+def _session(door: AppState) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that exchanges a one-time link for a session. No caller has to be known for it: the link is the proof."""
+
+    async def answer(request: Request) -> Response:
+        if not _near(request):
+            return problem(401, UsageError("link", "came over the network in clear", "use https or an ssh tunnel"))
+        try:
+            body = _json(await asyncio.wait_for(_body(request), BODY_S))
+            link = body.get("link") if isinstance(body, dict) else None
+            user, token = door.identity.sessions.open_session(link if isinstance(link, str) else "")
+        except LinkUsedError as error:
+            return problem(401, error)
+        except TimeoutError:
+            return problem(408, UsageError("body", f"did not come within {BODY_S:.0f} s", "send it at once"))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return JSONResponse({"token": token, "user": user}, headers={"Cache-Control": "no-store"})
+
+    return answer
 
 
 async def _me(door: AppState, _request: Request, user: str, _body: bytes) -> Response:

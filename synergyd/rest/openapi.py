@@ -79,6 +79,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         )
     }
     what_if = _schema(WhatIfJson, schemas)
+    link = {"type": "object", "properties": {key: {"type": "string"} for key in ("link", "token", "user")}}
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
     request_schema = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
@@ -100,6 +101,10 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         "parameters": hours["parameters"],
     }
     return {
+        "/v1/page-link": {"post": _operation("A secret that opens one session of the caller on the page", link, [])},
+        "/v1/session": {
+            "post": _operation("The session that such a secret opens; 401 if it was used or has expired", link, [])
+        },
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
         "/v1/recording": {

@@ -19,6 +19,7 @@ from synergyd.settings import Settings
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
     from synergyd.cli.shared.backend import Backend
+    from synergyd.cli.shared.rest_client import RestClient
     from synergyd.slurm.directives.conf import LoadedSettings
     from synergyd.store.store import Store
 
@@ -84,6 +85,14 @@ class Context:
             what = "Synergy's REST service does not run here, and its database is its admin's alone"
             raise UnavailableError("", what, START_SERVICE) from None
 
+    def rest_client(self) -> RestClient:
+        """Return a client of the REST service, for what the database alone does not do. Raises UnavailableError if there is none."""
+        from synergyd.cli.shared.rest_client import START_SERVICE, RestClient
+
+        if not (services := self._all_services()):
+            raise UnavailableError("", "Synergy's REST service does not run here", START_SERVICE)
+        return RestClient(*services)
+
     def _administers(self) -> bool:
         """Return whether this user can put the database right: root, or the daemon's user."""
         try:
@@ -101,6 +110,10 @@ class Context:
         at_database = bool(settings.database) or os.access(settings.state_dir / "synergy.db", os.F_OK)
         if os.geteuid() == 0 and at_database:
             return ()
+        return self._all_services()
+
+    def _all_services(self) -> Sequence[Path | tuple[str, int]]:
+        settings = self.settings
         # a StateDir that is closed to this user hides the socket too
         if os.access(settings.rest_socket(), os.F_OK) and settings.rest_socket().is_socket():
             return (settings.rest_socket(),)
