@@ -12,7 +12,6 @@ from datetime import datetime
 import click
 from synergy_core.errors import UsageError, one_line
 from synergy_core.formatting import format_names
-from synergy_core.months import month_span, present_month
 from synergy_core.usage import Totals
 from synergy_core.wire.codec import encode
 
@@ -22,6 +21,7 @@ from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
 from synergyd.cli.shared.headline import format_gain
 from synergyd.cli.shared.job_names import JOB_NAME
+from synergyd.store.months import month_span, present_month
 from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson
 
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from synergy_core.months import present_month
 from synergy_core.notice import DRY_RUN, Notice
 from synergy_core.records import Cell, Decision, Job
 from synergy_core.would_have import WouldHave, WouldHaveTotals
@@ -17,6 +16,7 @@ from synergyd.daemon.usage_look import midnight, relative_sigma
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.prior_cells import prior_cells
 from synergyd.scheduler.epoch import EpochInputs
+from synergyd.store.months import present_month
 
 log = logging.getLogger("synergyd")
 DAY_S = 86400.0

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from synergy_core.errors import SynergyError
-from synergy_core.months import present_month
 from synergy_core.usage import PastRun, Totals, Usage, UsageSum, clip_usage, reconcile_usage
 
 from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.usage_look import midnight
+from synergyd.store.months import present_month
 from synergyd.store.records import RefusedError
 from synergyd.store.store import Store
 

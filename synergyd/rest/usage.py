@@ -6,9 +6,9 @@ import math
 
 from starlette.requests import Request
 from synergy_core.errors import UsageError, one_line
-from synergy_core.months import present_month
 
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
+from synergyd.store.months import present_month
 from synergyd.store.store import Store
 from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job

@@ -93,7 +93,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.daemon.links", f"{BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} synergyd.daemon.ports"),
     (
         "synergyd.daemon",
-        f"{BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
+        f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
     ),
     ("synergyd.views", f"{BASE} synergy_core.wire synergyd.links {CONTROL} synergyd.store"),
     (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from synergy_core.errors import SynergyError
-from synergy_core.months import present_month
 from synergy_core.usage import Totals
 from synergy_core.would_have import WouldHaveTotals
 
 from synergyd.cli.shared.backend import Backend
+from synergyd.store.months import present_month
 
 
 def format_gain(of: Totals | WouldHaveTotals) -> str:

@@ -46,6 +46,7 @@ export function nowView(context) {
   const waiting = new Rows({ caption: "Jobs that wait", columns: WAITING, key: (j) => j.job_id, empty: "Nothing waits.", mine, filter: "Filter those that wait" });
   const runs = section("Running", running.tools, running.element);
   const waits = section("Waiting", waiting.tools, waiting.element);
+  waits.element.classList.add("short");
   const element = h("div", null, h("h1", { tabindex: -1 }, "The cluster now"), facts, notes, choice.element, waits.element, runs.element, nodes.element);
   let etag = "";
   let refused = "";

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from synergy_core.errors import UsageError
-from synergy_core.months import present_month
 from synergy_core.usage import Usage
 
 from synergyd.cli.synergyctl import cli
+from synergyd.store.months import present_month
 from synergyd.store.records import EpochRecord, StoredEvent
 from synergyd.store.store import open_store
 

@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 from synergy_core.errors import UsageError
 from synergy_core.job_report import Report
-from synergy_core.months import present_month
 from synergy_core.records import Cluster, Job, JobState, Node, Shape, Snapshot
 from synergy_core.usage import Usage
 from synergy_sim.runs import policies
@@ -29,6 +28,7 @@ from synergyd.rest.page import read_files
 from synergyd.rest.slurm_rights import parse_rights
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
+from synergyd.store.months import present_month
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
 from synergyd.views.what_if import KEYS
