@@ -24,7 +24,11 @@ class UsageError(SynergyError):
     """A wrong command line, directive, setting, plan or file: exit code 2."""
 
 
-class NoSchemaError(UsageError):
+class SetupError(UsageError):
+    """A part of the set-up that only an admin can put right: `right` is of no use to other users."""
+
+
+class NoSchemaError(SetupError):
     """A database that is not made or not upgraded yet."""
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 #: the events that there are notices of, as `notify=` and NoticeEvents name them
 EVENTS = ("resize", "hold", "ban", "deadline")
+#: the event of a dry run's daily account, which is of no job and goes to the daemon's own user
+DRY_RUN = "dry-run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,9 +16,9 @@ class Notice:
 
     #: the same for the same happening, however often it is sent
     key: str
-    #: one of `resize`, `hold`, `ban`, `deadline`
+    #: one of `resize`, `hold`, `ban`, `deadline`; `dry-run` for the daily account of a dry run
     event: str
-    #: Slurm's job id
+    #: Slurm's job id; 0 for a dry run's account
     job_id: int
     #: as squeue calls it where that is not its id
     slurm_name: str = ""
@@ -28,7 +30,7 @@ class Notice:
     account: str = ""
     #: seconds since 1970
     at_s: float = 0.0
-    #: the event in words
+    #: the event in words; a dry run's account has several lines
     text: str = ""
     #: the events of `#SYNERGY notify=`; empty: none are named
     notify: tuple[str, ...] = ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -17,6 +17,7 @@ from synergyd.cli import first_start
 from synergyd.cli.checks import Finding
 from synergyd.cli.checks import show as show_findings
 from synergyd.cli.shared.console import console as make_console
+from synergyd.cli.shared.fitted_table import FittedTable, text_column
 from synergyd.settings import GPU_TYPE, SETTINGS, Settings
 from synergyd.settings.maturity import marks_in_use
 from synergyd.settings.types import Setting
@@ -40,7 +41,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def check(context: object, conf: Path | None, as_json: bool) -> None:
-    """Show each setting, where it was said, and what is wrong or could be better.
+    """Say whether all is well, what is wrong or could be better, and which settings differ from the defaults.
 
     Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Without --conf it also says
     what a first start on this host lacks: run it as root or as the daemon's user. Exits with 2 when a line is wrong,
@@ -126,20 +127,38 @@ def _json(
 
 def _show(path: Path, conf_settings: LoadedSettings, problems: tuple[Lint, ...], findings: list[Finding]) -> None:
     console = make_console()
-    table = Table(title=Text(f"Settings of {one_line(str(path))}"), title_justify="left")
-    for heading in ("Key", "Value", "Origin"):
-        table.add_column(heading, overflow="fold")
-    for row in rows(conf_settings):
-        # Text, not str: a value's [brackets] are no markup.
-        table.add_row(*(Text(one_line(cell)) for cell in row), style="dim" if row[2] == "default" else "")
-    console.print(table)
-    for problem in problems:
+    errors = [p for p in problems if p.severity == "error"]
+    missing = [f for f in findings if f.ok is False]
+    console.print(Text(verdict(errors, problems, missing), style="bold red" if errors or missing else "bold green"))
+    for problem in (*errors, *(p for p in problems if p.severity != "error")):
         style = "bold red" if problem.severity == "error" else "yellow"
         line = Text(f"{problem.severity}: ", style=style) + Text(one_line(str(problem).partition(": ")[2]))
         console.print(line, soft_wrap=True)
+    show_findings(sorted(findings, key=lambda f: {False: 0, None: 1, True: 2}[f.ok]))
+    table = FittedTable(
+        (text_column("Key"), text_column("Value", least=20, folds=True), text_column("Origin", least=12, drop=1)),
+        f"\nSettings of {one_line(str(path))} that differ from the defaults",
+    )
+    everything = rows(conf_settings)
+    for key, value, origin in everything:
+        if origin != "default":
+            table.add_row(*(one_line(cell) for cell in (key, value, origin)))
+    others = len(everything) - len(table.rows)
+    table.notes.append(f"{others} at their defaults, which docs/reference/settings.md and --json list")
+    console.print(table)
     for mark in marks_in_use(conf_settings.origins):
         console.print(Text(mark, style="dim"), soft_wrap=True)
-    show_findings(findings)
-    errors = sum(problem.severity == "error" for problem in problems)
-    missing = sum(finding.ok is False for finding in findings)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings" + (f", {missing} missing" if findings else ""))
+
+
+def verdict(errors: Sequence[Lint], problems: Sequence[Lint], missing: Sequence[Finding]) -> str:
+    """Return the first line: whether a daemon can run with these settings, and how much is to be put right."""
+    warnings = len(problems) - len(errors)
+    counts = [
+        f"{count} {noun}{'s' * (count != 1 and noun != 'missing')}"
+        for count, noun in ((len(errors), "error"), (len(missing), "missing"), (warnings, "warning"))
+        if count
+    ]
+    told = f": {', '.join(counts)}" if counts else ""
+    if errors:
+        return f"The settings are wrong{told}"
+    return f"Something is missing{told}" if missing else f"All is well{told}"

@@ -7,6 +7,7 @@ import time
 
 import click
 from synergy_core.errors import one_line
+from synergy_core.job_end import format_end
 from synergy_core.wire.codec import encode
 
 from synergyd.cli.shared.context import Context, pass_context
@@ -30,6 +31,9 @@ def lines(data: ExplainJson) -> list[str]:
     out = [
         f"job {data.job_id}" + (f", {data.lifecycle}" if data.lifecycle else "") + (", paused" if data.paused else "")
     ]
+    if data.end is not None:
+        when = time.strftime("%F %T", time.localtime(data.end.end_s)) if data.end.end_s is not None else ""
+        out.append(f"{when} ended: {one_line(format_end(data.end))}".lstrip())
     decision = data.decision
     if decision:
         when = time.strftime("%F %T", time.localtime(data.decided_s))

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
 from synergy_core.errors import UsageError
 
 from synergyd.cli.measure import measure
 from synergyd.cli.shared.atomic import write_atomically
 from synergyd.cli.shared.console import console
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, Shots, read_files
 from synergyd.jobmodel.fit.predictor import fitted
 from synergyd.jobmodel.fit.profile_file import profile_text, read_profile
@@ -117,25 +117,24 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def table(scores: Mapping[str, Score]) -> Table:
+def table(scores: Mapping[str, Score]) -> FittedTable:
     """Return the table of `scores` for people, in percent."""
-    result = Table(title="error of predictions, percent", title_justify="left")
-    result.add_column("file")
-    for name in (
-        "rows",
-        "mean",
-        "median",
-        "p90",
-        "bias",
-        "groups",
-        "regret",
-        "p90 ",
-        "top 1",
-        "Spearman",
-        "memory",
-        "rows ",
-    ):
-        result.add_column(name, justify="right")
+    columns = (
+        text_column("file", least=8),
+        figure_column("rows"),
+        figure_column("mean"),
+        figure_column("median", 2),
+        figure_column("p90", 1),
+        figure_column("bias", 3),
+        figure_column("groups", 4),
+        figure_column("regret"),
+        figure_column("p90 ", 5),
+        figure_column("top 1"),
+        figure_column("Spearman", 6),
+        figure_column("memory"),
+        figure_column("rows ", 7),
+    )
+    result = FittedTable(columns, "error of predictions, percent")
     for name, s in scores.items():
         time = [_short(v, 100) for v in (s.mape, s.median, s.p90, s.bias)]
         plan = [_short(v, 100) for v in (s.regret_mean, s.regret_p90, s.top1)]

@@ -10,6 +10,7 @@ from synergy_launch.launcher.batch_script import render as rendered
 
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
+from synergyd.slurm.client import DeniedError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.directives.directive import parse_script
 
@@ -26,7 +27,10 @@ def render(context: Context, name: str) -> None:
         raise UsageError(f"job {job}", "has no plan of Synergy's", "synergyctl explain tells why")
     slurm = CommandLine()
     row = slurm.job(job)
-    script = slurm.batch_script(row.het_job_id or job if row else job)
+    try:
+        script = slurm.batch_script(row.het_job_id or job if row else job)
+    except DeniedError:
+        raise UsageError(f"job {job}", "Slurm shows its script to its owner alone", "ask its owner") from None
     if script is None:
         raise UsageError(f"job {job}", "Slurm has no script of it any more", "only jobs in the queue can be rendered")
     directive = parse_script(script)

@@ -30,6 +30,7 @@ VERBS = {
         "What Synergy would have changed last month, from sacct alone.",
     ),
     "profiles": ("synergyd.cli.profiles", "profiles", "Fit the performance model to measured rows, and score it."),
+    "page": ("synergyd.cli.page", "page", "A link that opens the page in your name."),
     "render": ("synergyd.cli.render", "render", "The torchrun script of a job with its chosen degrees."),
     "pause": ("synergyd.cli.pause", "pause", "Leave a job at its present size."),
     "resume": ("synergyd.cli.pause", "resume", "Let Synergy resize a paused job again."),

@@ -10,31 +10,34 @@ from dataclasses import fields
 from datetime import datetime
 
 import click
-from rich.table import Table
-from rich.text import Text
 from synergy_core.errors import UsageError, one_line
 from synergy_core.formatting import format_names
 from synergy_core.usage import Totals
 from synergy_core.wire.codec import encode
 
+from synergyd.cli import would_have
 from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context, pass_context
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
+from synergyd.cli.shared.headline import format_gain
 from synergyd.cli.shared.job_names import JOB_NAME
+from synergyd.store.months import month_span, present_month
 from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson
-from synergyd.views.months import month_span, present_month
 
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")
 _COUNTS = frozenset({"jobs", "changes", "audited"})
 # a spreadsheet would take a cell that begins with one of these for a formula
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: head, field, and when it goes where there is no room
 _COLUMNS = (
-    ("JOBS", "jobs"), ("ASKED", "asked_gpu_h"), ("HELD", "held_gpu_h"), ("USEFUL", "useful_gpu_h"),
-    ("RESTARTS", "restart_gpu_h"), ("KNOWN", "known_gpu_h"), ("SAVED h", "saved_h"),
+    ("JOBS", "jobs", 3), ("ASKED", "asked_gpu_h", 4), ("HELD", "held_gpu_h", 0), ("USEFUL", "useful_gpu_h", 0),
+    ("RESTARTS", "restart_gpu_h", 5), ("KNOWN", "known_gpu_h", 6), ("SAVED h", "saved_h", 0),
 )  # fmt: skip
 _COLUMN_NOTES = (
-    "ASKED: the sizes at sbatch, while the jobs ran. USEFUL: what they would have taken for the same training.\n"
-    "KNOWN: held hours in which a job told of its training. SAVED: job hours against the sizes asked for, started at the\n"
-    "same times, restarts counted. GAIN: SAVED over the hours spent, with one sigma of the model."
+    "ASKED: the sizes at sbatch, while the jobs ran. USEFUL: what they would have\n"
+    "taken for the same training. KNOWN: held hours in which a job told of its\n"
+    "training. SAVED: job hours against the sizes asked for, started at the same\n"
+    "times, restarts counted. GAIN: SAVED over the hours spent, with one sigma."
 )
 
 
@@ -43,10 +46,20 @@ _COLUMN_NOTES = (
 @click.option("--user", default="", help="This user's jobs alone.")
 @click.option("--account", default="", help="This account's jobs alone.")
 @click.option("--month", default="", metavar="YYYY-MM", help="A month by this machine's clock (TZ); the present one.")
+@click.option("--would-have", "hypothetical", is_flag=True, help="What a dry run would have changed, job by job.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, with a line of names.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
-def usage(context: Context, job: str | None, user: str, account: str, month: str, as_csv: bool, as_json: bool) -> None:
+def usage(
+    context: Context,
+    job: str | None,
+    user: str,
+    account: str,
+    month: str,
+    hypothetical: bool,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
     """Show GPU hours asked for, held, useful and lost to restarts, and the gain: of a month, by account and user.
 
     With JOB: all runs of that job. Each resize ends one and begins the next, as `sacct -D -j JOB` lists them, with a requeue or
@@ -55,7 +68,7 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
     if as_csv and as_json:
         raise UsageError("--csv", "--json is given too", "give one of them")
     if job is not None:
-        others = {"--user": user, "--account": account, "--month": month, "--csv": as_csv}
+        others = {"--user": user, "--account": account, "--month": month, "--csv": as_csv, "--would-have": hypothetical}
         for name in (name for name, value in others.items() if value):
             raise UsageError(name, f"job {job} is named too", "name one of them")
         with context.backend() as backend:
@@ -67,6 +80,16 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
             click.echo(job_notes(job_usage))
         return
     span = _span_of_month(month)
+    if hypothetical:
+        if as_csv:
+            raise UsageError("--csv", "--would-have is given too", "use --json")
+        with context.backend() as backend:
+            changes = backend.would_have(*span, user, account)
+        if as_json:
+            click.echo(json.dumps(encode(changes), indent=1))
+        else:
+            would_have.show(changes, console())
+        return
     with context.backend() as backend:
         usage_of_all = backend.usage(*span, user, account)
     if as_json:
@@ -81,12 +104,12 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
         click.echo(audit_message(usage_of_all.total))
 
 
-def _span_of_month(text: str) -> tuple[float, float]:
+def _span_of_month(month: str) -> tuple[float, float]:
     """Return begin and end of `YYYY-MM`, of the present month for "". Raise UsageError."""
-    if not text:
+    if not month:
         return present_month()
-    if not (match := _MONTH.fullmatch(text)):
-        raise UsageError("--month", f"{one_line(text, 40)!r} is no month", "write it as 2026-11")
+    if not (match := _MONTH.fullmatch(month)):
+        raise UsageError("--month", f"{one_line(month, 40)!r} is no month", "write it as 2026-11")
     return month_span(int(match[1]), int(match[2]))
 
 
@@ -102,40 +125,45 @@ def csv_text(usage: UsageJson) -> str:
     return out.getvalue()
 
 
-def table(usage: UsageJson) -> Table:
+def table(usage: UsageJson) -> FittedTable:
     """Return a row for each account and user, with the sums below."""
-    grid = Table(title=f"GPU hours from {_span(usage)}", title_justify="left", pad_edge=False, show_footer=True)
-    grid.add_column("ACCOUNT", footer="all")
-    grid.add_column("USER")
-    for head, name in _COLUMNS:
-        grid.add_column(head, justify="right", footer=_number(usage.total, name, 2))
-    grid.add_column("GAIN", justify="right", footer=format_gain(usage.total))
+    columns = [
+        text_column("ACCOUNT", least=6),
+        text_column("USER", least=6),
+        *(figure_column(head, drop) for head, _, drop in _COLUMNS),
+    ]
+    grid = FittedTable([*columns, figure_column("GAIN")], f"GPU hours from {_span(usage)}")
+    grid.footer = ("all", "", *(_number(usage.total, name, 2) for _, name, _ in _COLUMNS), format_gain(usage.total))
     for row in usage.rows:
-        texts = [one_line(row.account, 24), one_line(row.user, 24)]
-        texts += [_number(row.usage, name, 2) for _, name in _COLUMNS]
-        grid.add_row(*(Text(t) for t in (*texts, format_gain(row.usage))))
+        names = one_line(row.account, 24), one_line(row.user, 24)
+        grid.add_row(*names, *(_number(row.usage, name, 2) for _, name, _ in _COLUMNS), format_gain(row.usage))
     return grid
 
 
-def job_table(job_usage: JobUsageJson) -> Table:
+def job_table(job_usage: JobUsageJson) -> FittedTable:
     """Return a row for each incarnation, with the sums below."""
     total = job_usage.total
     account = f" in {one_line(job_usage.account, 24)}" if job_usage.account else ""
     asked_size = f"asked for {job_usage.asked_gpus} GPU{'s' * (job_usage.asked_gpus != 1)}"
-    title = Text(f"job {job_usage.job_id} of {one_line(job_usage.user, 24)}{account}, {asked_size}")
-    grid = Table(title=title, title_justify="left", pad_edge=False, show_footer=True)
-    grid.add_column("BEGIN", footer="all")
-    for name in ("END", "NODES"):
-        grid.add_column(name)
-    grid.add_column("GPUS", justify="right")
-    grid.add_column("STATE")
-    for name, text in (
-        ("WAITED s", f"{job_usage.waited_s:.0f}"), ("RAN s", f"{job_usage.run_s:.0f}"), ("HELD", _number(total, "held_gpu_h", 2)),
-        ("RESTART s", f"{sum(run.restart_s for run in job_usage.incarnations):.0f}"), ("PREDICTED", ""), ("MEASURED", ""),
-    ):  # fmt: skip
-        grid.add_column(name, justify="right", footer=text)
+    columns = (
+        text_column("BEGIN"),
+        text_column("END", drop=3),
+        text_column("NODES", least=8, drop=7),
+        figure_column("GPUS"),
+        text_column("STATE", least=7),
+        figure_column("WAITED s", 4),
+        figure_column("RAN s"),
+        figure_column("HELD", 5),
+        figure_column("RESTART s"),
+        figure_column("PREDICTED", 6),
+        figure_column("MEASURED", 6),
+    )
+    grid = FittedTable(columns, f"job {job_usage.job_id} of {one_line(job_usage.user, 24)}{account}, {asked_size}")
+    restart_s = sum(run.restart_s for run in job_usage.incarnations)
+    sums = f"{job_usage.waited_s:.0f}", f"{job_usage.run_s:.0f}", _number(total, "held_gpu_h", 2), f"{restart_s:.0f}"
+    grid.footer = ("all", "", "", "", "", *sums, "", "")
     for run in job_usage.incarnations:
-        grid.add_row(*(Text(text) for text in _cells(run)))
+        grid.add_row(*_cells(run))
     return grid
 
 
@@ -148,9 +176,11 @@ def job_notes(job_usage: JobUsageJson) -> str:
         else "the gain is not known"
     )
     return (
-        f"{count}: {job_usage.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours; {gain_text}.\n"
-        "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its GPUs, without training.\n"
-        "PREDICTED, MEASURED: goodput over that of the run before, as Synergy decided and as the job reported."
+        f"{count}: {job_usage.restart_s:.0f} s without training, {total.restart_gpu_h:.2f} GPU hours.\n"
+        f"{gain_text[:1].upper()}{gain_text[1:]}.\n"
+        "WAITED: since it was submitted or requeued. HELD: GPU hours. RESTART: on its\n"
+        "GPUs, without training. PREDICTED, MEASURED: goodput over that of the run\n"
+        "before, as Synergy decided and as the job reported."
     )
 
 
@@ -160,11 +190,6 @@ def _cells(run: Incarnation) -> tuple[str, ...]:
     numbers = (f"{run.waited_s:.0f}", f"{run.run_s:.0f}", f"{run.held_gpu_h:.2f}", f"{run.restart_s:.0f}")
     ratios = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in (run.predicted, run.measured))
     return (begin, end, where, str(run.gpus), one_line(run.state, 20) or "ended", *numbers, *ratios)
-
-
-def format_gain(usage: Totals) -> str:
-    """Return `+11.2 % ± 0.8`, or `-` if nothing is known of the training."""
-    return "-" if usage.gain is None else f"{100 * usage.gain:+.1f} % ± {100 * usage.gain_sigma:.1f}"
 
 
 def audit_message(usage: Totals) -> str:

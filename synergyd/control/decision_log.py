@@ -98,6 +98,8 @@ class JobStatus:
     held: bool = False
     #: its Slurm account
     account: str = ""
+    #: its partition, or those that it waits for, with commas
+    partition: str = ""
     #: what squeue calls it where that is not its id: 123_4 (task 4 of array 123), 123_[5-9] (tasks that wait), 123+1 (a component)
     slurm_name: str = ""
     #: that it keeps the size asked for; else a batch range that it would gain from, and how much
@@ -141,6 +143,7 @@ def job_statuses(
             paused=job.paused,
             held=job.held,
             account=job.account,
+            partition=job.partition,
             slurm_name=job.slurm_name,
             hint=_hint(job, decision, hints),
         )

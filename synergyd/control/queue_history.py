@@ -88,6 +88,7 @@ def node_row(node: Node) -> dict[str, Any]:
         "used": node.gpus_used,
         "up": node.up,
         "reason": node.reason,
+        "group": node.leaf or next(iter(node.partitions), ""),
     }
 
 

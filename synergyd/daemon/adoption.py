@@ -43,8 +43,8 @@ class Adoption:
             if (life.job_id, life.incarnation) in self._told or not is_due:
                 continue
             given = read_start_answer(self._state_dir, life.job_id)
-            told = None if given is None else (given.report, given.by, given.links)
-            if self._is_open(life.job_id) or told != (reports, os.getuid(), links):
+            told = None if given is None else (given.report, given.by, given.links, given.only_reports)
+            if self._is_open(life.job_id) or told != (reports, os.getuid(), links, self._actuator.only_reports):
                 if not room:
                     continue
                 room -= 1
@@ -64,7 +64,14 @@ class Adoption:
             return bool(mode & stat.S_IROTH) and "jobs" in self._actuator.slurm.private
         return False
 
+    def withdraw(self) -> None:
+        """Take back what a dry run has handed to jobs: it ends, and nobody takes their reports any more."""
+        for job_id in {job_id for job_id, _ in self._told}:
+            self.forget(job_id)
+
     def forget(self, job_id: int) -> None:
+        if self._actuator.only_reports and any(told[0] == job_id for told in self._told):
+            remove_plan(self._state_dir, job_id)
         self._told = {t for t in self._told if t[0] != job_id}
 
     def forget_all(self) -> None:

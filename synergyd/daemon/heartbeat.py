@@ -34,6 +34,12 @@ def read(state_dir: Path) -> str:
         return ""
 
 
+def is_beating(state_dir: Path, now_s: float) -> bool:
+    """Return whether a daemon that acts has beaten within its own grace."""
+    at_s, _, grace_s = read(state_dir).strip().partition(" ")
+    return at_s.isdecimal() and grace_s.isdecimal() and abs(now_s - int(at_s)) <= int(grace_s)
+
+
 def remove(state_dir: Path) -> None:
     """Remove the file: a daemon that ends, or must not act, says so at once."""
     (state_dir / NAME).unlink(missing_ok=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import pwd
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -37,10 +39,12 @@ from synergyd.control.resize.events import (
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, jobs_with_awaited_end, times_of
 from synergyd.control.tracked import Output, Remember
 from synergyd.control.waiting import is_put_off
+from synergyd.daemon import heartbeat
 from synergyd.daemon.account_limits import AccountReader
 from synergyd.daemon.adoption import Adoption
 from synergyd.daemon.day_time import DayTime
 from synergyd.daemon.dependencies import DaemonDependencies
+from synergyd.daemon.dry_run import DryRun
 from synergyd.daemon.executor import Executor
 from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.heartbeat import Heartbeat, grace_s_for
@@ -48,12 +52,13 @@ from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.links.members import members_of
 from synergyd.daemon.observer import Observer
+from synergyd.daemon.plain_jobs import held_gpus, hypothetical_jobs, plain_rows
 from synergyd.daemon.restart_place import RestartPlace
 from synergyd.daemon.restore import restore
 from synergyd.daemon.usage_look import holdings
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.scheduler.decide import STAGES
-from synergyd.scheduler.epoch import begin, run
+from synergyd.scheduler.epoch import EpochInputs, begin, run
 from synergyd.scheduler.policies import policy_named
 from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set
 from synergyd.scheduler.problem.rules import rules_of
@@ -67,6 +72,7 @@ from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
 LOSSES_EVERY_S = 2.0
+RESTORE_S = 30 * 86400.0  # a dry run goes on with the accounts of jobs that were seen since
 _WITHOUT_KEY = (ResizeState.QUEUED, ResizeState.GONE)
 
 
@@ -96,6 +102,7 @@ class Daemon:
             self._request_of,
             names=self.registry.names,
             check=RestartPlace(self.observer, self.controller, dependencies.clock),
+            only_reports=settings.dry_run,
         )
         self.keys = JobKeys(settings.state_dir, dependencies.secret) if dependencies.secret else None
         self.adoption = Adoption(self.actuator, settings.state_dir, *addresses)
@@ -121,6 +128,15 @@ class Daemon:
         self._count_denied = False
         self._policy, self._rules = policy_named(settings.policy), rules_of(settings)
         self._comes_early = should_come_early(settings, self._policy)
+        self.plain_jobs = self.plain_held_gpus = 0  # jobs with GPUs and without a line, as the last epoch saw them
+        self._inputs = EpochInputs(snapshot=Snapshot(0.0, self.observer.cluster, ()))  # of the last epoch
+        self._dry_run_problem = ""
+        self.dry_run = DryRun(
+            settings.epoch_s,
+            settings.restart_cost_s,
+            lambda inputs: run(STAGES, begin(inputs, self._rules, self._policy)).decisions,
+            lambda: dependencies.store.would_have(dependencies.clock() - RESTORE_S),
+        )
 
     @property
     def is_acting(self) -> bool:
@@ -144,6 +160,9 @@ class Daemon:
         with phase("decide"):
             self.decisions = self._decide(snapshot, forecasts)
         self._run(EpochDecided(self.decisions))
+        plain = tuple(plain_rows(self.observer.everybodys, self.observer.rows, self.settings.partitions))
+        self.plain_jobs, self.plain_held_gpus = len(plain), held_gpus(plain)
+        history = self._history.epoch(snapshot, self.decisions, self.controller.reports, began)
         record = epoch_record(
             self._decision_log.with_news(self.decisions, began),
             tuple(self._present(snapshot, forecasts)),
@@ -151,13 +170,16 @@ class Daemon:
             duration_s=self._monotonic() - counted_s,
             dry_run=self.settings.dry_run,
             backend=self.dependencies.reader.name,
-            history=self._history.epoch(snapshot, self.decisions, self.controller.reports, began),
+            history={**history, "plain_jobs": self.plain_jobs, "plain_held_gpus": self.plain_held_gpus},
         )
         if self.is_acting or self.settings.dry_run:
             self.dependencies.store.save_epoch(record)
         with phase("act"):
             self._act(snapshot, forecasts)
         self._account(forecasts, began)
+        if self.settings.dry_run:
+            self._adopt_for_reports(snapshot)
+            self._account_dry_run(forecasts, plain)
         with phase("store"):
             self.dependencies.store.flush()
         self._arrivals.end_epoch(
@@ -286,7 +308,7 @@ class Daemon:
             slurm_limits=self.observer.slurm_limits,
             overtaken=self.observer.overtaken,
         )
-        self._delays = inputs.delays
+        self._delays, self._inputs = inputs.delays, inputs
         stage = self.dependencies.phases.of_stage
         decisions = run(STAGES, begin(inputs, self._rules, self._policy), stage).decisions
         notes: dict[int, Reasons] = dict.fromkeys(self.observer.left_to_slurm, (Reason("slurms-queue"),))
@@ -307,6 +329,33 @@ class Daemon:
             self.dependencies.usage.see(
                 now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.dependencies.term()
             )
+
+    def _adopt_for_reports(self, snapshot: Snapshot) -> None:
+        """In a dry run, tell jobs with a line where to report, unless another daemon acts: their plans are in the same folder."""
+        if self.dependencies.inbox is None or heartbeat.is_beating(self.settings.state_dir, snapshot.time_s):
+            return
+        jobs = [j for j in snapshot.jobs if self.registry.submitted[j.job_id].directive is not None]
+        lives = self.controller.lifecycles
+        self.adoption.adopt(lives[j.job_id] for j in jobs if j.job_id in lives)
+
+    def close(self) -> None:
+        """End: take back what a dry run has handed to jobs."""
+        if self.settings.dry_run:
+            self.adoption.withdraw()
+
+    def _account_dry_run(self, forecasts: Mapping[int, CellSearchResult], plain: tuple[JobRow, ...]) -> None:
+        """Store what this epoch's decisions would have changed. A fault in it costs nothing else."""
+        observer = self.observer
+        try:
+            jobs = tuple(hypothetical_jobs(plain, observer.gpu_types, observer.limits, self.registry.topology))
+            self.dependencies.store.put_would_have(self.dry_run.account(self._inputs, self.decisions, forecasts, jobs))
+            notice = self.dry_run.daily_notice(self.now_s(), pwd.getpwuid(os.geteuid()).pw_name)
+            if notice is not None and self.executor.notifies:
+                self.dependencies.store.put_notices([notice])
+        except Exception as problem:
+            if str(problem) != self._dry_run_problem:
+                log.exception("what the dry run would have changed is not counted")
+            self._dry_run_problem = str(problem)
 
     def _jobs_left_to_slurm(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[int]:
         """Yield the pending jobs that nobody will decide about, and that only a start time of Synergy's still holds back."""

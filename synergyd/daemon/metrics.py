@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from synergy_core.errors import UsageError
+from synergy_core.usage import Totals
 
+from synergyd import __version__
 from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.loop import Daemon
@@ -63,6 +65,26 @@ class PrometheusMetrics:
             registry=registry,
             buckets=_CALL_BUCKETS,
         )
+        self._info = Gauge("synergy_info", "1; mode: acts or dry-run", ["version", "mode"], registry=registry)
+        self._gain = Gauge(
+            "synergy_gain_ratio",
+            "Gain of the present month, 0.11 is 11 %, as synergyctl usage shows it; what a dry run would have gained",
+            ["mode"],
+            registry=registry,
+        )
+        self._gain_sigma = Gauge(
+            "synergy_gain_sigma_ratio", "One sigma of synergy_gain_ratio", ["mode"], registry=registry
+        )
+        self._audit = Gauge(
+            "synergy_gain_hours",
+            "Job hours that this month's audited changes of running jobs saved, as predicted and as measured by reports",
+            ["basis"],
+            registry=registry,
+        )
+        self._plain_jobs = Gauge(
+            "synergy_plain_jobs", "Jobs with GPUs and without a directive that wait or run", registry=registry
+        )
+        self._plain_gpus = Gauge("synergy_plain_job_gpus", "GPUs that they hold", registry=registry)
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
         self._outages = Counter(
             "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
@@ -111,6 +133,9 @@ class PrometheusMetrics:
         for action, count in Count(d.action.value for d in daemon.decisions).items():
             self._decisions.labels(action).inc(count)
         self._job_metrics.epoch(daemon, record.started_s)
+        self._set_gain(daemon)
+        self._plain_jobs.set(daemon.plain_jobs)
+        self._plain_gpus.set(daemon.plain_held_gpus)
         self._nodes.clear()
         worst, named = dict[str, float](), "nodes" not in daemon.dependencies.writer.private
         for name, penalty in daemon.controller.faults.nodes.penalties(record.started_s + record.duration_s).items():
@@ -140,6 +165,19 @@ class PrometheusMetrics:
         for cause, number in getattr(daemon.dependencies.inbox, "refusals", {}).items():
             self._refused.labels(cause).inc(number - self._refused_told.get(cause, 0))
             self._refused_told[cause] = number
+
+    def _set_gain(self, daemon: Daemon) -> None:
+        """Set the headline number, which `synergyctl status` and `usage` and the page show too."""
+        mode = "dry-run" if daemon.settings.dry_run else "acts"
+        self._info.labels(__version__, mode).set(1)
+        usage = daemon.dependencies.usage
+        month = daemon.dry_run.month if daemon.settings.dry_run else usage.month if usage is not None else None
+        if month is not None and month.gain is not None:
+            self._gain.labels(mode).set(month.gain)
+            self._gain_sigma.labels(mode).set(month.gain_sigma)
+        if isinstance(month, Totals) and month.prediction_error is not None:
+            self._audit.labels("predicted").set(month.predicted_h)
+            self._audit.labels("measured").set(month.measured_h)
 
     def close(self) -> None:
         """Stop listening."""

@@ -21,6 +21,7 @@ from synergy_core.wire.job_key import SecretFile
 from synergyd.daemon import heartbeat
 from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.heartbeat import StateDirWitness
+from synergyd.daemon.journal import Journal, start_message
 from synergyd.daemon.lease_keeper import LeaseKeeper
 from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.loop import Daemon
@@ -79,7 +80,7 @@ def run(
     keeper = LeaseKeeper(leader, heartbeat.grace_s_for(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.guard_write)
     reader, why = open_reader({}, line=writer)
-    log.info("reads through %s: %s", reader.name, why)
+    log.info("%s", start_message(settings, f"{reader.name} ({why})"))
     store = BufferedStore(
         lambda: open_store(url, create=not settings.database, cluster=cluster), time.monotonic, term=lambda: leader.term
     )
@@ -91,7 +92,7 @@ def run(
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
     secret = SecretFile(settings.state_dir)
-    inbox = _inbox(settings, secret)
+    inbox = None if once and settings.dry_run else _inbox(settings, secret)
     host = settings.report_host or socket.getfqdn()
     address = f"{host}:{inbox.port}" if inbox else ""
     links = _link_arbiter(settings)
@@ -109,7 +110,7 @@ def run(
         writer=writer,
         store=store,
         inbox=inbox,
-        secret=secret if inbox else None,
+        secret=secret if inbox and not settings.dry_run else None,
         clock=time.time,
         monotonic=time.monotonic,
         report_address=address,
@@ -120,13 +121,16 @@ def run(
         links_address=links_address,
         usage=usage,
     )
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
+    # a dry run sends its daily account; beside a daemon that acts, that one sends it
+    sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, sends)
     daemon = Daemon(settings, dependencies)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         may = partial(writer.demand_rights, writes=not settings.dry_run)
         return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
     finally:
+        daemon.close()
         if leads():
             heartbeat.remove(settings.state_dir)
         usage.close()
@@ -144,9 +148,15 @@ def run(
 
 def _inbox(settings: Settings, secret: SecretFile) -> ReportInbox | None:
     """Return the inbox where jobs report, or None if they may not. Raises UsageError."""
-    if not settings.report_port or settings.dry_run:
+    if not settings.report_port:
         return None
-    return ReportInbox("", settings.report_port, secret=secret)
+    try:
+        return ReportInbox("", settings.report_port, secret=secret)
+    except UsageError as problem:
+        if not settings.dry_run:
+            raise
+        log.info("the dry run takes no reports: %s", problem)  # a daemon that acts has the port
+        return None
 
 
 def _link_arbiter(settings: Settings) -> LinkProcess | None:
@@ -222,6 +232,7 @@ def _loop(
     if not settings.dry_run:  # looking must not keep the daemon that acts from leading
         keeper.start()
     away, stood_by, epochs, led = "", "", 0, False
+    journal = Journal(time.monotonic())
     while not stop.is_set():
         now_s, early = time.monotonic(), False
         try:
@@ -240,6 +251,8 @@ def _loop(
                 record = daemon.epoch()
                 keeper.note_completed_epoch()
                 metrics.epoch(record, daemon)
+                if line := journal.note_epoch(record, daemon, time.monotonic()):
+                    log.info("%s", line)
                 epochs += 1
                 _spare_collector(epochs)
                 if now_s - pruned_s >= PRUNE_EVERY_S:
@@ -269,6 +282,7 @@ def _loop(
             if tried or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
                 next_epoch_s = now_s + back_off if tried else min(next_epoch_s, now_s + back_off)
             metrics.count_failure()
+            journal.note_failure()
             if isinstance(error, UnavailableError):
                 log.warning("%s; next try in %.0f s", error, back_off)
             else:  # a fault of ours: it must not stop what all other jobs need

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from synergy_core.errors import SynergyError
-from synergy_core.usage import PastRun, Usage, reconcile_usage
+from synergy_core.usage import PastRun, Totals, Usage, UsageSum, clip_usage, reconcile_usage
 
 from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.usage_look import midnight
+from synergyd.store.months import present_month
 from synergyd.store.records import RefusedError
 from synergyd.store.store import Store
 
@@ -25,6 +26,7 @@ ASK_S = 60.0  # between two questions to Slurm's accounting at the most
 NO_ACCOUNTS_S = 3600.0  # until it is asked again where Slurm keeps none
 LONGEST_S = 31 * 86400.0  # longest time that is made up for after the daemon was away
 PRUNE_EVERY_S = 86400.0
+MONTH_EVERY_S = 600.0  # between two sums of the present month
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class UsageKeeper:
         self._loaded = False
         self._began_s = 0.0  # begin of this ledger: unknown runs that began before it were not recorded
         self._asked_s = 0.0
-        self._ask_at_s = self._prune_at_s = 0.0
+        self._ask_at_s = self._prune_at_s = self._month_at_s = 0.0
+        self.month: Totals | None = (
+            None  # of all jobs in the present month, as `synergyctl usage` shows it; not known yet
+        )
         self._problem = ""
         self._waiting: list[Look] = []
         self._arrived = threading.Condition()
@@ -122,6 +127,14 @@ class UsageKeeper:
         now_s = self._clock()
         if now_s >= self._ask_at_s:
             self._reconcile(store, look)
+        if now_s >= self._month_at_s:
+            self._month_at_s = now_s + MONTH_EVERY_S
+            from_s, to_s = present_month()
+            whole = UsageSum()
+            for part in store.usage_between(from_s, to_s):
+                if (cut := clip_usage(part, from_s, to_s)) is not None:
+                    whole.add(cut)
+            self.month = whole.totals()
         if now_s >= self._prune_at_s:
             self._prune_at_s = now_s + PRUNE_EVERY_S
             store.prune_usage(look.at_s - self._keep_s)

@@ -110,7 +110,7 @@ def _training(
         if decision.relative_goodput is not None:
             holding = replace(holding, decided=(cell.shape.gpus, decision.relative_goodput))
     elif each.lifecycle.state not in IN_TRANSIT:  # else it is about what the job is on its way to
-        sigma = _sigma(cell, job, forecast.cells if forecast is not None else ())
+        sigma = relative_sigma(cell, job, forecast.cells if forecast is not None else ())
         goodput = reported_goodput(report, cell) if holding.training_s is not None else None
         holding = replace(holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput)
     holding = _changing(holding, each)
@@ -148,7 +148,7 @@ def reported_goodput(report: Report | None, cell: Cell) -> float | None:
     return batch / report.step_s * cell.efficiency
 
 
-def _sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:
+def relative_sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:
     """Return the relative uncertainty of the goodput on these GPUs over that on those asked for, by the model's figure for either."""
     if cell.shape == job.asked:
         return 0.0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from synergy_core.errors import SynergyError, UnavailableError, UsageError, one_line
+from synergy_core.errors import SetupError, SynergyError, UnavailableError, UsageError, one_line
 from synergy_core.masking import hide_invisible
 from synergy_core.steering import Steering, format_steering, with_changes
 from synergy_core.wire.codec import encode
@@ -31,10 +32,12 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
-from synergyd.rest.slurm_rights import RightsReader
-from synergyd.rest.usage import job_usage, sees_all_usage, usage
+from synergyd.rest.sessions import LinkUsedError
+from synergyd.rest.slurm_rights import RightsReader, run_text
+from synergyd.rest.usage import job_usage, sees_all_usage, usage, would_have
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
+from synergyd.slurm.parsed.job_end import read_job_end
 from synergyd.store.store import Store
 from synergyd.views.chart_records import CallerJson
 from synergyd.views.explain import collect as collect_explain
@@ -49,6 +52,8 @@ MAX_JOB_ID = 2**32 - 1
 DATABASE_THREADS = 8
 LONG_READS = 2  # at once, of megabytes: the other threads and the memory are for short ones
 LONG_READS_A_USER = 2  # that run or wait
+DATABASE_AWAY = "Synergy's database", "can't be read by its REST service", "ask the cluster's admin, whose log says why"
+log = logging.getLogger("synergyrestd")
 T = TypeVar("T")
 
 
@@ -108,11 +113,14 @@ def application(store: Store, identity: Identity, rights: RightsReader, what_ifs
     routes = [
         Route("/v1/ping", _ping),
         Route("/v1/openapi.json", _openapi),
+        Route("/v1/page-link", _endpoint(door, _page_link), methods=["POST"]),
+        Route("/v1/session", _session(door), methods=["POST"]),
         Route("/v1/me", _endpoint(door, _me)),
         Route("/v1/status", _endpoint(door, _status)),
         Route("/v1/recording", _endpoint(door, _recording)),
         Route("/v1/usage", _endpoint(door, _usage)),
         Route("/v1/report", _endpoint(door, _usage)),  # its name in 0.2
+        Route("/v1/would-have", _endpoint(door, _would_have)),
         Route("/v1/cluster", _endpoint(door, _cluster)),
         Route("/v1/history", _endpoint(door, _history)),
         Route("/v1/what-if", _endpoint(door, _what_if), methods=["GET", "POST", "DELETE"]),
@@ -160,6 +168,9 @@ def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable
             return problem(408, UsageError("body", f"did not come within {BODY_S:.0f} s", "send it at once"))
         except UnavailableError as error:
             return problem(503, error, Retry_After="5")
+        except SetupError as error:  # how to put it right is for the admin, who reads the log
+            log.warning("%s", error)
+            return problem(503, UnavailableError(*DATABASE_AWAY), Retry_After="30")
         except BusyError as error:
             return problem(429, error, Retry_After="10")
         except SynergyError as error:
@@ -236,6 +247,31 @@ def _send(request: Request, answer: Answer) -> Response:
             answer.gzip_bytes, headers={**headers, "Content-Encoding": "gzip"}, media_type="application/json"
         )
     return Response(answer.plain, headers=headers, media_type="application/json")
+
+
+async def _page_link(door: AppState, _request: Request, user: str, _body: bytes) -> Response:
+    return JSONResponse({"link": door.identity.sessions.make_link(user), "user": user})
+
+
+def _session(door: AppState) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that exchanges a one-time link for a session. No caller has to be known for it: the link is the proof."""
+
+    async def answer(request: Request) -> Response:
+        if not _near(request):
+            return problem(401, UsageError("link", "came over the network in clear", "use https or an ssh tunnel"))
+        try:
+            body = _json(await asyncio.wait_for(_body(request), BODY_S))
+            link = body.get("link") if isinstance(body, dict) else None
+            user, token = door.identity.sessions.open_session(link if isinstance(link, str) else "")
+        except LinkUsedError as error:
+            return problem(401, error)
+        except TimeoutError:
+            return problem(408, UsageError("body", f"did not come within {BODY_S:.0f} s", "send it at once"))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return JSONResponse({"token": token, "user": user}, headers={"Cache-Control": "no-store"})
+
+    return answer
 
 
 async def _me(door: AppState, _request: Request, user: str, _body: bytes) -> Response:
@@ -331,8 +367,13 @@ async def _explain(door: AppState, request: Request, user: str, _body: bytes) ->
     rights = await asyncio.to_thread(door.rights.rights)
     try:
         explanation = await door.read(collect_explain, door.store, job_id)
+    except SetupError:
+        raise
     except UsageError:
         return _no_such_job(job_id)
+    if explanation.lifecycle is None:
+        end = await asyncio.to_thread(read_job_end, run_text, job_id)
+        explanation = replace(explanation, end=end)
     fields = encode(explanation)
     return JSONResponse(fields if sees_all(user, rights) else hide_invisible(fields, edition.visible(user, rights)))
 
@@ -350,10 +391,17 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     return _unless_known(request, await door.read_long(user, make_answer))
 
 
+async def _would_have(door: AppState, request: Request, user: str, _body: bytes) -> Response:
+    rights = await asyncio.to_thread(door.rights.rights)
+    return JSONResponse(encode(await door.read_long(user, would_have, door.store, request, user, rights)))
+
+
 async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     job_id, rights = _job_id(request), await asyncio.to_thread(door.rights.rights)
     try:
         return JSONResponse(encode(await door.read(job_usage, door.store, job_id, user, rights)))
+    except SetupError:
+        raise
     except UsageError as error:
         return problem(404, error)
 

@@ -53,6 +53,14 @@ class Edition:
     )  # by user ("" for who sees all), whether nodes are told, job
     _rights: SlurmRights | None = None  # that the answers were made for
 
+    def as_stale(self, since_s: float) -> Edition:
+        """Return these jobs with the note that nothing newer can be read since `since_s` (seconds since 1970)."""
+
+        def stale(head: bytes) -> bytes:
+            return json.dumps({**json.loads(head), "stale_since_s": since_s}).encode()
+
+        return Edition(stale(self.head), stale(self.others_head), self.jobs)
+
     def owner(self, job_id: int) -> Owner | None:
         """Return the owner of a job, or None for a job that is not in the queue any more."""
         job = self.jobs.get(job_id)
@@ -89,7 +97,7 @@ def edition(store: Store) -> Edition:
     """Read an Edition from the database. Raises SynergyError while the database is away."""
     now = collect(store)
     jobs = {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
-    return Edition(_head(now), _head(replace(now, bad_nodes=())), jobs)
+    return Edition(_head(now), _head(replace(now, bad_nodes=(), plain_jobs=None, plain_held_gpus=None)), jobs)
 
 
 def _head(now: StatusJson) -> bytes:
@@ -112,6 +120,7 @@ class Feed:
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
         self._asked_s = self._read_s = -IDLE_S
+        self._read_at_s = 0.0  # of the last look that succeeded, seconds since 1970
         self.problem = ""
 
     async def newest(self) -> Edition:
@@ -124,7 +133,8 @@ class Feed:
             try:
                 await self._look()
             except SynergyError as error:
-                self.problem, self._read_s = str(error), time.monotonic()  # not asked again for each request
+                self._note_stale(error)
+                self._read_s = time.monotonic()  # not asked again for each request
                 if self._edition is None:
                     raise
         assert self._edition is not None
@@ -149,7 +159,7 @@ class Feed:
                 try:
                     await self._look()
                 except SynergyError as error:
-                    self.problem = str(error)
+                    self._note_stale(error)
                 except Exception:  # a fault of ours must not leave all watchers with an old edition for ever
                     log.exception("the last epoch can't be shown")
             took_s = time.monotonic() - began_s
@@ -160,8 +170,20 @@ class Feed:
             loop = asyncio.get_running_loop()
             version = await loop.run_in_executor(self._threads, self._store.version)
             if self._edition is None or version != self._version:
-                self._edition = await loop.run_in_executor(self._threads, edition, self._store)
+                self._show(await loop.run_in_executor(self._threads, edition, self._store))
                 self._version = version
-                self._changed.set()
-                self._changed = asyncio.Event()
-            self._read_s, self.problem = time.monotonic(), ""
+            self._read_s, self._read_at_s, self.problem = time.monotonic(), time.time(), ""
+
+    def _note_stale(self, error: SynergyError) -> None:
+        """Say in the edition itself, once, that the database is away; the first look that succeeds replaces it."""
+        if not self.problem:
+            log.warning("%s; what is shown is stale", error)
+        if not self.problem and self._edition is not None:
+            self._show(self._edition.as_stale(self._read_at_s))
+            self._version = None
+        self.problem = str(error)
+
+    def _show(self, edition: Edition) -> None:
+        self._edition = edition
+        self._changed.set()
+        self._changed = asyncio.Event()

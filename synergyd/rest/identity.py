@@ -2,19 +2,22 @@
 
 Munge: `Authorization: Munge CREDENTIAL`, whose payload is `request_digest` of the request; munged takes each credential
 once. JWT: `Authorization: Bearer TOKEN` or `X-SLURM-USER-TOKEN`, as slurmrestd takes it: HS256 with Slurm's own key, the login
-name in the claim `sun`, an expiry in `exp`. A SlurmUser's or root's token may name another user in X-SLURM-USER-NAME.
+name in the claim `sun`, an expiry in `exp`. A SlurmUser's or root's token may name another user in X-SLURM-USER-NAME. A session
+that a one-time link has opened (sessions.py) is named in the same headers.
 """
 
 from __future__ import annotations
 
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jwt
 from synergy_core.errors import SynergyError
 from synergy_core.wire import munge
 from synergy_core.wire.request_signature import request_digest
+
+from synergyd.rest.sessions import PREFIX, Sessions
 
 MAX_TOKEN_BYTES = 8192
 
@@ -30,6 +33,7 @@ class Identity:
     jwt_key: bytes = b""
     slurm_user: str = "root"
     munge_socket: str = ""
+    sessions: Sessions = field(default_factory=Sessions)
 
     def caller(self, method: str, target: str, headers: Mapping[str, str], body: bytes, *, near: bool = True) -> str:
         """Return the login name of the sender.
@@ -66,6 +70,10 @@ class Identity:
         return login_name(credentials.uid)
 
     def _by_token(self, token: str, other: str) -> str:
+        if token.startswith(PREFIX):
+            if not (session_user := self.sessions.user_of(token)):
+                raise UnknownCallerError("session", "has ended", "sign in again: synergyctl page")
+            return session_user
         if not self.jwt_key:
             raise UnknownCallerError(
                 "token", "tokens are not taken here", "set up auth/jwt in slurm.conf, or use munge"

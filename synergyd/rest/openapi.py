@@ -12,7 +12,7 @@ from synergy_core.steering import Steering
 
 from synergyd import __version__
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
-from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, field_docs
+from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, WouldHaveJson, field_docs
 from synergyd.views.recording import RecordingJson
 from synergyd.views.what_if import KEYS, WhatIfJson
 
@@ -79,6 +79,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         )
     }
     what_if = _schema(WhatIfJson, schemas)
+    link = {"type": "object", "properties": {key: {"type": "string"} for key in ("link", "token", "user")}}
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
     request_schema = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
@@ -94,7 +95,16 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         ],
         long,
     )
+    would_have = {
+        **hours,
+        **_operation("What a dry run would have changed, job by job", _schema(WouldHaveJson, schemas), [], long),
+        "parameters": hours["parameters"],
+    }
     return {
+        "/v1/page-link": {"post": _operation("A secret that opens one session of the caller on the page", link, [])},
+        "/v1/session": {
+            "post": _operation("The session that such a secret opens; 401 if it was used or has expired", link, [])
+        },
         "/v1/me": {"get": _operation("Who asks, and what Slurm lets them do", _schema(CallerJson, schemas), [])},
         "/v1/status": status,
         "/v1/recording": {
@@ -106,6 +116,7 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
             )
         },
         "/v1/usage": {"get": hours},
+        "/v1/would-have": {"get": would_have},
         "/v1/report": {"get": {**hours, "deprecated": True}},
         "/v1/cluster": {
             "get": _operation("The nodes and who holds them; 304 as for status", _schema(ClusterJson, schemas), [])

@@ -8,10 +8,11 @@ from starlette.requests import Request
 from synergy_core.errors import UsageError, one_line
 
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
+from synergyd.store.months import present_month
 from synergyd.store.store import Store
-from synergyd.views.json_records import JobUsageJson, UsageJson
-from synergyd.views.months import present_month
+from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job
+from synergyd.views.would_have import collect as collect_would_have
 
 _NAME_BYTES = 256
 
@@ -21,11 +22,27 @@ def usage(store: Store, request: Request, user: str, rights: SlurmRights) -> Usa
 
     Talks to the database.
     """
+    from_s, to_s = _span(request)
+    return collect(store, from_s, to_s, _name(request, "user"), _name(request, "account"), _visible(user, rights))
+
+
+def would_have(store: Store, request: Request, user: str, rights: SlurmRights) -> WouldHaveJson:
+    """Return what a dry run would have changed within the span that `request` names, as `usage` does. Talks to the database."""
+    from_s, to_s = _span(request)
+    hides = _hides(rights)
+
+    def visible(name: str, account: str) -> bool:
+        return not hides or commands(user, Owner(user=name, account=account), rights)
+
+    return collect_would_have(store, from_s, to_s, _name(request, "user"), _name(request, "account"), visible)
+
+
+def _span(request: Request) -> tuple[float, float]:
     has_span = any(name in request.query_params for name in ("from", "to"))
     from_s, to_s = (_time(request, "from"), _time(request, "to")) if has_span else present_month()
     if not 0 < to_s - from_s <= LONGEST_S:
         raise UsageError("to", "is not later than from, or by more than ten years", "name the begin and end of a month")
-    return collect(store, from_s, to_s, _name(request, "user"), _name(request, "account"), _visible(user, rights))
+    return from_s, to_s
 
 
 def job_usage(store: Store, job_id: int, user: str, rights: SlurmRights) -> JobUsageJson:

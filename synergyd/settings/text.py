@@ -9,7 +9,7 @@ from textwrap import fill
 
 import click
 
-from synergyd.settings import TABLE, Settings
+from synergyd.settings import SETTINGS, TABLE, Settings
 from synergyd.settings.types import Setting
 
 _WIDTH = 120
@@ -33,6 +33,12 @@ def default_text(setting: Setting) -> str:
     """Return the default as slurm.conf writes it, or "" where the default is to set nothing."""
     value = getattr(Settings(), setting.field)
     return "" if setting.unset and not value else setting.type.write(value)
+
+
+def changed_settings(settings: Settings) -> list[Setting]:
+    """Return the Keys whose values differ from the defaults, in the order of the documentation."""
+    usual = Settings()
+    return [s for s in SETTINGS if getattr(settings, s.field) != getattr(usual, s.field)]
 
 
 def conf_text() -> str:

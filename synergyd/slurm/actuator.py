@@ -92,6 +92,7 @@ class Actuator:
     request_of: Callable[[int], int] = lambda _: 0
     names: Mapping[int, int | str] = field(default_factory=dict)  # a job's name to Slurm, if that is not its id
     check: PlaceCheck = field(default_factory=PlaceCheck)
+    only_reports: bool = False  # a dry run: jobs are handed where to report, in a file, and Slurm is not written to
 
     @cached_property
     def shields(self) -> Shields:
@@ -134,6 +135,8 @@ class Actuator:
         if submission.directive is None:
             return
         self._hand_over(job_id, submission, plan)
+        if self.only_reports:
+            return
         if name := self.names.get(job_id, job_id):
             self.slurm.update(name, {"AdminComment": self._stamp(self._with_present_note(job_id, submission), plan)})
 
@@ -251,7 +254,16 @@ class Actuator:
         loop = submission.directive.loop if submission.directive else ""
         own_batch = submission.keeps_batch(plan)
         return plan_file.PlanFile(
-            job_id, plan, self.report, folder, os.getuid(), self.links, submission.asked, own_batch, loop
+            job_id,
+            plan,
+            self.report,
+            folder,
+            os.getuid(),
+            self.links,
+            submission.asked,
+            own_batch,
+            loop,
+            self.only_reports,
         )
 
     def _do(self, instruction: Instruction, submission: SubmittedJob) -> tuple[str, bool] | None:

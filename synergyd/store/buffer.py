@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from synergy_core.errors import SynergyError, UnavailableError
 from synergy_core.notice import Notice
 from synergy_core.records import Profile
+from synergy_core.would_have import WouldHave
 
 from synergyd.store.records import (
     Changes,
@@ -151,6 +152,10 @@ class BufferedStore:
         for x in nodes:
             self._put(("node", x.name), Changes(nodes=(x,), term=self._term()))
 
+    def put_would_have(self, rows: Iterable[WouldHave]) -> None:
+        for x in rows:
+            self._put(("would_have", (x.job_id, x.submit_s)), Changes(would_have=(x,)))
+
     def put_notices(self, notices: Iterable[Notice]) -> None:
         for x in notices:
             if self.lag < self._room:  # while the database is away; what happened is in the job's story all the same
@@ -197,6 +202,16 @@ class BufferedStore:
         """Write what waits. Return False if some of it still waits, because the database is away or the back-off runs."""
         with self._io:
             return self._flush_if_due() is not None
+
+    def would_have(self, since_s: float) -> list[WouldHave]:
+        """Call `Store.would_have`. Return nothing while the database is away."""
+        with self._io:
+            store = self._flush_if_due()
+            try:
+                return store.would_have(since_s) if store is not None else []
+            except SynergyError as error:
+                self._note_failure(error)
+                return []
 
     def prune(self, older_than_s: float) -> int:
         """Call `Store.prune`. Return 0 while the database is away."""

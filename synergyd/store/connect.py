@@ -28,7 +28,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, StaticPool
-from synergy_core.errors import NoDatabaseError, SynergyError, UnavailableError, UsageError
+from synergy_core.errors import NoDatabaseError, SetupError, SynergyError, UnavailableError, UsageError
 
 from synergyd.store import private_file
 from synergyd.store.records import RefusedError
@@ -108,12 +108,12 @@ def file_exists(url: URL, path: Path) -> bool:
     """Return whether the SQLite file exists. Raises UsageError if it can't: no folder, no rights, a folder itself."""
     try:
         if not path.parent.is_dir():
-            raise UsageError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
+            raise SetupError(show(url), f"there is no folder {path.parent}", "make it, or name another file")
         if path.is_dir():
-            raise UsageError(show(url), "is a folder", "name a file in it")
+            raise SetupError(show(url), "is a folder", "name a file in it")
         return path.exists()
     except OSError as error:
-        raise UsageError(show(url), f"can't be looked at: {error.strerror}", ONLY_DAEMON) from None
+        raise SetupError(show(url), f"can't be looked at: {error.strerror}", ONLY_DAEMON) from None
 
 
 def make_engine(
@@ -268,20 +268,20 @@ def translate(url: URL, error: Exception) -> SynergyError:
     low = message.lower()
     if isinstance(cause, sqlite3.DatabaseError) and not isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError):
         if "not a database" in low or "malformed" in low:
-            return UsageError(where, message, "restore the file from a copy, or name another")
+            return SetupError(where, message, "restore the file from a copy, or name another")
         if "readonly" in low:
-            return UsageError(where, "no permission to write", "run this as the user that synergyd runs as")
+            return SetupError(where, "no permission to write", "run this as the user that synergyd runs as")
         if "unable to open" in low:
-            return UsageError(where, "can't be opened", ONLY_DAEMON)
+            return SetupError(where, "can't be opened", ONLY_DAEMON)
         if "no such table" in low or "no such column" in low:
-            return UsageError(where, message, UPGRADE)
+            return SetupError(where, message, UPGRADE)
     state = str(getattr(cause, "sqlstate", "") or "")
     if state in ("42P01", "42703", "3F000"):  # undefined table, column, schema
-        return UsageError(where, message, UPGRADE)
+        return SetupError(where, message, UPGRADE)
     if state == "42501":
-        return UsageError(where, message, "grant it, or use the role that owns the tables")
+        return SetupError(where, message, "grant it, or use the role that owns the tables")
     if not state and any(words in low for words in _NOT_LET_IN):  # a refused connection carries no state
-        return UsageError(where, message, "correct the Database setting, or make that role and database")
+        return SetupError(where, message, "correct the Database setting, or make that role and database")
     if state in ("25006",):  # a standby of PostgreSQL: it may become the primary
         return UnavailableError(where, message)
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, sqlite3.OperationalError)):
@@ -292,7 +292,7 @@ def translate(url: URL, error: Exception) -> SynergyError:
         cause, (ValueError, TypeError, OverflowError)
     ):
         return RefusedError(where, message)
-    return UsageError(where, message)
+    return SetupError(where, message)
 
 
 def _driver_message(cause: BaseException) -> str:

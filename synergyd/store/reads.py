@@ -26,6 +26,7 @@ from synergy_core.restarts import RestartTimes
 from synergy_core.shared_links import Sharing
 from synergy_core.steering import Steering
 from synergy_core.wire.codec import decode
+from synergy_core.would_have import WouldHave
 
 from synergyd.store.records import (
     EpochRecord,
@@ -50,6 +51,7 @@ from synergyd.store.tables import (
     ProfileRow,
     ReportTable,
     SteeringRow,
+    WouldHaveRow,
 )
 from synergyd.store.writes import NO_DIRECTIVE, PAUSED
 
@@ -343,6 +345,11 @@ def _first_cell(r: Row[Any]) -> Cell:
 def nodes(connection: Connection) -> dict[str, StoredNode]:
     rows = connection.execute(select(NodeTable.name, NodeTable.payload, NodeTable.updated_s))
     return {r.name: StoredNode(r.name, r.payload, r.updated_s) for r in rows}
+
+
+def would_have(connection: Connection, since_s: float) -> list[WouldHave]:
+    statement = select(WouldHaveRow.payload).where(WouldHaveRow.to_s >= since_s).order_by(WouldHaveRow.job_id)
+    return [decode(WouldHave, r.payload, "stored account of a dry run") for r in connection.execute(statement)]
 
 
 def leader(connection: Connection) -> LeaderRecord | None:

@@ -10,6 +10,7 @@ from synergy_core.job_report import Report
 from synergy_core.notice import Notice
 from synergy_core.records import Cell, Decision, Profile, Snapshot
 from synergy_core.steering import Steering
+from synergy_core.would_have import WouldHave
 
 
 class RefusedError(UsageError):
@@ -167,4 +168,5 @@ class Changes:
     steering: tuple[tuple[int, Steering, float], ...] = ()  # job, what holds now, when
     nodes: tuple[StoredNode, ...] = ()
     notices: tuple[Notice, ...] = ()
+    would_have: tuple[WouldHave, ...] = ()
     term: int | None = None

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
-from synergy_core.errors import NoSchemaError, UsageError
+from synergy_core.errors import NoSchemaError, SetupError, UsageError
 
 from synergyd.store.connect import (
     UPGRADE,
@@ -58,7 +58,7 @@ def check(connection: Connection, where: str) -> None:
         raise NoSchemaError(where, f"the database has no schema, revision {needs} is needed", UPGRADE)
     if _is_known(has):
         raise NoSchemaError(where, f"the schema is at revision {has}, revision {needs} is needed", UPGRADE)
-    raise UsageError(
+    raise SetupError(
         where, f"the schema is at revision {has}, this version knows up to {needs}", "install a newer Synergy"
     )
 

@@ -17,6 +17,7 @@ from synergy_core.notice import Notice
 from synergy_core.records import Profile
 from synergy_core.steering import Steering
 from synergy_core.usage import Usage
+from synergy_core.would_have import WouldHave
 
 from synergyd.store import lease, notices, reads, schema, usage, writes
 from synergyd.store.connect import make_engine, parse_url, plain_errors, show, sqlite_path
@@ -45,6 +46,7 @@ from synergyd.store.tables import (
     ReportTable,
     SteeringRow,
     UsageRow,
+    WouldHaveRow,
 )
 
 _PRUNED = ("job:", "like:", "failed:", "length:", "resizes:")  # kinds of profiles that age
@@ -265,6 +267,16 @@ class Store:
         with self._reading() as connection:
             return reads.nodes(connection)
 
+    # The account of a dry run
+
+    def put_would_have(self, rows: Iterable[WouldHave]) -> None:
+        self.apply(Changes(would_have=tuple(rows)))
+
+    def would_have(self, since_s: float) -> list[WouldHave]:
+        """Return the accounts of jobs that were seen in a dry run at `since_s` or later, by job id."""
+        with self._reading() as connection:
+            return reads.would_have(connection, since_s)
+
     # The use that jobs made of their GPUs, and notices
 
     def put_usage(self, parts: Iterable[Usage], term: int | None = None) -> bool:
@@ -371,6 +383,7 @@ class Store:
                     OwnerRow.seen_s < older_than_s, ~exists().where(LifecycleRow.job_id == OwnerRow.job_id)
                 ),
                 delete(NodeTable).where(NodeTable.updated_s < older_than_s),
+                delete(WouldHaveRow).where(WouldHaveRow.to_s < older_than_s),
                 delete(JobFlagRow).where(JobFlagRow.flag == writes.NO_DIRECTIVE, JobFlagRow.at_s < older_than_s),
             ):
                 count += connection.execute(statement).rowcount

@@ -232,6 +232,18 @@ class UsageRow(Base):
     before_goodput: Mapped[float | None] = mapped_column(Double)
 
 
+class WouldHaveRow(Base):
+    """The account of one job in a dry run (synergy_core.would_have.WouldHave)."""
+
+    __tablename__ = "would_have"
+    __table_args__ = (Index("ix_would_have_to_s", "to_s"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    submit_s: Mapped[float] = mapped_column(Double, primary_key=True, autoincrement=False)
+    to_s: Mapped[float] = mapped_column(Double)
+    payload: Mapped[dict[str, Any]] = mapped_column(Json)
+
+
 class NoticeRow(Base):
     """A notice (synergy_core.notice.Notice).
 

@@ -19,6 +19,7 @@ from synergy_core.notice import Notice
 from synergy_core.records import Profile
 from synergy_core.steering import Steering
 from synergy_core.wire.codec import clean, encode
+from synergy_core.would_have import WouldHave
 
 from synergyd.store.records import (
     Changes,
@@ -44,6 +45,7 @@ from synergyd.store.tables import (
     ProfileRow,
     ReportTable,
     SteeringRow,
+    WouldHaveRow,
 )
 
 PAUSED = "paused"
@@ -84,6 +86,7 @@ def apply(connection: Connection, changes: Changes) -> int:
     _write_paused(connection, changes.paused)
     upsert(connection, SteeringRow, [_steering(*x) for x in changes.steering])
     _notices(connection, changes.notices)
+    upsert(connection, WouldHaveRow, [_would_have(x) for x in changes.would_have])
     if fenced:
         return (
             len(changes.lifecycles)
@@ -231,6 +234,11 @@ def _profile(key: str, profile: Profile, updated_s: float) -> Row:
 def _report(x: StoredReport) -> Row:
     received_s = _finite(x.received_s, "received_s")
     return {"job_id": x.report.job_id, "payload": _json(x.report), "received_s": received_s}
+
+
+def _would_have(x: WouldHave) -> Row:
+    times = {"submit_s": _finite(x.submit_s, "submit_s"), "to_s": _finite(x.to_s, "to_s")}
+    return {"job_id": x.job_id, "payload": _json(x), **times}
 
 
 def _node(x: StoredNode) -> Row:

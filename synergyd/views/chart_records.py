@@ -29,6 +29,8 @@ class NodeNow:
     up: bool
     #: what Slurm says of its state, for those who see all jobs
     reason: str
+    #: its leaf switch (a rack, a block) where Slurm knows the topology, else the first of its partitions
+    group: str = ""
     #: Synergy's jobs on it that the caller may see
     jobs: tuple[Occupancy, ...]
     #: GPUs of jobs that are not Synergy's, or that the caller may not see

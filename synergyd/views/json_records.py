@@ -9,12 +9,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.job_end import JobEnd
 from synergy_core.job_report import Report
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
 from synergy_core.records import Action, Cell, Decision
 from synergy_core.shared_links import Sharing
 from synergy_core.usage import Totals
+from synergy_core.would_have import WouldHave, WouldHaveTotals
 
 from synergyd.control.decision_log import JobStatus
 
@@ -47,6 +49,12 @@ class StatusJson:
     epoch_s: float | None
     #: the daemon only shows what it would do
     dry_run: bool
+    #: since when the REST service can't read its database, seconds since 1970: all else is of then; null while it can
+    stale_since_s: float | None = None
+    #: jobs with GPUs and without a #SYNERGY line that wait or run; null where it is not known
+    plain_jobs: int | None = None
+    #: GPUs that they hold
+    plain_held_gpus: int | None = None
     #: by job id
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
@@ -146,6 +154,8 @@ class ExplainJson:
     paused: bool
     #: oldest first
     story: tuple[StoryLine, ...]
+    #: how it ended, by Slurm; null while it has not, or where Slurm has forgotten it
+    end: JobEnd | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +184,26 @@ class UsageJson:
     rows: tuple[UsageJsonRow, ...] = ()
     #: of all rows together
     total: Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class WouldHaveJson:
+    """`synergyctl usage --would-have --json`: what a dry run would have changed, job by job."""
+
+    #: format of this object; it rises when a field goes or changes its meaning
+    format: int = FORMAT
+    #: when the first of these jobs was seen first, seconds since 1970
+    from_s: float
+    #: when the last of them was seen last
+    to_s: float
+    #: by job id
+    jobs: tuple[WouldHave, ...] = ()
+    #: of those with a #SYNERGY line
+    with_line: WouldHaveTotals
+    #: of those without, as if they had one
+    plain: WouldHaveTotals
+    #: of all together
+    total: WouldHaveTotals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +266,7 @@ class JobUsageJson:
 
 def json_reference() -> str:
     """Return the page in Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
-    records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, Notice]
+    records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, WouldHaveJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
         records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]

@@ -10,6 +10,7 @@ from synergy_core.wire.codec import decode
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.state.node_health import NodeRecord
+from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store
 from synergyd.views.json_records import BadNode, StatusJson
 
@@ -43,7 +44,19 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         rows.append(row)
     if only is not None and not rows:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
-    return StatusJson(epoch_s=epoch.started_s, dry_run=epoch.dry_run, jobs=tuple(rows), bad_nodes=_bad_nodes(store))
+    return StatusJson(
+        epoch_s=epoch.started_s,
+        dry_run=epoch.dry_run,
+        plain_jobs=_count(epoch, "plain_jobs"),
+        plain_held_gpus=_count(epoch, "plain_held_gpus"),
+        jobs=tuple(rows),
+        bad_nodes=_bad_nodes(store),
+    )
+
+
+def _count(epoch: EpochRecord, key: str) -> int | None:
+    value = epoch.summary.get(key)
+    return value if isinstance(value, int) else None
 
 
 def _bad_nodes(store: Store) -> tuple[BadNode, ...]:

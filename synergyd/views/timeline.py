@@ -211,6 +211,7 @@ def _node(row: Mapping[str, Any], occupancies: Iterable[Occupancy], reasons: boo
         gpus=row["gpus"],
         up=row["up"],
         reason=row["reason"] if reasons else "",
+        group=row.get("group", ""),
         jobs=jobs,
         other_gpus=max(0, row["used"] - sum(h.gpus for h in jobs)),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from synergyd import __version__
 from synergyd.daemon import heartbeat
 from tests.integration.daemon_site import (
     ELASTIC,
@@ -58,7 +59,12 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     assert shim.writes() == []
     assert sorted(p.name for p in (bare.state_dir / "plans").iterdir()) == []
     found = json.loads(bare.run("synergyctl", "status", "--json").stdout)
-    assert found["dry_run"] is True
+    assert found["dry_run"] is True and found["plain_jobs"] == 1
+    assert "1 plain job with GPUs, without a #SYNERGY line: " in bare.run("synergyctl", "status").stdout
+    account = json.loads(bare.run("synergyctl", "usage", "--would-have", "--json").stdout)
+    assert {job["job_id"] for job in account["jobs"]} >= set(jobs)
+    journal = daemon.log.read_text()
+    assert f"synergyd {__version__}: dry run, no job is touched; reads through " in journal and "Epoch=1s" in journal
     assert sorted(j["job_id"] for j in found["jobs"]) == jobs
     told = explain(bare, jobs[2])
     assert told["dry_run"] is True
@@ -245,6 +251,6 @@ def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
         number = 1 + next(i for i, x in enumerate(site.conf.read_text().splitlines()) if "StateDir=" in x)
         assert origins["StateDir"] == (str(site.state_dir), f"{site.conf}:{number}")
         assert {p["severity"] for p in config["problems"]} <= {"warning"}, config["problems"]
-        assert "\n0 errors, " in site.run("synergyctl", "config", "check").stdout
+        assert site.run("synergyctl", "config", "check").stdout.startswith("All is well")
         assert "as needed" in site.run("synergyctl", "db", "current").stdout
         assert "Traceback" not in daemon.log.read_text()

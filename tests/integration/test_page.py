@@ -327,6 +327,24 @@ def test_a_what_if_runs_in_the_background(here: Site, page: Browser) -> None:
     page.until_text("Fairness", ".said.warn")
 
 
+def test_a_link_of_synergyctl_page_signs_in_once(here: Site, tab: Browser) -> None:
+    link = here.cluster.run("synergyctl", "page").stdout.strip()
+    assert link.startswith(f"http://localhost:{here.cluster.port + REST_PORT}/page/#/login/")
+    tab.open(here.address)
+    tab.run("sessionStorage.clear()")
+    tab.open(link)
+    tab.until_text("root", "#who")
+    tab.until("return document.querySelectorAll('tbody tr').length > 2")
+    assert tab.run("return location.hash") == "#/"
+    order = tab.run("return [...document.querySelectorAll('main h2')].map(e => e.firstChild.data)")
+    assert order == ["Waiting", "Running", "Nodes"]
+    tab.run("sessionStorage.clear()")
+    tab.open(link)  # a second time
+    tab.until_text("works once, for two minutes", "#signin")
+    assert "run synergyctl page and open the link" in tab.text("#signin")
+    tab.problems()
+
+
 def test_an_expired_token_is_one_line_and_the_view_stays(here: Site, tab: Browser) -> None:
     tab.open(here.address, here.token())
     tab.until_text("llama-7b", "table")

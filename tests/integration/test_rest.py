@@ -158,11 +158,32 @@ def test_slurms_tokens_open_it_and_forged_ones_do_not(here: Site) -> None:
         assert code == 401 and told["title"]
 
 
-def test_no_service_is_one_line(here: Site) -> None:
-    conf = here.cluster.folder / "away.conf"
+@pytest.mark.parametrize("port", [94, 0])
+def test_no_service_is_one_line_that_an_ordinary_user_can_act_on(here: Site, port: int) -> None:
+    conf = here.cluster.folder / f"away-{port}.conf"
     text = here.cluster.conf.read_text().replace(f"StateDir={here.cluster.state_dir}", "StateDir=/var/lib/no")
-    conf.write_text(text.replace(f"RestPort={here.cluster.port + REST_PORT}", f"RestPort={here.cluster.port + 94}"))
+    of_nobody = f"RestPort={here.cluster.port + port}" if port else ""
+    conf.write_text(text.replace(f"RestPort={here.cluster.port + REST_PORT}", of_nobody))
     environment = {**here.cluster.env, "SLURM_CONF": str(conf)}
-    done = here.cluster.run(*as_user(GAMES), "synergyctl", "status", check=False, env=environment)
-    assert done.returncode == 1 and done.stderr.endswith("is synergyrestd running there?\n")
-    assert done.stderr.count("\n") == 1
+    for words in (("status",), ("pause", "1"), ("explain", "1")):
+        done = here.cluster.run(*as_user(GAMES), "synergyctl", *words, check=False, env=environment)
+        assert done.returncode == 1 and done.stderr.endswith("; ask the cluster's admin to start synergyrestd\n")
+        assert done.stderr.count("\n") == 1
+
+
+def test_an_ended_job_tells_its_exit_code_and_its_story(here: Site) -> None:
+    options: dict[str, Any] = {"user": GAMES, "group": GAMES, "extra_groups": [], "cwd": "/"}
+    script = (
+        "#!/bin/bash\n#SBATCH --gres=gpu:1 --nodes=1 --output=/dev/null\n"
+        "#SYNERGY min_gpus=1 max_gpus=2 global_batch=8 micro_batch=1\nsleep 6; exit 3\n"
+    )
+    job_id = here.cluster.sbatch(script, "--account=chem", "--time=60", **options)
+    here.cluster.wait_for(lambda: job_id in status(here.cluster), 120, "its job")
+    here.cluster.wait_for(lambda: job_id not in status(here.cluster), 120, "its end")
+    for far in (False, True):  # over the socket, and over the port
+        told = here.ctl(GAMES, "explain", str(job_id), far=far).stdout
+        assert "ended: FAILED, exit code 3, after " in told and "left the queue while RUNNING" in told
+    # long after slurmctld has forgotten it, slurmdbd knows it
+    read = here.cluster.run("sacct", "-n", "-X", "-j", str(job_id), "--format=State,ExitCode").stdout
+    assert read.split() == ["FAILED", "3:0"]
+    assert here.ctl(OTHER_UID, "explain", str(job_id)).returncode == 2  # hidden from it

@@ -118,6 +118,7 @@ class World:
         cluster = Cluster(
             tuple(
                 Node(name, "a100", 8, 8 - self.free[name] if name not in self.down else 0, up=name not in self.down,
+                     partitions=("gpu" if int(name[3:]) % 4 else "gpu-long",),
                      reason="Not responding" if name in self.down else "")
                 for name in self.names
             )
@@ -185,7 +186,7 @@ class World:
             wanted_gpus=decision.cell.shape.gpus if decision.cell else 0, wanted_nodes=decision.node_names, action=decision.action.value,
             why=decision.why, relative_goodput=decision.relative_goodput, plan=report.plan if job.gpus else None,
             global_batch=job.batch if job.gpus else None, restarts=job.restarts, step=job.step or None,
-            loss=report.loss if job.step else None, account=account,
+            loss=report.loss if job.step else None, account=account, partition="gpu" if job.job_id % 3 else "gpu-long",
         )  # fmt: skip
 
     def _story(self, job: Running, at_s: float) -> list[StoredEvent]:

@@ -95,7 +95,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.daemon.links", f"{BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} synergyd.daemon.ports"),
     (
         "synergyd.daemon",
-        f"{BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
+        f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
     ),
     ("synergyd.views", f"{BASE} synergy_core.wire synergyd.links {CONTROL} synergyd.store"),
     (
@@ -113,7 +113,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_sim.policies", f"{BASE} {SOLVER}"),
     ("synergy_sim.contention", f"{BASE} synergyd.links synergyd.scheduler.placement"),
     ("synergy_sim", f"{BASE} synergyd.links {MODELS} {ALLOCATION} {CONTROL} synergy_sim.policies"),
-    ("synergy_sim.forecast", f"{BASE} synergy_core.wire synergy_sim"),
+    ("synergy_sim.forecast", f"{BASE} synergy_core.wire synergyd.jobmodel synergy_sim"),
     ("synergy_sim.traces", f"{BASE} {MODELS} synergy_sim"),
     (
         "synergy_sim.cli",

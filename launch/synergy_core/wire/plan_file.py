@@ -43,6 +43,13 @@ class PlanFile:
     own_batch: bool = False
     #: the directive's `loop=`
     loop: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: the daemon is in a dry run: it takes reports and answers none
+    only_reports: bool = field(default=False, metadata=ADDED_AFTER_0_1)
+
+    @property
+    def is_decided_about(self) -> bool:
+        """Return whether a daemon that gets the job's reports acts on them."""
+        return bool(self.report) and not self.only_reports
 
 
 def plan_path(state_dir: Path, job_id: int) -> Path:

@@ -94,7 +94,7 @@ def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: Pla
 
     The job then saves on request, in a format that another size can load.
     """
-    if plan_file is None or plan_file.plan is not None or not plan_file.report or plan_file.asked is None:
+    if plan_file is None or plan_file.plan is not None or not plan_file.is_decided_about or plan_file.asked is None:
         return plan_file
     as_asked = (plan_file.asked.nodes, plan_file.asked.gpus_per_node) == (len(allocation.nodes), allocation.gpus)
     own = _own_plan(options, allocation) if as_asked else None
@@ -189,7 +189,7 @@ def _starter(options: LaunchOptions, allocation: JobAllocation) -> Starter:
 
 def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
     """Return `given` with the address to report to, if a daemon has come since the job started without one."""
-    if given is None or given.report:
+    if given is None or given.is_decided_about:
         return given
     found, _ = find_plan_file(allocation.job_id, os.environ)
     return given if found is None else replace(found, plan=given.plan)

@@ -193,7 +193,7 @@ class PlanGuard:
             if self.again and self.plan_file is not None:
                 self.plan_file = replace(self.plan_file, plan=instead)
                 failure = replace(failure, goes_on=True, next_plan=instead)
-            self.waits = not self.again and self.plan_file is not None and bool(self.plan_file.report)
+            self.waits = not self.again and self.plan_file is not None and self.plan_file.is_decided_about
         self.failure = failure
         # without a folder another node can't know how far the run came: it waits for the first node's message
         knows = self._allocation.node_rank == 0 or self._base is not None or self._folder is not None

@@ -148,7 +148,7 @@ def node_command(
     if capabilities != NOTHING_MORE:
         environment["SYNERGY_ACCEPTS_JSON"] = json.dumps(encode(capabilities))
     # a daemon that gets reports of the run chooses its batch
-    environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.report else batch_limits
+    environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.is_decided_about else batch_limits
     remarks = [remark]
     if plan_file and plan_file.loop:
         environment[LOOP] = plan_file.loop

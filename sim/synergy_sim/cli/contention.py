@@ -12,12 +12,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from synergy_core.errors import UsageError
 
 from synergy_sim.cli.json_file import write_json
 from synergy_sim.contention.run import POLICIES, ContentionRun, Setup, parse_policy, run_contention, summary
 from synergyd.cli.shared.console import console
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
 from synergyd.cli.shared.key_values import WithOldOptions, key_values
 
 WORKLOADS = ("contention",)
@@ -196,9 +196,9 @@ def show(setup: Setup, runs: dict[str, list[ContentionRun]], out: Console) -> No
     first = next(iter(runs.values()))
     seeds = f"{len(first)} seed{'s' * (len(first) != 1)} from {first[0].seed}"
     title = f"{setup.jobs} jobs on {setup.nodes} x {setup.gpus} GPUs, {setup.link}; {seeds} (± over seeds)"
-    table = Table(title=title, title_justify="left")
-    for name in (*_HEADS, "gated s", "sending s"):
-        table.add_column(name, justify="left" if name in ("policy", "placement") else "right")
+    columns = [text_column("policy"), text_column("placement"), *map(figure_column, _HEADS[2:4])]
+    columns += [figure_column(name, drop) for drop, name in enumerate((*_HEADS[4:], "gated s", "sending s"), 1)]
+    table = FittedTable(columns, title)
     for some in runs.values():
         told = mean_over_seeds(some, first)
         table.add_row(

@@ -8,7 +8,7 @@ from statistics import median
 
 from synergy_sim.cli.forecast_text import assumptions, describe, format_range, format_s
 from synergy_sim.forecast.estimate import COVERAGE, Forecast, Range, ShareForecast
-from synergy_sim.forecast.speed_up import MEASURED, PRIORS
+from synergyd.jobmodel.speed_up import MEASURED, PRIORS
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}

@@ -7,7 +7,7 @@ from pathlib import Path
 from synergy_core.errors import UsageError
 
 from synergy_sim.forecast.estimate import Forecast
-from synergy_sim.forecast.speed_up import PRIORS
+from synergyd.jobmodel.speed_up import PRIORS
 
 
 def draw_forecast(found: Forecast, path: Path) -> None:

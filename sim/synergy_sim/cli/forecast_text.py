@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from rich.table import Table
-
 from synergy_sim.forecast.estimate import COVERAGE, Forecast, Range, ShareForecast
-from synergy_sim.forecast.speed_up import MEASURED, PRIORS
 from synergy_sim.records import Costs
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
+from synergyd.jobmodel.speed_up import MEASURED, PRIORS
 
 _HOUR = 3600.0
 
@@ -84,22 +83,17 @@ def _replay_message(found: Forecast) -> str:
     return f"The queue model waits longer than was measured, or as long; the wait that it saves is scaled to {part}."
 
 
-def format_tables(found: Forecast) -> list[Table | str]:
+def format_tables(found: Forecast) -> list[FittedTable | str]:
     """Return the tables, and the assumptions between and behind them."""
-    head = Table(
-        title=f"With Synergy (in brackets: {100 * COVERAGE:.0f} % intervals)", title_justify="left", pad_edge=False
-    )
-    head.add_column("TAKE PART")
-    for name in ("MEAN WAIT", "MEAN COMPLETION", "GPU HOURS HELD"):
-        head.add_column(name, justify="right")
+    heads = ("MEAN WAIT", "MEAN COMPLETION", "GPU HOURS HELD")
+    title = f"With Synergy (in brackets: {100 * COVERAGE:.0f} % intervals)"
+    head = FittedTable((text_column("TAKE PART"), *map(figure_column, heads)), title)
     measured = found.measured
     head.add_row("none", format_s(measured.wait_s), format_s(measured.completion_s), f"{measured.gpu_h:,.0f}")
     for one in found.of_prior(MEASURED.name):
         head.add_row(_share(one), format_range(one.wait_s), format_range(one.completion_s), _hours(one.gpu_h))
-    other = Table(title="If jobs scale otherwise: mean wait / mean completion", title_justify="left", pad_edge=False)
-    other.add_column("TAKE PART")
-    for prior in PRIORS:
-        other.add_column(prior.name.upper(), justify="right")
+    priors = [figure_column(prior.name.upper()) for prior in PRIORS]
+    other = FittedTable((text_column("TAKE PART"), *priors), "If jobs scale otherwise: mean wait / mean completion")
     for share in found.of_prior(MEASURED.name):
         row = [one for prior in PRIORS for one in found.of_prior(prior.name) if one.share == share.share]
         other.add_row(_share(share), *(f"{format_s(o.wait_s.middle)} / {format_s(o.completion_s.middle)}" for o in row))

@@ -13,7 +13,6 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from synergy_core.errors import SynergyError, UsageError
 
 from synergy_sim.cli.contention import WithWorkloads
@@ -27,6 +26,7 @@ from synergy_sim.traces.kinds import KINDS, LoadedTrace, cluster_of_trace, gpu_t
 from synergy_sim.traces.queue import Replay, replay_queue
 from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
 from synergyd.cli.shared.key_values import FiniteRange
 from synergyd.settings import Settings
 from synergyd.slurm.directives.conf import with_values
@@ -363,21 +363,25 @@ def as_json(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBou
 def show(scenario: Scenario, measured: dict[str, RunMetrics], bound: LowerBound, out: Console) -> None:
     """Print the policies side by side, for people."""
     title = f"{len(scenario.jobs)} jobs on {scenario.gpus} GPUs; no scheduler can beat an average JCT of {bound.average_s:,.0f} s"
-    table = Table(title=title, title_justify="left")
-    names = (
-        "policy",
-        "avg JCT s",
-        "median",
-        "p99",
-        "makespan s",
-        "queued s",
-        "restarts a job",
-        "GPU h",
-        "kWh",
-        "used %",
+    columns = (
+        text_column("policy"),
+        figure_column("avg JCT s"),
+        figure_column("median", 3),
+        figure_column("p99", 2),
+        figure_column("makespan s", 4),
+        figure_column("queued s"),
+        figure_column("restarts a job", 5),
+        figure_column("GPU h", 6),
+        figure_column("kWh", 11),
+        figure_column("used %", 7),
+        figure_column("useful %", 8),
+        figure_column("throughput", 9),
+        figure_column("worst FTF", 1),
+        figure_column("unfair %", 10),
+        figure_column("decision ms", 12),
+        figure_column("h/s", 13),
     )
-    for name in (*names, "useful %", "throughput", "worst FTF", "unfair %", "decision ms", "h/s"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    table = FittedTable(columns, title)
     for name, one in measured.items():
         table.add_row(
             name,

@@ -17,7 +17,7 @@ from scipy.stats import t as student
 
 from synergy_sim.forecast.history import History, PastJob
 from synergy_sim.forecast.queue_model import QueueJob, QueueModel, QueueResult
-from synergy_sim.forecast.speed_up import MEASURED, PRIORS, SpeedUp, SpeedUpPrior
+from synergyd.jobmodel.speed_up import MEASURED, PRIORS, SpeedUp, SpeedUpPrior
 
 SHARES = (0.2, 0.5, 1.0)
 COVERAGE = 0.8  # of the intervals

@@ -21,10 +21,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from synergy_sim.forecast.speed_up import SpeedUp
 from synergy_sim.node_pool import NodePool, Placement
 from synergy_sim.plain_queue import PlainQueue, PlainRequest
 from synergy_sim.records import Costs, Floats
+from synergyd.jobmodel.speed_up import SpeedUp
 
 _WEIGHTS = (1 / 3, 3.0)  # bounds of ShortFirst's factor, as in the setting's description
 _SHORT_FIRST = 0.5  # the setting's default

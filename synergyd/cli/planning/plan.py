@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from synergy_core.errors import UsageError
 from synergy_core.exchange import parse_kinds
 from synergy_core.recompute import format_recompute
@@ -18,6 +17,7 @@ from synergy_core.records import Plan
 
 from synergyd.cli.planning.script import script
 from synergyd.cli.shared.console import console
+from synergyd.cli.shared.fitted_table import FittedTable, figure_column, text_column
 from synergyd.cli.shared.key_values import WithOldOptions, key_values
 from synergyd.jobmodel.fit.profile_file import read_profile
 from synergyd.jobmodel.model.arrays import PRECISION
@@ -299,17 +299,20 @@ def degrees(plan: Plan) -> dict[str, str]:
     }
 
 
-def _speeds(table: PlanTable, count: GpuCount) -> Table:
+def _speeds(table: PlanTable, count: GpuCount) -> FittedTable:
     """Return the first view: what tells the plans apart, how fast each is, how sure that is, and whether it fits."""
     plans = [row.cell.plan for row in count.rows]
     precision, batches = plans[0].precision, sorted({p.global_batch for p in plans})
     title = f"{table.model.name} on {count.gpus} {table.gpu_type}, {table.gpus_per_node} a node, {precision}"
     title += f", batch {batches[0]}" if len(batches) == 1 else ""
-    result = Table(title=title, title_justify="left")
-    result.add_column("#", justify="right")
-    result.add_column("plan", overflow="fold")
-    for name in ("step s", "+- %", "tokens/s", "MFU %", "OOM %"):
-        result.add_column(name, justify="right", no_wrap=True)
+    figures = (
+        figure_column("step s"),
+        figure_column("+- %"),
+        figure_column("tokens/s"),
+        figure_column("MFU %", drop=1),
+        figure_column("OOM %"),
+    )
+    result = FittedTable((figure_column("#"), text_column("plan", least=24, folds=True), *figures), title)
     usual = _RARE | ({"global_batch": batches[0]} if len(batches) == 1 else {})
     for row in count.rows:
         words = degrees(row.cell.plan)
@@ -326,20 +329,18 @@ def _speeds(table: PlanTable, count: GpuCount) -> Table:
     return result
 
 
-def _times(count: GpuCount) -> Table:
-    result = Table(title="where a step goes, %", title_justify="left")
-    for name in ("#", *count.rows[0].time):
-        result.add_column(name, justify="right", no_wrap=True)
+def _times(count: GpuCount) -> FittedTable:
+    columns = [figure_column(name) for name in ("#", *count.rows[0].time)]
+    result = FittedTable(columns, "where a step goes, %")
     for row in count.rows:
         whole = sum(row.time.values())
         result.add_row(str(row.rank), *(f"{100 * part / whole:.0f}" for part in row.time.values()))
     return result
 
 
-def _memory(table: PlanTable, count: GpuCount) -> Table:
-    result = Table(title=f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable", title_justify="left")
-    for name in ("#", "in all", *count.rows[0].memory):
-        result.add_column(name, justify="right", no_wrap=True)
+def _memory(table: PlanTable, count: GpuCount) -> FittedTable:
+    columns = [figure_column(name) for name in ("#", "in all", *count.rows[0].memory)]
+    result = FittedTable(columns, f"GiB a GPU, of {table.usable_bytes / GIB:.1f} usable")
     for row in count.rows:
         parts = [row.cell.memory_bytes, *row.memory.values()]
         whole, *rest = (f"{part / GIB:.1f}" for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlencode
 
@@ -20,7 +20,7 @@ from synergyd.views.json_records import ExplainJson, StatusJson
 if TYPE_CHECKING:
     from synergyd.store.records import Recording
     from synergyd.store.store import Store
-    from synergyd.views.json_records import JobUsageJson, UsageJson
+    from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 
 _WATCH_S = 1.0
 _POLL_S = 20
@@ -49,6 +49,10 @@ class Backend(Protocol):
 
     def job_usage(self, job_id: int) -> JobUsageJson:
         """Return all incarnations of a job."""
+        ...
+
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        """Return what a dry run would have changed within a span, for the jobs of `user` and `account` if they are named."""
         ...
 
     def recording(self) -> tuple[str, Recording]:
@@ -80,9 +84,14 @@ class DatabaseBackend:
             time.sleep(_WATCH_S)
 
     def explain(self, job_id: int) -> ExplainJson:
+        from synergyd.slurm.command_line import CommandLine
+        from synergyd.slurm.parsed.job_end import read_job_end
         from synergyd.views.explain import collect
 
-        return collect(self._store, job_id)
+        data = collect(self._store, job_id)
+        if data.lifecycle is not None:
+            return data
+        return replace(data, end=read_job_end(lambda argv: CommandLine().run(*argv).decode(errors="replace"), job_id))
 
     def usage(self, from_s: float, to_s: float, user: str, account: str) -> UsageJson:
         from synergyd.views.usage import collect
@@ -93,6 +102,11 @@ class DatabaseBackend:
         from synergyd.views.usage import collect_job
 
         return collect_job(self._store, job_id)
+
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        from synergyd.views.would_have import collect
+
+        return collect(self._store, from_s, to_s, user, account)
 
     def recording(self) -> tuple[str, Recording]:
         return self._store.where, self._store.recording()
@@ -153,6 +167,12 @@ class RestBackend:
 
         return decode(JobUsageJson, self._client.ask("GET", f"/v1/jobs/{job_id}/usage")[1], "usage")
 
+    def would_have(self, from_s: float, to_s: float, user: str, account: str) -> WouldHaveJson:
+        from synergyd.views.json_records import WouldHaveJson
+
+        query = urlencode({"from": int(from_s), "to": int(to_s), "user": user, "account": account})
+        return decode(WouldHaveJson, self._client.ask("GET", f"/v1/would-have?{query}")[1], "would-have")
+
     def recording(self) -> tuple[str, Recording]:
         from synergyd.views.recording import RecordingJson, from_json
 
@@ -174,9 +194,3 @@ def _status_path(job_id: int | None, wait_s: int = 0) -> str:
     query = [f"job={job_id}"] if job_id is not None else []
     query += [f"wait={wait_s}"] if wait_s else []
     return "/v1/status" + ("?" + "&".join(query) if query else "")
-
-
-@contextmanager
-def open_database_backend(store: Store) -> Iterator[Backend]:
-    with store:
-        yield DatabaseBackend(store)

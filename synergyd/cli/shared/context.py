@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from synergy_core.errors import SynergyError, UsageError
+from synergy_core.errors import SetupError, SynergyError, UnavailableError, UsageError
 
 from synergyd.settings import Settings
 
 if TYPE_CHECKING:  # --help and completion, at each Tab, do without the database's library
     from synergyd.cli.shared.backend import Backend
+    from synergyd.cli.shared.rest_client import RestClient
     from synergyd.slurm.directives.conf import LoadedSettings
     from synergyd.store.store import Store
 
@@ -62,17 +63,42 @@ class Context:
         settings = self.loaded_settings.settings
         return replace(settings, database=self.database) if self.database else settings
 
-    def backend(self) -> AbstractContextManager[Backend]:
-        """Return access to jobs, to read and to steer.
+    @contextmanager
+    def backend(self) -> Iterator[Backend]:
+        """Open access to jobs, to read and to steer.
 
-        It goes over the REST service for those who may not open the database, else to the database.
+        It goes over the REST service for those who may not open the database, else to the database. Where neither is
+        open to an ordinary user, UnavailableError says so, without advice that only an admin could follow.
         """
-        from synergyd.cli.shared.backend import RestBackend, open_database_backend
-        from synergyd.cli.shared.rest_client import RestClient
+        from synergyd.cli.shared.backend import DatabaseBackend, RestBackend
+        from synergyd.cli.shared.rest_client import START_SERVICE, RestClient
 
-        if self.database or self.cluster or not (services := self._services()):
-            return open_database_backend(self.store())
-        return nullcontext(RestBackend(RestClient(*services)))
+        if not (self.database or self.cluster) and (services := self._services()):
+            yield RestBackend(RestClient(*services))
+            return
+        try:
+            with self.store() as store:
+                yield DatabaseBackend(store)
+        except SetupError:
+            if self.database or self._administers():
+                raise
+            what = "Synergy's REST service does not run here, and its database is its admin's alone"
+            raise UnavailableError("", what, START_SERVICE) from None
+
+    def rest_client(self) -> RestClient:
+        """Return a client of the REST service, for what the database alone does not do. Raises UnavailableError if there is none."""
+        from synergyd.cli.shared.rest_client import START_SERVICE, RestClient
+
+        if not (services := self._all_services()):
+            raise UnavailableError("", "Synergy's REST service does not run here", START_SERVICE)
+        return RestClient(*services)
+
+    def _administers(self) -> bool:
+        """Return whether this user can put the database right: root, or the daemon's user."""
+        try:
+            return os.geteuid() in (0, self.settings.state_dir.stat().st_uid)
+        except OSError:
+            return os.geteuid() == 0
 
     def daemon_hosts(self) -> tuple[str, ...]:
         """Return the hosts on one of which the daemon and the REST service run."""
@@ -81,10 +107,15 @@ class Context:
     def _services(self) -> Sequence[Path | tuple[str, int]]:
         """Return where the REST service may be, or nothing if there is none, or for root on the host of the database."""
         settings = self.settings
-        at_database = bool(settings.database) or (settings.state_dir / "synergy.db").exists()
+        at_database = bool(settings.database) or os.access(settings.state_dir / "synergy.db", os.F_OK)
         if os.geteuid() == 0 and at_database:
             return ()
-        if settings.rest_socket().is_socket():
+        return self._all_services()
+
+    def _all_services(self) -> Sequence[Path | tuple[str, int]]:
+        settings = self.settings
+        # a StateDir that is closed to this user hides the socket too
+        if os.access(settings.rest_socket(), os.F_OK) and settings.rest_socket().is_socket():
             return (settings.rest_socket(),)
         if not settings.rest_port:
             return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 import socket
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from synergy_core.wire.request_signature import request_digest
 
 MAX_ANSWER_BYTES = 256 * 2**20
 ANSWER_S = 40.0  # above the service's longest long poll
+START_SERVICE = "ask the cluster's admin to start synergyrestd"
 CONNECT_S = 5.0  # to a host beside which there are others
 
 
@@ -87,6 +89,7 @@ class RestClient:
                 connection.connect()
             except (OSError, UnicodeError) as error:  # a name that is no host's
                 problem = one_line(str(error) or type(error).__name__, 200)
+                connection.close()
                 continue
             connection.sock.settimeout(ANSWER_S)
             return connection, _format_address(address)
@@ -98,7 +101,8 @@ def _format_address(address: Path | tuple[str, int]) -> str:
 
 
 def _away(where: str, what: str) -> UnavailableError:
-    return UnavailableError(where, what, "is synergyrestd running there?")
+    right = "see: systemctl status synergyrestd" if os.geteuid() == 0 else START_SERVICE
+    return UnavailableError(where, f"Synergy's REST service does not answer ({what})", right)
 
 
 def _refusal(status: int, answer: dict[str, Any], where: str) -> SynergyError:

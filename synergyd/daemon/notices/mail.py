@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.errors import one_line
-from synergy_core.notice import Notice
+from synergy_core.notice import DRY_RUN, Notice
 
 from synergyd.daemon.notices.webhook import NotSentError
 
@@ -31,11 +31,8 @@ class Mail:
 
     def send(self, notice: Notice, address: str) -> None:
         """Send the notice to `address`. Raises NotSentError."""
-        name = one_line(notice.name, 64)
-        said = notice.slurm_name or str(notice.job_id)
-        subject = one_line(f"Slurm Job_id={said} Name={name} Synergy {notice.event}", SUBJECT)
-        subject = "".join(c if c.isascii() and c.isprintable() else "?" for c in subject)
-        body = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}\n\nsynergyctl explain {said} tells more.\n"
+        subject, body = letter(notice)
+        subject = "".join(c if c.isascii() and c.isprintable() else "?" for c in one_line(subject, SUBJECT))
         environment = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LC_ALL", "SLURM_CONF")}
         try:
             with tempfile.TemporaryFile() as said_wrong:  # no pipe: an MTA in the background would hold it open
@@ -59,11 +56,26 @@ class Mail:
             raise NotSentError(f"{self.program} ended with {code}: {problem}")
 
 
+def letter(notice: Notice) -> tuple[str, str]:
+    """Return the subject and the text of a mail."""
+    if notice.event == DRY_RUN:
+        lines = [one_line(line, 200) for line in notice.text.split("\n")]
+        return f"Synergy dry run: {lines[0]}", "\n".join([*lines, "", "synergyctl usage --would-have tells more.", ""])
+    name, said = one_line(notice.name, 64), notice.slurm_name or str(notice.job_id)
+    text = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}"
+    return (
+        f"Slurm Job_id={said} Name={name} Synergy {notice.event}",
+        f"{text}\n\nsynergyctl explain {said} tells more.\n",
+    )
+
+
 def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:
     """Return the address to mail: by `notify=` of the job's directive if it names any, else by its --mail-type; "" for nobody.
 
     `mail_user`, `mail_type`: as Slurm shows them, or "" if it shows none. They may be anything that a user has written.
     """
+    if notice.event == DRY_RUN:
+        return notice.user if ADDRESS.fullmatch(notice.user) else ""
     by_type = notice.event in _BY_TYPE and not _WANTED_TYPES.isdisjoint(mail_type.upper().split(","))
     if not (notice.event in notice.notify if notice.notify else by_type):
         return ""

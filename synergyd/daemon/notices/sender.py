@@ -129,7 +129,7 @@ class NoticeSender:
         """Send a notice by mail if its job wants any. Return what was done. Raises NotSentError, and SlurmError if Slurm is away."""
         notice = waiting.notice
         try:
-            wanted = self._mail_of(notice.job_id)
+            wanted = self._mail_of(notice.job_id) if notice.job_id else ("", "")
         except SlurmError as error:
             if error.transient:
                 raise
@@ -151,7 +151,7 @@ def start_notices(
     leads: Callable[[], bool],
 ) -> NoticeSender | None:
     """Start the sender and return it; return None if the admin wants no notices. Raise UsageError."""
-    if settings.dry_run or not (settings.notice_url or settings.mail_prog):
+    if not (settings.notice_url or settings.mail_prog):
         return None
     program = settings.mail_prog
     if program is not None and not (program.is_file() and program.stat().st_mode & 0o111):

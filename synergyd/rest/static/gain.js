@@ -9,7 +9,8 @@ const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).t
 
 export function gainReader(context) {
   let etag = "";
-  let total = null;
+  let month = null; // GPU hours of this month
+  let would = null; // the sums of a dry run, while nothing was gained
   let asked_ms = -AGAIN_MS;
 
   async function load() {
@@ -17,15 +18,26 @@ export function gainReader(context) {
     asked_ms = performance.now();
     try {
       const answer = await ask("GET", "usage", { known: etag, signal: context.signal });
-      if (answer.status === 304) return;
-      etag = answer.etag;
-      total = answer.body.total;
+      if (answer.status !== 304) {
+        etag = answer.etag;
+        month = answer.body;
+      }
+      would = null;
+      if (month.total.gain === null && context.status?.dry_run) {
+        const span = `from=${Math.floor(month.from_s)}&to=${Math.floor(month.to_s)}`;
+        would = (await ask("GET", `would-have?${span}`, { signal: context.signal })).body.total;
+      }
     } catch (error) {
       if (error.status !== 429) throw error; // the same user asks in many places: what is known stays
     }
   }
 
   function facts() {
+    const total = month?.total;
+    if (would && would.gain !== null) {
+      return [fact("Gain this month, had it acted", `${signed(100 * would.gain, 1)} %`,
+        `± ${(100 * would.gain_sigma).toFixed(1)}, ${signed(would.saved_h, 2)} h saved, ${num(would.sooner_h)} h waited less`)];
+    }
     const known = total && total.gain !== null;
     const audited = total && total.prediction_error !== null;
     return [

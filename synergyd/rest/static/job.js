@@ -63,7 +63,7 @@ function drawFacts(facts, heading, explain, row, job_id) {
   heading.textContent = row ? `Job ${row.slurm_name || job_id}: ${row.name}` : `Job ${job_id}`;
   const plan = row ? row.plan : report?.plan;
   facts.replaceChildren(
-    row ? fact("User", row.user, row.account) : fact("State", explain.lifecycle ?? "has left the queue"),
+    row ? fact("User", row.user, row.account) : fact("State", explain.lifecycle ?? ending(explain.end)),
     row ? fact("State", row.state.toLowerCase(), row.action) : fact("Last seen", explain.story.length ? stamp(explain.story[explain.story.length - 1].at_s) : "–"),
     fact("GPUs", num(row?.gpus), row ? `asked ${num(row.asked_gpus)}` : ""),
     fact("Goodput", times(row?.relative_goodput ?? explain.decision?.relative_goodput), "of the size asked for"),
@@ -73,6 +73,12 @@ function drawFacts(facts, heading, explain, row, job_id) {
     fact("Step", num(report?.step), report?.step_s ? `${num(report.step_s)} s each` : ""),
     fact("Loss", fixed(report?.loss, 4)),
     fact("Restarts", num(row?.restarts ?? report?.restarts)));
+}
+
+// How a job that has left the queue ended, by Slurm.
+function ending(end) {
+  if (!end) return "has left the queue";
+  return `${end.state.toLowerCase()}, ${end.signal ? `signal ${end.signal}` : `exit code ${end.exit_code}`}`;
 }
 
 function notesOf(explain, row) {

@@ -11,12 +11,14 @@ const byId = (id) => document.getElementById(id);
 const main = byId("main");
 const state = byId("state");
 let view = null; // what is shown
+let refused = ""; // why a link has opened no session
 let leave = new AbortController(); // of that view
 let session = new AbortController(); // of the watch
 const context = { me: null, status: null, signal: leave.signal, trouble };
 
 function route() {
   const [, name = "", id = ""] = location.hash.split("/");
+  if (name === "login") return ["now", nowView]; // until the link has opened a session
   if (name === "jobs" && /^\d{1,10}$/.test(id)) return ["job", (c) => jobView(c, Number(id))];
   if (name === "day") return ["day", dayView];
   return name === "what-if" ? ["what-if", whatIfView] : ["now", nowView];
@@ -81,7 +83,11 @@ async function begin() {
   session.abort();
   session = new AbortController();
   const { signal } = session;
-  if (!token()) return askForToken("");
+  if (!token()) {
+    askForToken(refused);
+    refused = "";
+    return undefined;
+  }
   setText(state, "");
   for (let wait_ms = 1000; !context.me || context.me.token !== token(); wait_ms = Math.min(30000, 2 * wait_ms)) {
     try {
@@ -98,7 +104,13 @@ async function begin() {
   main.hidden = false;
   const out = h("button", { type: "button", class: "link", onclick: signOut }, "Sign out");
   byId("who").replaceChildren(context.me.user, out);
-  return watch("status", signal, (status) => { context.status = status; update(); }, trouble);
+  return watch("status", signal, (status) => {
+    context.status = status;
+    const since = status.stale_since_s;
+    state.className = since ? "" : "calm";
+    setText(state, since ? `Stale: the service can't read its database since ${stamp(since)}; all that is shown is of then.` : "");
+    update();
+  }, trouble);
 }
 
 function signOut() {
@@ -120,12 +132,34 @@ byId("find").addEventListener("submit", (event) => {
   const id = byId("find-job").value.trim();
   if (/^\d{1,10}$/.test(id)) location.hash = `#/jobs/${id}`;
 });
-window.addEventListener("hashchange", () => { if (location.hash !== "#main") show(true); });
+window.addEventListener("hashchange", async () => {
+  if (location.hash.startsWith("#/login/")) {
+    await openLink();
+    begin();
+  }
+  if (location.hash !== "#main") show(true);
+});
 let resizing = 0;
 window.addEventListener("resize", () => {
   clearTimeout(resizing);
   resizing = setTimeout(() => view?.resized?.(), 150);
 });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-show(false);
-begin();
+// A link of `synergyctl page`: its secret is exchanged for a session, and leaves the address at once.
+async function openLink() {
+  const [, name, link] = location.hash.split("/");
+  if (name !== "login" || !link) return;
+  history.replaceState(null, "", "#/");
+  setToken("");
+  try {
+    const answer = await ask("POST", "session", { body: { link } });
+    setToken(answer.body.token);
+  } catch (error) {
+    refused = error.message;
+  }
+}
+
+openLink().then(() => {
+  show(false);
+  begin();
+});

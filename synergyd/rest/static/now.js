@@ -7,6 +7,7 @@ import { Rows } from "./table.js";
 
 const BAR_PX = 190; // of a node at the least, and of a digit in it
 const DIGIT_PX = 7;
+const MANY_NODES = 64; // above, groups of them are closed at first
 
 const size = (job) => (job.wanted_gpus && job.wanted_gpus !== job.gpus ? `${job.gpus} → ${job.wanted_gpus}` : String(job.gpus));
 
@@ -37,6 +38,7 @@ const WAITING = [
 
 export function nowView(context) {
   const mine = (job) => job.user === context.me?.user;
+  const choice = chooser(mine, () => { if (shown) drawJobs(shown); });
   const facts = h("dl", { class: "facts" });
   const notes = h("div");
   const nodes = section("Nodes", null, h("div"));
@@ -44,19 +46,30 @@ export function nowView(context) {
   const waiting = new Rows({ caption: "Jobs that wait", columns: WAITING, key: (j) => j.job_id, empty: "Nothing waits.", mine, filter: "Filter those that wait" });
   const runs = section("Running", running.tools, running.element);
   const waits = section("Waiting", waiting.tools, waiting.element);
-  const element = h("div", null, h("h1", { tabindex: -1 }, "The cluster now"), facts, notes, nodes.element, runs.element, waits.element);
+  waits.element.classList.add("short");
+  const element = h("div", null, h("h1", { tabindex: -1 }, "The cluster now"), facts, notes, choice.element, waits.element, runs.element, nodes.element);
   let etag = "";
   let refused = "";
   let cluster = null;
+  let shown = null; // the status as it came
   const gain = gainReader(context);
 
-  async function load(status) {
-    const held = status.jobs.filter((job) => job.gpus > 0);
-    const rest = status.jobs.filter((job) => !job.gpus);
+  function drawJobs(status) {
+    const jobs = choice.of(status.jobs);
+    const held = jobs.filter((job) => job.gpus > 0);
+    const rest = jobs.filter((job) => !job.gpus);
     running.update(held);
     waiting.update(rest);
     setText(runs.count, ` ${num(held.length)}`);
     setText(waits.count, ` ${num(rest.length)}`);
+  }
+
+  async function load(status) {
+    shown = status;
+    const held = status.jobs.filter((job) => job.gpus > 0);
+    const rest = status.jobs.filter((job) => !job.gpus);
+    choice.update(status.jobs);
+    drawJobs(status);
     try {
       const answer = await ask("GET", "cluster", { known: etag, signal: context.signal });
       if (answer.status !== 304) {
@@ -83,8 +96,10 @@ export function nowView(context) {
       fact("Goodput", num(cluster?.goodput_gpus), cluster ? "GPUs, predicted" : ""),
       ...gain.facts(),
       fact("Last epoch", status.epoch_s ? stamp(status.epoch_s).slice(11) : "none yet"));
+    const plain = status.plain_jobs ? `${num(status.plain_jobs)} plain jobs with GPUs have no #SYNERGY line; they hold ${num(status.plain_held_gpus)} GPUs.` : "";
     const said = [
       status.dry_run ? "Dry run: this is what Synergy would do; it touches no job." : "",
+      plain,
       refused,
       ...status.bad_nodes.map((node) => `${node.name}: ${node.why}${node.drained ? " (drained)" : ""}`),
     ].filter(Boolean);
@@ -92,6 +107,39 @@ export function nowView(context) {
   }
 
   return { element, title: "The cluster now", update: load };
+}
+
+// Which jobs the two tables show: one's own, or those of an account or a partition.
+function chooser(mine, onChange) {
+  const own = h("input", { type: "checkbox", id: "only-mine", onchange: onChange });
+  const account = h("select", { id: "only-account", onchange: onChange });
+  const partition = h("select", { id: "only-partition", onchange: onChange });
+  const all = [["Account", account, (job) => [job.account]], ["Partition", partition, (job) => (job.partition ?? "").split(",")]];
+  const element = h("div", { class: "tools" }, h("label", { for: "only-mine" }, own, " only mine"),
+    all.map(([label, select]) => h("span", null, h("label", { for: select.id, class: "note" }, `${label} `), select)));
+  function update(jobs) {
+    for (const [label, select, of] of all) {
+      const names = [...new Set(jobs.flatMap(of).filter(Boolean))].sort();
+      const known = [...select.options].slice(1).map((option) => option.value);
+      select.parentElement.hidden = !names.length;
+      if (names.join("\n") === known.join("\n")) continue;
+      const chosen = select.value;
+      select.replaceChildren(h("option", { value: "" }, `all ${label.toLowerCase()}s`), ...names.map((name) => h("option", { value: name }, name)));
+      select.value = names.includes(chosen) ? chosen : "";
+    }
+  }
+  const of = (jobs) => jobs.filter((job) => (!own.checked || mine(job)) && all.every(([, select, names]) => !select.value || names(job).includes(select.value)));
+  return { element, update, of };
+}
+
+// What a group of nodes is: how many, what is free, and why some are not available.
+function groupWords(nodes, free) {
+  const away = nodes.filter((node) => !node.up);
+  const reasons = new Map();
+  for (const node of away) reasons.set(node.reason || "no reason given", (reasons.get(node.reason || "no reason given") ?? 0) + 1);
+  const why = [...reasons].map(([reason, count]) => `${count}: ${reason}`).join("; ");
+  const gpus = nodes.reduce((sum, node) => sum + node.gpus, 0);
+  return `${num(nodes.length)} nodes, ${num(free)} of ${num(gpus)} GPUs free${away.length ? `, ${away.length} not available (${why})` : ""}`;
 }
 
 function drawNodes(place, cluster, status, mine) {
@@ -121,11 +169,25 @@ function drawNodes(place, cluster, status, mine) {
     for (let i = taken; i < node.gpus; i += 1) held.push(block("free", 1, "", node.up ? "free" : `not available${node.reason ? `: ${node.reason}` : ""}`));
     return held;
   };
-  const grid = h("div", { class: "nodes", "aria-hidden": "true" }, sorted.map((node) =>
+  const free = (node) => (node.up ? Math.max(0, node.gpus - node.other_gpus - node.jobs.reduce((sum, one) => sum + one.gpus, 0)) : 0);
+  const map = (nodes) => h("div", { class: "nodes", "aria-hidden": "true" }, nodes.map((node) =>
     h("div", { class: node.up ? "node" : "node down" }, h("span", { class: "name", title: `${node.name} ${node.gpu_type} ${node.reason}` }, node.name), h("span", { class: "gpus" }, bar(node)))));
+  const groups = new Map();
+  for (const node of sorted) groups.set(node.group, [...(groups.get(node.group) ?? []), node]);
+  const wide = sorted.length > MANY_NODES; // then groups open one by one
+  const opened = new Set([...place.querySelectorAll("details.group[open]")].map((one) => one.dataset.group));
+  const grid = groups.size < 2 && !wide ? map(sorted) : h("div", null, [...groups].map(([name, nodes]) => {
+    const words = groupWords(nodes, nodes.reduce((sum, node) => sum + free(node), 0));
+    const box = h("details", { class: "group", "data-group": name, open: wide ? opened.has(name) : true },
+      h("summary", null, h("strong", null, name || "no partition"), ` ${words}`));
+    const draw = () => { if (box.open && box.children.length === 1) box.append(map(nodes)); };
+    box.addEventListener("toggle", draw);
+    draw();
+    return box;
+  }));
   const key = h("div", { class: "key", "aria-hidden": "true" },
     [["job", "Synergy's jobs"], ["job mine", "yours"], ["other", "other jobs"], ["free", "free"]].map(([kind, text]) => h("span", null, h("i", { class: kind }), text)));
-  const open = place.querySelector("details")?.open;
+  const open = place.querySelector(":scope > details")?.open;
   const table = behind(() => plainTable("Nodes and who holds their GPUs",
     [{ label: "Node" }, { label: "Type" }, { label: "GPUs", num: true }, { label: "Free", num: true }, { label: "State" }, { label: "Jobs (GPUs)" , wide: true }],
     sorted.map((node) => [node.name, node.gpu_type, num(node.gpus),

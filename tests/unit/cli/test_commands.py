@@ -173,6 +173,9 @@ def test_status_without_an_epoch(url: str) -> None:
         "format": 1,
         "epoch_s": None,
         "dry_run": False,
+        "stale_since_s": None,
+        "plain_jobs": None,
+        "plain_held_gpus": None,
         "jobs": [],
         "bad_nodes": [],
     }

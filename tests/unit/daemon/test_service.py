@@ -12,6 +12,9 @@ from synergy_core.errors import UnavailableError, UsageError
 
 from synergyd.daemon import service
 from synergyd.settings import Settings
+from synergyd.store.records import EpochRecord
+
+RECORD = EpochRecord(0.0, 0.1, True)
 
 
 class Once:
@@ -29,6 +32,7 @@ class Once:
         if self.problems:
             raise self.problems.pop(0)
         self.stop.set()
+        return RECORD
 
     def tick(self) -> None: ...
 
@@ -64,6 +68,7 @@ def test_failing_ticks_do_not_put_off_the_next_epoch(monkeypatch: pytest.MonkeyP
         def epoch(self) -> Any:
             self.tick()
             ended.append(now_s)
+            return RECORD
 
         def tick(self) -> None:
             if now_s < 13.0:
@@ -96,6 +101,7 @@ class Hurried(Once):
         self.began.append(self.now_s)
         if len(self.began) > 1 and self.problems:
             raise self.problems.pop(0)
+        return RECORD
 
     def tick(self) -> None:
         self.needs_early_epoch |= self.now_s >= 10.0 and len(self.began) == 1
@@ -161,6 +167,7 @@ def test_who_takes_over_decides_at_once() -> None:
             led.append(leads)
             if leads:
                 self.stop.set()
+            return RECORD
 
     daemon, leads = Standby(), False
 

@@ -28,9 +28,9 @@ from synergyd.rest.page import read_files
 from synergyd.rest.slurm_rights import parse_rights
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
+from synergyd.store.months import present_month
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
-from synergyd.views.months import present_month
 from synergyd.views.what_if import KEYS
 from tests.unit.rest.test_service import OPEN, PRIVATE, Service
 from tests.unit.store.store_world import decision

@@ -25,6 +25,7 @@ from synergy_core.records import Cell, Plan, Profile, Shape
 from synergy_core.steering import Steering
 from synergy_core.usage import Totals, Usage
 from synergy_core.wire.codec import decode, encode
+from synergy_core.would_have import WouldHave
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.state.node_health import NodeRecord
@@ -160,6 +161,37 @@ def test_what_befell_a_node_is_for_those_who_see_all_jobs_and_nodes(tmp_path: Pa
         names = {user: [n["name"] for n in one["bad_nodes"]] for user, one in told.items()}
         assert names == {"ann": [], "op": ["n1"]}
         assert jobs(told["ann"]) == ([1] if hidden == "jobs" else [1, 2]) and jobs(told["op"]) == [1, 2]
+
+
+def test_data_are_called_stale_while_the_database_is_gone(shared: Service, tmp_path: Path) -> None:
+    _, headers, first = shared.ask("ann", "/v1/status")
+    assert first["stale_since_s"] is None
+    before_s, file = time.time(), tmp_path / "s.db"
+    file.rename(tmp_path / "away.db")
+    _, headers, stale = shared.ask("ann", "/v1/status?wait=20", If_None_Match=headers["etag"])
+    assert jobs(stale) == [1, 2] and before_s - 5 < stale["stale_since_s"] <= time.time()
+    for target in ("/v1/jobs/1/explain", "/v1/jobs/1/usage", "/v1/usage"):
+        code, _, refused = shared.ask("ann", target)
+        assert code == 503 and refused["detail"] == str(UnavailableError(*app.DATABASE_AWAY))
+    (tmp_path / "away.db").rename(file)
+    _, _, back = shared.ask("ann", "/v1/status?wait=20", If_None_Match=headers["etag"])
+    assert back["stale_since_s"] is None and back["jobs"] == first["jobs"]
+
+
+def test_a_dry_runs_account_is_for_those_who_may_know_of_the_jobs(private: Service) -> None:
+    row = WouldHave(
+        job_id=1, submit_s=0.0, name="a", user="ann", account="chem", asked_gpus=2, has_line=False, from_s=0.0, to_s=time.time(),
+        ran_s=3600.0, useful_s=5400.0, sigma_s=360.0,
+    )  # fmt: skip
+    private.store.put_would_have([row, replace(row, job_id=2, user="bob")])
+    seen = {user: private.ask(user, "/v1/would-have")[2] for user in ("ann", "eve", "op")}
+    assert {user: [job["job_id"] for job in one["jobs"]] for user, one in seen.items()} == {
+        "ann": [1],
+        "eve": [],
+        "op": [1, 2],
+    }
+    assert seen["op"]["total"]["gain"] == 0.5 and seen["eve"]["total"]["gain"] is None
+    assert private.ask("ann", "/v1/would-have?from=5&to=4")[0] == 400
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
@@ -336,6 +368,9 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
                 "format": 1,
                 "epoch_s": None,
                 "dry_run": False,
+                "stale_since_s": None,
+                "plain_jobs": None,
+                "plain_held_gpus": None,
                 "jobs": [],
                 "bad_nodes": [],
             }

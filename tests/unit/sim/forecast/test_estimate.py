@@ -19,7 +19,8 @@ from synergy_sim.forecast.estimate import (
     tasks_of,
 )
 from synergy_sim.forecast.history import History, PastJob
-from synergy_sim.forecast.speed_up import MEASURED, PRIORS
+
+from synergyd.jobmodel.speed_up import MEASURED, PRIORS
 
 
 def past(start_s: float, gpus: int = 4, ready_s: float | None = None, seconds: float = 3600.0) -> PastJob:

@@ -6,8 +6,9 @@ import math
 
 import pytest
 from synergy_sim.forecast.queue_model import QueueJob, QueueModel, QueueResult
-from synergy_sim.forecast.speed_up import SpeedUp
 from synergy_sim.records import Costs
+
+from synergyd.jobmodel.speed_up import SpeedUp
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0)
 LINEAR = SpeedUp(overhead=0.0)

@@ -105,16 +105,17 @@ def test_check_shows_values_origins_and_lint(folder: Path) -> None:
     lines = out.splitlines()
     epoch = next(line for line in lines if "Epoch" in line)
     assert "300s" in epoch and "slurm.conf:10" in epoch
-    assert "default" in next(line for line in lines if "Fairness" in line)
+    assert "Fairness" not in out  # as it is by default
     assert "[red]y" in out and "geheim" not in out
     assert any(line.startswith("warning: ") and "KillWait" in line for line in lines)
-    assert lines[-1] == "0 errors, 2 warnings"
+    assert lines[0] == "All is well: 2 warnings" and " at their defaults, which " in lines[-1]
 
 
 def test_check_fails_on_errors(folder: Path) -> None:
     load(folder, GOOD + "#SYNERGY Epoch=never\n")
     code, out = run("--conf", str(folder / "slurm.conf"))
     assert code == 2 and "Epoch=never is not right" in out
+    assert out.startswith("The settings are wrong: 1 error")
 
 
 def test_check_as_json(folder: Path) -> None:

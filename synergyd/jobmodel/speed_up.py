@@ -12,12 +12,18 @@ on one process); the rest is divided among the GPUs. With A GPUs asked for, a st
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
+from typing import Protocol
 
 #: An exchange over the network against one inside a node: not measured by the sources of the prior, so assumed.
 NETWORK = 2.0
 MOST_BATCH = 4.0  # times the batch asked for: the range of Pollux's applications is 4 to 32 times
+
+
+class Draw(Protocol):
+    """A source of chance, such as random.Random."""
+
+    def gauss(self, mu: float, sigma: float) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +63,11 @@ class SpeedUpPrior:
     least: float = 0.0
     most: float = math.inf
 
-    def of_cluster(self, draw: random.Random) -> float:
+    def of_cluster(self, draw: Draw) -> float:
         """Draw the mean of one cluster's jobs."""
         return draw.gauss(self.centre, self.doubt)
 
-    def of_job(self, mean: float, draw: random.Random) -> SpeedUp:
+    def of_job(self, mean: float, draw: Draw) -> SpeedUp:
         """Draw the curve of one job on a cluster with that mean."""
         overhead = 1.0 / (1.0 + math.exp(-draw.gauss(mean, self.spread)))
         noise = None if self.noise_scale is None else self.noise_scale * math.exp(draw.gauss(0.0, 1.0))
