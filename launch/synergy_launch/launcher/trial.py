@@ -112,13 +112,14 @@ class Leg:
         self.end()
 
     def end(self, limit_s: float = 60.0) -> None:
-        """End the run as Slurm does: SIGTERM to all processes of the step, SIGKILL to those that stay."""
+        """End the run as Slurm does: SIGTERM to all processes of the step, SIGKILL to those that stay after `limit_s`; 0: at once."""
         process = self._process
         if process is None or process.poll() is not None:
             return
         pids = [process.pid, *_descendants(process.pid)]
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGTERM)
+        if limit_s:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -166,9 +167,8 @@ class Leg:
     def last_line(self) -> str:
         """Return the last line that the run has printed and that says something."""
         lines = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
-        errors = [
-            line for line in lines if re.match(r"(?:\[rank\d+\]: ?)?(?:[\w.]*(?:Error|Exception)\b|synergy)", line)
-        ]
+        errors = [line for line in lines if re.match(r"(?:\[rank\d+\]: ?)?[\w.]*(?:Error|Exception)\b", line)]
+        errors = errors or [line for line in lines if line.startswith("synergy")]
         return one_line((errors or lines or ["(nothing printed)"])[-1], 300)
 
 

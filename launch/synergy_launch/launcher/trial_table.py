@@ -31,7 +31,8 @@ class Comparison:
     batch: int  # examples a step, of the run left alone
     resized_batch: int  # the same after the resize
     examples: int
-    repeated: int
+    repeated: int  # seen more often than by the run left alone
+    other: int  # not seen by it at all
     skipped: int
     has_random_inputs: bool  # the examples differ without a resize, too
     rate_difference: float  # relative, the largest
@@ -47,7 +48,7 @@ class Comparison:
     @property
     def is_same_data(self) -> bool:
         """Return whether the runs saw the same examples; True where inputs are random, which then can't be known."""
-        return self.has_random_inputs or not (self.repeated or self.skipped)
+        return self.has_random_inputs or not (self.repeated or self.other or self.skipped)
 
     @property
     def is_same_rate(self) -> bool:
@@ -94,6 +95,7 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
         raise ValueError(f"no step after {saved} was made by both runs")
     seen = Counter(row for record in alone if record.step <= last for row in record.rows)
     found = Counter(row for record in resized if record.step <= last for row in record.rows)
+    extra = found - seen
     before = [Counter(row for record in run if record.step <= saved for row in record.rows) for run in (alone, resized)]
     losses = [(a.loss, b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
     spread = statistics.stdev([a for a, _ in losses]) if len(losses) > 1 else 0.0
@@ -103,7 +105,8 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
         batch=len(pairs[-1][0].rows),
         resized_batch=len(pairs[-1][1].rows),
         examples=seen.total(),
-        repeated=(found - seen).total(),
+        repeated=sum(count for row, count in extra.items() if row in seen),
+        other=sum(count for row, count in extra.items() if row not in seen),
         skipped=(seen - found).total(),
         has_random_inputs=before[0] != before[1],
         rate_difference=max(abs(a.rate - b.rate) / max(abs(a.rate), 1e-30) for a, b in pairs),
@@ -114,6 +117,15 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
     )
 
 
+def format_examples(found: Comparison) -> str:
+    """Return how the examples of the resized run differ."""
+    if found.has_random_inputs:
+        return "random inputs: not known"
+    named = ((found.repeated, "seen again"), (found.other, "others"), (found.skipped, "not seen"))
+    parts = [f"{count} {what}" for count, what in named if count]
+    return f"{', '.join(parts)}, of {found.examples}" if parts else f"{found.examples} seen once"
+
+
 def format_table(found: Comparison, sizes: tuple[int, int]) -> list[str]:
     """Return the lines of the table that a user reads."""
     first, second = sizes
@@ -121,11 +133,7 @@ def format_table(found: Comparison, sizes: tuple[int, int]) -> list[str]:
     def verdict(is_same: bool) -> str:
         return "the same" if is_same else "DIFFERS"
 
-    data = f"{found.examples} seen once" if not (found.repeated or found.skipped) else (
-        f"{found.repeated} seen again, {found.skipped} not seen, of {found.examples}"
-    )  # fmt: skip
-    if found.has_random_inputs:
-        data = "random inputs: not known"
+    data = format_examples(found)
     loss = "unknown: no backward() of a loss was seen"
     if found.loss is not None and found.resized_loss is not None and found.loss_difference is not None:
         loss = f"{found.loss:.6g} | {found.resized_loss:.6g} | at most {found.loss_difference:.2g} in a step: "
