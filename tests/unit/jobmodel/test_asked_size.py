@@ -22,6 +22,7 @@ from synergy_core.records import (
 from synergyd.jobmodel.asked_size import at_least_linear
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.model.hardware import GpuFigures, figures
+from synergyd.jobmodel.shapes import job_shapes
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import job as made
 from tests.unit.scheduler.epochs import decide
@@ -106,3 +107,13 @@ def test_a_smaller_size_is_no_better_than_the_only_measured_one() -> None:
     cells = plans.cells(Cluster((Node("n", "h100", 8),)))
     goodput = {cell.shape.gpus: cell.goodput for cell in cells}
     assert goodput[1] == pytest.approx(goodput[4]) and goodput[2] <= goodput[4]
+
+
+def test_a_job_has_one_mig_slice_or_as_many_as_it_asked_for() -> None:
+    cluster = Cluster((Node("n", "a100_3g.20gb", 2), Node("m", "a100_3g.20gb", 2), Node("w", "a100", 4)))
+
+    def layouts(asked: Shape) -> dict[str, list[int]]:
+        return {kind: [s.gpus for s in some] for kind, some in job_shapes(waiting(asked), cluster).items()}
+
+    assert layouts(Shape("a100", 1, 4)) == {"a100": [1, 2, 4], "a100_3g.20gb": [1]}
+    assert layouts(Shape("a100_3g.20gb", 1, 2))["a100_3g.20gb"] == [1, 2]
