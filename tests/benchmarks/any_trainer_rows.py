@@ -62,7 +62,7 @@ def llama2c_data(here: Path) -> None:
 
 def text_file(here: Path) -> None:
     draw = random.Random(0)
-    (here / "input.txt").write_text("".join(draw.choice("abcdefgh \n") for _ in range(4000)))
+    (here / "input.txt").write_text("".join(draw.choice("abcdefghOGod,! \n") for _ in range(4000)))
 
 
 def images(here: Path, count: int = 16) -> None:
@@ -193,6 +193,18 @@ def wiki(here: Path) -> None:
     (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(16_000)))
 
 
+def mnist(here: Path) -> None:
+    """Make Lightning's own files of MNIST, of random images."""
+    import torch
+
+    folder = here / "Datasets" / "MNIST" / "complete"
+    folder.mkdir(parents=True)
+    made = torch.Generator().manual_seed(0)
+    for name, count in (("training.pt", 60_000), ("test.pt", 256)):
+        pixels = torch.randint(0, 255, (count, 28, 28), dtype=torch.uint8, generator=made)
+        torch.save((pixels, torch.arange(count) % 10), folder / name)
+
+
 TRAINER = words_of(
     "--output_dir {here}/out --per_device_train_batch_size 4 --max_steps 4000 --learning_rate 1e-3 --lr_scheduler_type cosine "
     "--warmup_steps 4 --logging_steps 1 --save_steps 10000 --report_to none --disable_tqdm true --use_cpu true --bf16 false "
@@ -208,6 +220,13 @@ NANOGPT = words_of(
     "--dataset=random --out_dir={here}/out-gpt --backend=gloo --device=cpu --compile=False --dtype=float32 "
     "--gradient_accumulation_steps=4 --batch_size=4 --block_size=16 --n_layer=1 --n_head=2 --n_embd=16 --eval_interval=5 --eval_iters=1 "
     "--max_iters=4000 --lr_decay_iters=4000 --warmup_iters=2 --learning_rate=1e-2 --always_save_checkpoint=True"
+)
+MEGATRON = words_of(
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 "
+    "--global-batch-size 8 --lr 2e-4 --min-lr 2e-5 --lr-warmup-iters 2 --attention-dropout 0 --hidden-dropout 0 --train-iters 50000 "
+    "--log-interval 1 --eval-iters 0 --eval-interval 100000 --save-interval 100000 --mock-data --tokenizer-type NullTokenizer "
+    "--vocab-size 200 --distributed-backend gloo --use-cpu-initialization --transformer-impl local --no-gradient-accumulation-fusion "
+    "--no-masked-softmax-fusion --no-persist-layer-norm --save {here}/out --load {here}/out"
 )
 SEED = "torch.manual_seed(1337 + seed_offset"
 OWN_SEED = f"{SEED} + ddp_world_size * synergy_launch.auto.steps_done()"
@@ -237,7 +256,7 @@ ROWS = (
     ),
     Row(
         name="minGPT-ddp main.py", repository="examples", folder="distributed/minGPT-ddp/mingpt", script=("main.py",), prepare=text_file,
-        checkpoint="{here}", loop="gpu:trainer_config.batch_size", environment={"CPU_AS_GPU": "devices"},
+        checkpoint="{here}", loop="gpu:trainer_config.batch_size", environment={"CPU_AS_GPU": "cpu"},
         arguments=words_of(
             "data_config.path={here}/input.txt data_config.block_size=8 data_config.truncate=0.05 gpt_config.n_layer=1 gpt_config.n_head=2 "
             "gpt_config.n_embd=16 trainer_config.max_epochs=400 trainer_config.batch_size=16 trainer_config.data_loader_workers=0 "
@@ -246,11 +265,11 @@ ROWS = (
     ),
     Row(
         name="FSDP2 example.py", repository="examples", folder="distributed/FSDP2", script=("example.py",), checkpoint="{here}/checkpoints",
-        loop="global:64", environment={"CPU_AS_GPU": "devices"},
+        loop="global:64", environment={"CPU_AS_GPU": "cpu"},
     ),
     Row(
         name="fsdp_tp_example.py", repository="examples", folder="distributed/tensor_parallelism", script=("fsdp_tp_example.py",),
-        environment={"CPU_AS_GPU": "devices"},
+        environment={"CPU_AS_GPU": "cpu"},
     ),
     Row(
         name="imagenet main.py", repository="examples", folder="imagenet", script=("main.py",), prepare=images, checkpoint="{here}",
@@ -261,7 +280,7 @@ ROWS = (
     ),
     Row(
         name="dino main_dino.py", repository="dino", script=("main_dino.py",), prepare=images, checkpoint="{here}/out",
-        loop="gpu:--batch_size_per_gpu", environment={"CPU_AS_GPU": "devices"},
+        loop="gpu:--batch_size_per_gpu", environment={"CPU_AS_GPU": "cuda"},
         arguments=words_of(
             "--arch vit_tiny --patch_size 32 --out_dim 64 --local_crops_number 0 --data_path {here}/images/train --output_dir {here}/out "
             "--batch_size_per_gpu 2 --num_workers 0 --epochs 400 --use_fp16 false --warmup_epochs 1"
@@ -289,5 +308,28 @@ ROWS = (
     Row(
         name="Lightning transformer.py", repository="pytorch-lightning", folder="examples/pytorch/basics", script=("transformer.py",),
         prepare=wiki, stand_in="", checkpoint="{here}/out",
+    ),
+    Row(
+        name="Megatron-LM pretrain_gpt.py", repository="Megatron-LM", script=("pretrain_gpt.py",), stand_in="megatron_lm_cpu", paths=(".",),
+        arguments=MEGATRON, checkpoint="{here}/out", ignored=("tests", "docs", "images", "examples", "gpt_builders.pyc"),
+    ),
+    Row(
+        name="minGPT chargpt.py", repository="minGPT", script=("projects/chargpt/chargpt.py",), prepare=text_file, paths=(".",),
+        stand_in="", checkpoint="{here}/out", arguments=words_of(
+            "--system.work_dir={here}/out --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
+            "--trainer.device=cpu"
+        ),
+    ),
+    Row(
+        name="build-nanogpt train_gpt2.py", repository="build-nanogpt", script=("train_gpt2.py",), stand_in="cpu_as_gpu",
+    ),
+    Row(
+        name="Lightning autoencoder.py", repository="pytorch-lightning", folder="examples", script=("pytorch/basics/autoencoder.py",),
+        prepare=mnist, stand_in="", checkpoint="{here}/out", environment={"PL_USE_MOCKED_MNIST": "1"},
+        arguments=words_of("--trainer.max_epochs=1000 --data.batch_size=8 --trainer.enable_progress_bar=false"),
+    ),
+    Row(
+        name="sequence_parallel_example.py", repository="examples", folder="distributed/tensor_parallelism",
+        script=("sequence_parallel_example.py",), environment={"CPU_AS_GPU": "cpu"},
     ),
 )  # fmt: skip

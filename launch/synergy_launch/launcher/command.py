@@ -210,7 +210,9 @@ def _run(
         fsdp2_checkpoint.check(options.script[1:], Path(checkpoint) if checkpoint else None, allocation.world)
     limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
     is_hooked = plan_file is not None and script_kind.is_hooked(options.script, options.style, plan_file.loop)
-    plain = "" if is_hooked else no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
+    kind = script_kind.kind_of(options.script[0], options.script[1:], options.style)
+    plan = plan_file.plan if plan_file else None
+    plain = "" if is_hooked else no_adapter.check(options.script[0], plan, limits, kind)
     node = node_command(
         options.script,
         allocation,

@@ -1,7 +1,7 @@
 """Training scripts that name CUDA, unchanged on a machine without a GPU: put this folder on PYTHONPATH.
 
-In training processes (RANK is set) device "cuda" means the CPU and NCCL means gloo. No arithmetic changes. CPU_AS_GPU=devices: the CPU is
-eight GPUs also to scripts that count them.
+In training processes (RANK is set) device "cuda" means the CPU and NCCL means gloo. No arithmetic changes. CPU_AS_GPU=cuda: the CPU is
+eight GPUs also to scripts that count them; =cpu: eight devices of torch.accelerator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 def _is_cuda(device: Any) -> bool:
     if isinstance(device, int) and not isinstance(device, bool):
         return True
-    return str(device).startswith("cuda") if isinstance(device, str) or type(device).__name__ == "device" else False
+    named = isinstance(device, str) or type(device).__name__ == "device"
+    return named and str(device).startswith(("cuda", "cpu:"))
 
 
 def _pretend() -> None:
@@ -63,12 +64,15 @@ def _pretend() -> None:
     for name in ("max_memory_allocated", "memory_allocated", "max_memory_reserved", "memory_reserved"):
         setattr(cuda, name, lambda *args, **kwargs: 0)
     cuda.current_device = lambda: 0
-    if os.environ.get("CPU_AS_GPU") == "devices":
+    if kind := os.environ.get("CPU_AS_GPU"):
         accelerator: Any = torch.accelerator
-        cuda.is_available, cuda.device_count = (lambda: True), (lambda: 8)
+        if kind == "cuda":
+            cuda.is_available, cuda.device_count = (lambda: True), (lambda: 8)
         accelerator.is_available, accelerator.device_count = (lambda: True), (lambda: 8)
-        accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+        accelerator.current_accelerator = lambda *_, **__: torch.device(kind)
         accelerator.set_device_index = lambda *_: None
+        accelerator.current_device_index = lambda: 0
+        accelerator.current_stream = lambda *_: None
         accelerator.device_index = lambda *_: contextlib.nullcontext()
     _without_nccl()
 
@@ -102,6 +106,9 @@ def _without_nccl() -> None:
     for place in places:
         place.init_device_mesh = lambda device, *args, **kwargs: mesh("cpu", *args, **kwargs)
     torch.backends.cudnn.enabled = False
+    loader: Any = torch.utils.data.DataLoader
+    make = loader.__init__
+    loader.__init__ = lambda self, *args, **kwargs: make(self, *args, **{**kwargs, "pin_memory": False})
 
 
 if "RANK" in os.environ and not any("multiprocessing" in word for word in sys.orig_argv):
