@@ -201,7 +201,8 @@ def _environment(row: Row, place: Path) -> dict[str, str]:
     paths += [str(place / name) for name in row.paths] + [str(root / "launch"), str(root)]
     return {
         "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
-        "WANDB_MODE": "disabled", "HF_DATASETS_CACHE": str(place / "cache"), **row.environment,
+        "WANDB_MODE": "disabled", "HF_DATASETS_CACHE": str(place / "cache"),
+        **{name: value.format(here=place) for name, value in row.environment.items()},
     }  # fmt: skip
 
 

@@ -79,6 +79,14 @@ def images(here: Path, count: int = 16) -> None:
                 Image.fromarray(pixels).save(folder / f"{n}.png")
 
 
+def images_for_dino(here: Path) -> None:
+    """Make images, and an empty repository in torch.hub's cache, whose models the script lists at its start."""
+    images(here)
+    folder = here / "torch" / "hub" / "facebookresearch_xcit_main"
+    folder.mkdir(parents=True)
+    (folder / "hubconf.py").write_text("dependencies = []\n")
+
+
 def _small_llama(here: Path, tokenizer_class: str = "PreTrainedTokenizerFast") -> None:
     """Save a random Llama of two layers and a tokenizer of bytes in here/model."""
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **{word: 3 + n for n, word in enumerate(_words())}}
@@ -275,12 +283,13 @@ ROWS = (
         name="imagenet main.py", repository="examples", folder="imagenet", script=("main.py",), prepare=images, checkpoint="{here}",
         loop="gpu:--batch-size,resume:--resume=checkpoint.pth.tar",
         arguments=words_of(
-            "{here}/images --arch squeezenet1_1 --epochs 400 --batch-size 2 --workers 0 --dist-url env:// --dist-backend gloo --lr 0.001"
+            "{here}/images --arch squeezenet1_1 --epochs 400 --batch-size 2 --workers 0 --dist-url env:// --dist-backend gloo --lr 0.001 "
+            "--seed 1"
         ),
     ),
     Row(
-        name="dino main_dino.py", repository="dino", script=("main_dino.py",), prepare=images, checkpoint="{here}/out",
-        loop="gpu:--batch_size_per_gpu", environment={"CPU_AS_GPU": "cuda"},
+        name="dino main_dino.py", repository="dino", script=("main_dino.py",), prepare=images_for_dino, checkpoint="{here}/out",
+        loop="gpu:--batch_size_per_gpu", environment={"CPU_AS_GPU": "cuda", "TORCH_HOME": "{here}/torch"},
         arguments=words_of(
             "--arch vit_tiny --patch_size 32 --out_dim 64 --local_crops_number 0 --data_path {here}/images/train --output_dir {here}/out "
             "--batch_size_per_gpu 2 --num_workers 0 --epochs 400 --use_fp16 false --warmup_epochs 1"
@@ -291,7 +300,7 @@ ROWS = (
         ignored=("tests", "docs", "hfdocs", "results"), loop="gpu:--batch-size,resume:--resume={here}/out/run/last.pth.tar",
         arguments=words_of(
             "--data-dir {here}/images --train-split train --val-split val --model resnet10t --num-classes 2 --img-size 32 --batch-size 2 "
-            "--epochs 400 --workers 0 --output {here}/out --experiment run --lr 0.01 --no-prefetcher"
+            "--epochs 400 --workers 0 --output {here}/out --experiment run --lr 0.01 --no-prefetcher --device cpu"
         ),
     ),
     Row(name="stanford_alpaca train.py", repository="stanford_alpaca", script=("train.py",), prepare=alpaca_data, stand_in="", needs=(HF4,),
