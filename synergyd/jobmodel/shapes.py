@@ -7,7 +7,7 @@ from collections import Counter
 from synergy_core.constraint import has_features
 from synergy_core.records import Cluster, Directive, Job, Shape
 
-from synergyd.jobmodel.model.hardware import canonical
+from synergyd.jobmodel.model.hardware import canonical, is_slice
 
 _ALL_NODES = 16
 UNBOUNDED = 1_000_000_000  # GPUs
@@ -73,7 +73,8 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     """Return GPU type -> shapes within the job's bounds.
 
     These are one node with 1, 2, 4, ... or all of its GPUs; two or more whole nodes (Sia's configurations, SOSP 2023; see
-    node_counts); and the shape it asked for or holds, where those nodes exist. Sorted, without repeats.
+    node_counts); and the shape it asked for or holds, where those nodes exist. Of MIG slices one: a process can use no more, and NCCL
+    connects no two. Sorted, without repeats.
     """
     low, high = bounds(job)
     by_type: dict[str, dict[int, int]] = {}
@@ -83,8 +84,8 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
     result: dict[str, tuple[Shape, ...]] = {}
     for gpu_type in sorted(by_type):
         sizes = by_type[gpu_type]
-        layouts: set[tuple[int, int]] = set()
-        for size in sizes:
+        layouts: set[tuple[int, int]] = {(1, 1)} if is_slice(gpu_type) else set()
+        for size in () if is_slice(gpu_type) else sizes:
             layouts |= {(1, 2**i) for i in range(size.bit_length())} | {(1, size)}
             count = sum(number for s, number in sizes.items() if s >= size)
             most = min(count, high // size)

@@ -15,7 +15,6 @@ import pytest
 from tests.integration.daemon_site import status, until_beat
 from tests.integration.hooked_run import JOB, launched, run_to_end
 from tests.integration.test_training_pytorch import wait_for
-from tests.throwaway.light_job import MODEL
 from tests.throwaway.slurm_output import row_of
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -80,16 +79,13 @@ def test_a_batch_that_can_not_be_kept_ends_with_one_line(tmp_path: Path) -> None
 
 @pytest.mark.slurm
 def test_the_daemon_resizes_it(tmp_path: Path) -> None:
-    """On a real cluster: it asked for 1 GPU, has shown a checkpoint of its own, and grows to 4 with the same global batch."""
+    """On a real cluster: it asked for 1 GPU, names no model, and grows to 4 at its own checkpoint with the same global batch."""
     with make_cluster(epoch_s=1) as site, synergyd(site):
         until_beat(site)
-        output, model = site.folder / "run", site.folder / "config.json"
-        model.write_text(
-            json.dumps(MODEL)
-        )  # of an unknown model the daemon doesn't know what the exchange of gradients takes
+        output = site.folder / "run"
         batch = (
             "#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:1 --open-mode=append\n"
-            f"#SYNERGY model={model} max_gpus=4 checkpoint={output} loop=gpu:--batch_size,resume:--resume\n"
+            f"#SYNERGY max_gpus=4 checkpoint={output} loop=gpu:--batch_size,resume:--resume\n"
             f"export DELAY=0.05\nsrun synergy-launch python {SCRIPT} --out {output} --batch_size 8 --steps 100000\n"
         )
         job = site.sbatch(batch, "--job-name=own-loop", f"--output={site.folder}/loop.out")

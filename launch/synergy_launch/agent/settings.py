@@ -21,6 +21,7 @@ OWN_BATCH = "SYNERGY_OWN_BATCH"
 COMM = "SYNERGY_COMM"
 ASKED_GPUS = "SYNERGY_ASKED_GPUS"  # those of the sbatch line
 LOOP = "SYNERGY_LOOP"  # the directive's loop=
+TRY = "SYNERGY_TRY"  # the folder for the records of `synergy-launch --try`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from synergy_launch.agent.settings import LOOP
+from synergy_launch.agent.settings import LOOP, TRY
 from synergy_launch.agent.user_errors import exit_on_error
+from synergy_launch.auto import probe
 from synergy_launch.auto.lightning_hook import hook_lightning
 from synergy_launch.links.gated_script import ImportWatch, say
 
@@ -27,6 +28,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    if os.environ.get(TRY):
+        probe.install(Path(os.environ[TRY]), int(os.environ.get("RANK", "0") or 0))
     if os.environ.get(LOOP):
         from synergy_launch.auto import own_loop
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ def hook_trainer(module: ModuleType) -> None:
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original_init).bind(self, *args, **kwargs).arguments
+        given = arguments_of(original_init, self, *args, **kwargs)
         training, job = given.get("args"), os.environ.get("SLURM_JOB_ID", "")
         own = any(isinstance(callback, SynergyCallback) for callback in given.get("callbacks") or ())
         why = ""
@@ -53,6 +54,16 @@ def hook_trainer(module: ModuleType) -> None:
         return original_train(self, resume_from_checkpoint, *args, **kwargs)
 
     made.__init__, made.train = init, train
+
+
+def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name, without those that the function does not show.
+
+    transformers 4 takes `tokenizer=` by a decorator whose signature lacks it.
+    """
+    signature = inspect.signature(function)
+    shown = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    return dict(signature.bind_partial(*args, **shown).arguments)
 
 
 def size_obstacle(args: Any) -> str:

@@ -26,10 +26,10 @@ from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import status_to_report
 
 from synergy_launch.agent import run_folder
-from synergy_launch.agent.settings import read_number
+from synergy_launch.agent.settings import TRY, read_number
 from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import job_secret, more_nodes, no_adapter, old_names, other_launchers, script_kind
+from synergy_launch.launcher import job_secret, more_nodes, no_adapter, old_names, other_launchers, script_kind, trial
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
@@ -228,7 +228,9 @@ def _run(
         fsdp2_checkpoint.check(options.script[1:], Path(checkpoint) if checkpoint else None, allocation.world)
     limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
     is_hooked = plan_file is not None and script_kind.is_hooked(options.script, options.style, plan_file.loop)
-    plain = "" if is_hooked else no_adapter.check(options.script[0], plan_file.plan if plan_file else None, limits)
+    kind = script_kind.kind_of(options.script[0], options.script[1:], options.style)
+    plan = plan_file.plan if plan_file else None
+    plain = "" if is_hooked else no_adapter.check(options.script[0], plan, limits, kind)
     node = node_command(
         options.script,
         allocation,
@@ -245,7 +247,7 @@ def _run(
         version=megatron_arguments.find_version(Path(options.script[0])),
         run=restarts.told.number if restarts else 0,
         local_rank=options.local_rank,
-        is_hooked=is_hooked,
+        is_hooked=is_hooked or bool(os.environ.get(TRY)),
     )
     if options.dry_run:
         for key, value in sorted(node.environment.items()):
@@ -333,6 +335,8 @@ def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
 @click.option("--global-batch", "batch_limits", default="", metavar="LO:HI",
               help="Without a daemon: the script may choose its global batch in this range as its gradient noise grows.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be run on this node, and stop.")
+@click.option("--try", "is_trial", is_flag=True,
+              help="Compare a few steps at two sizes here with a run left alone, and stop. Exit code 1: they differ.")  # fmt: skip
 @click.version_option(__version__, prog_name="synergy-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -343,6 +347,7 @@ def command(
     module: bool,
     batch_limits: str,
     dry_run: bool,
+    is_trial: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -362,6 +367,8 @@ def command(
     """
     if batch_limits:
         parse_batch_range(batch_limits, "--global-batch")
+    if is_trial:
+        sys.exit(trial.run_trial(script, arguments, module, checkpoint, style))
     meant = other_launchers.translate(script, arguments, module)
     script, arguments, module = meant.script, meant.arguments, meant.module
     os.environ.update(meant.environment)

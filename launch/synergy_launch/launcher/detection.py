@@ -11,11 +11,16 @@ from synergy_launch.launcher.script_kind import ScriptKind
 from synergy_launch.megatron_lm import options
 
 # the adapter to use in a script whose loop can't be hooked from outside
+_LOOP = "loop= where it saves and loads its own checkpoint, "
 _TO_DO = {
     script_kind.DEEPSPEED: "DeepSpeedTask of synergy_launch.deepspeed",
-    script_kind.ACCELERATE: "AcceleratedTask of synergy_launch.huggingface, or loop= where it saves and loads its own checkpoint",
-    script_kind.TORCH: "loop= where it saves and loads its own checkpoint, or SynergyTask of synergy_launch",
+    script_kind.ACCELERATE: f"{_LOOP}or AcceleratedTask of synergy_launch.huggingface",
+    script_kind.TORCH: f"{_LOOP}or SynergyTask of synergy_launch",
     script_kind.TORCHTITAN: "SynergyTask of synergy_launch, which takes the same models",
+}
+_WHY = {
+    script_kind.TORCHTITAN: "its data loader's place depends on dp",
+    script_kind.DEEPSPEED: "a checkpoint of deepspeed.initialize loads on as many GPUs alone",
 }
 _TRAINER_BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _TRAINER_DEFAULTS = (8, 1)  # transformers 5's TrainingArguments
@@ -123,7 +128,18 @@ def _changes(kind: ScriptKind, folder: str, loop: str) -> tuple[str, str]:
         return "dp and the batch, with no line changed", ""
     if loop:
         return "dp, at the script's own checkpoints; the batch stays", ""
-    why = "its data loader's place depends on dp" if kind.trainer == script_kind.TORCHTITAN else "no agent is in it"
     if not kind.where:
         return "nothing is known", ""
-    return f"nothing: {why}, so the job keeps its size", _TO_DO.get(kind.trainer, "")
+    why = kind.obstacle or _WHY.get(kind.trainer, "no agent is in it")
+    return f"nothing: {why}, so the job keeps its size", _to_do(kind)
+
+
+def _to_do(kind: ScriptKind) -> str:
+    """Return what lets a script change size: an adapter, or the `loop=` that its arguments suggest."""
+    text = _TO_DO.get(kind.trainer, "")
+    if kind.obstacle or "loop=" not in text:
+        return text if not kind.obstacle else text.replace(_LOOP, "").removeprefix("or ")
+    if not kind.batch_option:
+        return text
+    resume = f",resume:{kind.resume_option}" if kind.resume_option else ""
+    return text.replace(_LOOP, f"loop=gpu:{kind.batch_option}{resume} if that is the batch of one GPU, ")

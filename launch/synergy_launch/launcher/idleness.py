@@ -1,9 +1,10 @@
-"""Idle processes and GPUs of a node: CPU time from /proc, GPU utilisation from nvidia-smi where there is one."""
+"""Idle processes and GPUs of a node: CPU time from /proc, GPU utilisation from nvidia-smi or rocm-smi where there is one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -15,6 +16,14 @@ BUSY = (
 )
 _LOOK_S = 15.0
 _GPU_TIMEOUT_S = 20.0
+# a tool, its arguments, and the utilisation of a GPU in what it prints
+_TOOLS = (
+    (
+        ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"),
+        re.compile(r"^\s*(\d+)\s*$", re.MULTILINE),
+    ),
+    (("rocm-smi", "--showuse", "--json"), re.compile(r'"GPU use \(%\)": *"?(\d+)')),
+)
 _TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -36,7 +45,7 @@ def read_cpu_times(root: int) -> dict[int, float]:
 
 
 class GpuUse:
-    """GPU utilisation, asked from nvidia-smi in a thread of its own: with a broken GPU it may never answer."""
+    """GPU utilisation, asked from nvidia-smi or rocm-smi in a thread of its own: with a broken GPU it may never answer."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -50,12 +59,16 @@ class GpuUse:
         return self._most
 
     def _look(self) -> None:
-        words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=True)
-            self._most = max(float(line) for line in done.stdout.splitlines())
-        except (OSError, subprocess.SubprocessError, ValueError):
-            self._most = None
+        for words, use in _TOOLS:
+            try:
+                done = subprocess.run(words, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, check=True)
+                self._most = max(float(number) for number in use.findall(done.stdout))
+                return
+            except FileNotFoundError:
+                continue  # the other vendor's
+            except (OSError, subprocess.SubprocessError, ValueError):
+                break
+        self._most = None
 
 
 class Idleness:

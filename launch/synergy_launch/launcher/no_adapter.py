@@ -8,6 +8,8 @@ from pathlib import Path
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
 
+from synergy_launch.launcher.script_kind import ScriptKind
+
 _READ_BYTES = 1 << 18
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:import|from)[ \t]+(deepspeed|lightning|pytorch_lightning|torchtitan)\b", re.MULTILINE
@@ -36,14 +38,15 @@ def framework_of(script: str) -> str:
     return found[1].decode() if found and not _OURS.search(text) else ""
 
 
-def check(script: str, plan: Plan | None, batch_limits: str) -> str:
-    """Return what the user should know, or "" if nothing.
+def check(script: str, plan: Plan | None, batch_limits: str, kind: ScriptKind | None = None) -> str:
+    """Return what the user should know, or "" if nothing. `kind`: the script's, where it is known.
 
     Raises UsageError where a batch range was asked for that the script can't follow.
     """
     framework = framework_of(script)
     if not framework:
-        return ""
+        why = kind.obstacle if kind is not None else ""
+        return f"{script}: {why}: the job keeps its size and its batch" if why else ""
     if batch_limits:
         what = f"{batch_limits}: {script} imports {framework}, whose batch Synergy can't move"
         raise UsageError("--global-batch", what, f"leave it out, or use {_ADAPTERS.get(framework, 'SynergyTask')}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -50,13 +50,30 @@ _LIBRARIES = (
 )
 
 
+_DISTRIBUTED = re.compile(rb"distributed|DataParallel|fully_shard|\bDDP\b|\bFSDP\b", re.IGNORECASE)
+_TORCHRUN = re.compile(rb"""["'](?:LOCAL_RANK|RANK|env://)["']""")
+_SPAWNS = re.compile(rb"\b(?:mp|multiprocessing)\.spawn\s*\(")
+_SAVES = re.compile(rb"\b(?:async_)?save\w*\s*\(")
+_LOADS = re.compile(
+    rb"\bload_state_dict\b|\btorch\.load\b|\bdcp\.load\b|\b(?:load|resume|restore)_\w*(?:checkpoint|snapshot|state)"
+)
+_OPTION = re.compile(rb"""add_argument\(\s*(?:["']-\w["']\s*,\s*)?["'](--[\w-]+)["']""")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptKind:
-    """The loop of a script. `has_adapter`: it uses Synergy's adapter itself. `where`: the file that says so."""
+    """The loop of a script. `has_adapter`: it uses Synergy's adapter itself. `where`: the file that says so.
+
+    Of a loop of its own: why it can't be resized at its own checkpoints (`obstacle`, "" if it may be), and what its arguments are named
+    that look like the batch and like the checkpoint to go on from.
+    """
 
     trainer: str = UNKNOWN
     has_adapter: bool = False
     where: str = ""
+    obstacle: str = ""
+    batch_option: str = ""
+    resume_option: str = ""
 
 
 def kind_of(script: str, arguments: Sequence[str] = (), style: str = "auto") -> ScriptKind:
@@ -80,8 +97,32 @@ def kind_of(script: str, arguments: Sequence[str] = (), style: str = "auto") -> 
         return ScriptKind(trainer=TRAINER, has_adapter=has_adapter, where=roots[b"transformers"])
     for root, trainer in _LIBRARIES:
         if root in roots:
-            return ScriptKind(trainer=trainer, has_adapter=has_adapter, where=roots[root])
+            kind = ScriptKind(trainer=trainer, has_adapter=has_adapter, where=roots[root])
+            return (
+                _own_loop(kind, tuple(texts.values())) if trainer in (TORCH, ACCELERATE) and not has_adapter else kind
+            )
     return ScriptKind(has_adapter=has_adapter, where=script if texts else "")
+
+
+def _own_loop(kind: ScriptKind, texts: Sequence[bytes]) -> ScriptKind:
+    """Return `kind` with what the texts say of the loop's processes and checkpoints."""
+
+    def has(pattern: re.Pattern[bytes]) -> bool:
+        return any(pattern.search(text) for text in texts)
+
+    obstacle = ""
+    if has(_SPAWNS) and not has(_TORCHRUN):
+        obstacle = "it starts its processes itself (mp.spawn)"
+    elif kind.trainer == TORCH and not has(_DISTRIBUTED):
+        obstacle = "it trains on one GPU (no init_process_group)"
+    elif kind.trainer == TORCH and not has(_SAVES):
+        obstacle = "it saves no checkpoint"
+    elif kind.trainer == TORCH and not has(_LOADS):
+        obstacle = "it never loads what it saves"
+    options = [match[1].decode() for text in texts for match in _OPTION.finditer(text)]
+    batch = next((name for name in options if re.search(r"batch.?size|^--bs$", name)), "")
+    resume = next((name for name in options if "resume" in name), "")
+    return replace(kind, obstacle=obstacle, batch_option=batch, resume_option=resume)
 
 
 def is_hooked(script: Sequence[str], style: str, loop: str) -> bool:

@@ -130,7 +130,8 @@ _AT_MOST_ONE = frozenset(
     {"gemm_efficiency", "attention_efficiency", "bandwidth_efficiency", "link_efficiency", "overlap", "fragmentation"}
     | {"inter_efficiency", "zero3_overlap", "rail_use", "scores_kept", "zero3_rail_use"}
 )
-_MIG = re.compile(r"\d+g\.\d+gb")
+_MIG = re.compile(r"(?P<parts>[1-7])g\.(?P<gib>[1-9]\d{0,3})gb")
+_MIG_PARTS = 7  # of a GPU's multiprocessors
 
 
 @cache
@@ -155,7 +156,7 @@ def known_types() -> tuple[str, ...]:
 def canonical(gpu_type: str) -> str | None:
     """Return the built-in type that Slurm's Gres name `gpu_type` means (`nvidia_a100-sxm4-40gb` is `a100-40`), or None.
 
-    A MIG slice is a part of a GPU of unknown size and is never matched.
+    A MIG slice is a type of its own and is never matched (see `figures`).
     """
     types, spellings = _table()
     text = gpu_type.strip().lower()
@@ -169,16 +170,47 @@ def canonical(gpu_type: str) -> str | None:
     return max(matches, key=lambda match: match[0])[1] if matches else None
 
 
+def is_slice(gpu_type: str) -> bool:
+    """Return whether a Gres name is that of a MIG slice, such as `a100_3g.20gb`.
+
+    A process can use one slice, and NCCL connects no two of them.
+    """
+    return _MIG.search(gpu_type.lower()) is not None
+
+
+def _slice_figures(gpu_type: str) -> GpuFigures | None:
+    """Return the figures of a MIG slice, in proportion to its GPU's: multiprocessors by sevenths, memory by its size.
+
+    Return None for other types and for slices whose Gres name does not name the GPU.
+    """
+    match = _MIG.search(gpu_type.lower())
+    whole = canonical(_MIG.sub("", gpu_type.lower())) if match else None
+    if match is None or whole is None:
+        return None
+    types, _ = _table()
+    gpu, share, gib = types[whole], int(match["parts"]) / _MIG_PARTS, float(match["gib"])
+    return replace(
+        gpu,
+        peak_tflops=gpu.peak_tflops * share,
+        memory_gib=gib,
+        bandwidth_gbs=gpu.bandwidth_gbs * min(1.0, gib / gpu.memory_gib),
+        inter_gbs=gpu.inter_gbs * share,
+        watts=gpu.watts * share,
+        uncertainty=max(gpu.uncertainty, types["generic"].uncertainty),
+    )
+
+
 def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None = None) -> GpuFigures:
     """Return the figures of `gpu_type` as Slurm names it, with the admin's `overrides` (type name -> figure -> number) on top.
 
-    Overrides of the Gres name win over those of the built-in name it stands for. A type that is not known is taken for `generic`,
-    and `note` says so, unless overrides give all five main figures. Raises UsageError: an override that names no figure, is not a
-    finite number, or lies out of bounds.
+    Overrides of the Gres name win over those of the built-in name it stands for. A MIG slice has a part of its GPU's figures.
+    Another type that is not known is taken for `generic`, and `note` says so, unless overrides give all five main figures. Raises
+    UsageError: an override that names no figure, is not a finite number, or lies out of bounds.
     """
     types, _ = _table()
     name = canonical(gpu_type)
-    base = types[name or "generic"]
+    part = _slice_figures(gpu_type) if name is None else None
+    base = part or types[name or "generic"]
     changes: dict[str, float] = {}
     by_lower = {key.lower(): value for key, value in (overrides or {}).items()}
     wanted = {spelling: None for spelling in (name, gpu_type.strip().lower()) if spelling}
@@ -189,7 +221,7 @@ def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None =
     if "inter_gbs" in changes:
         changes = {"inter_uncertainty": KNOWN_NETWORK, **changes}
     note = ""
-    if name is None:
+    if name is None and part is None:
         missing = [
             f for f in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs") if f not in changes
         ]

@@ -6,7 +6,8 @@
 
 K replicas; `rate` and `link` are the hardware's figures, so that what is learnt on one GPU type carries over to others.
 F (FLOPs a sample), a (seconds), V (bytes), L (seconds) each within a node and between nodes, and gamma are the job's own:
-priors first, then the most probable values after its measured steps.
+priors first, then the most probable values after its measured steps. V is learnt as bytes per FLOP of a sample: a weight that
+is exchanged has been computed with, so a job of short steps does not exchange the gradients of a large model.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hid
 class ThroughputModel:
     """A job's own constants.
 
-    The defaults are a model of 100 M parameters that needs 25 GFLOP a sample, between ResNet-50 (12) and BERT-base at 128 tokens
-    (65), with gradients in fp32, all-reduced.
+    The defaults are the middle of the priors (see `_SIGMA`).
     """
 
-    sample_flops: float = 25e9
-    overhead_s: float = 0.01
-    node_bytes: float = 8e8
-    network_bytes: float = 1.5e8  # for each GPU's share of the network: a node's GPUs use its ports together
+    sample_flops: float = 400e9
+    overhead_s: float = 0.02
+    node_bytes: float = 1.3e9
+    network_bytes: float = 4.7e8  # for each GPU's share of the network: a node's GPUs use its ports together
     node_hop_s: float = 1e-3
     network_hop_s: float = 2e-3
     gamma: float = 3.0
@@ -76,12 +76,20 @@ class ThroughputModel:
         *positive, gamma = astuple(self)
         low, high = _GAMMA
         share = min(max((gamma - low) / (high - low), 1e-6), 1 - 1e-6)
-        return np.array([*np.log(positive), np.log(share / (1 - share))])
+        theta = np.array([*np.log(positive), np.log(share / (1 - share))])
+        theta[_VOLUMES] -= theta[0]
+        return theta
 
 
+_VOLUMES = slice(2, 4)  # of theta: node and network bytes, as bytes per FLOP of a sample
 _PRIOR = ThroughputModel()
-# one sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs
-_SIGMA = np.array([2.0, 1.5, 2.0, 2.0, 1.5, 1.5, 1.0])
+# One sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs. Two sigma from the middle lie
+# - F: ResNet-18 on CIFAR-10 (1.7 GFLOP) and 7 B parameters on 2,048 tokens (86 TFLOP)
+# - a: 3 ms (a few hundred kernels) and 120 ms (thousands, and Python between them)
+# - V: 4 bytes of gradient for 6 FLOPs and each use of a weight; a sample uses it 5 times (a recommender) and 8,192 (a token each),
+#   in the middle 200 (ResNet-50 160, ViT-B/16 197, BERT at 128 tokens 128). Between nodes a GPU sends all of it or, of 8 GPUs that
+#   share their ports, an eighth.
+_SIGMA = np.array([2.7, 0.9, 1.85, 1.95, 1.5, 1.5, 1.0])
 _Configuration = tuple[GpuFigures, Shape, int, int, int, Exchange]
 
 
@@ -138,6 +146,7 @@ def _columns(figures: Floats, counts: Ints, sends: Floats) -> Floats:
 def _steps(theta: Floats, terms: Floats) -> Floats:
     """Return seconds, (N,) of constants (7,), or (M, N) of M sets of them, (7, M, 1)."""
     flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
+    near, far = flops * near, flops * far
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-theta[6]))
     work, inside, across, near_hops, far_hops, passes, exposed = terms
@@ -312,4 +321,5 @@ def _model(theta: Floats) -> ThroughputModel:
     *positive, odds = (float(v) for v in theta)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
+    positive[_VOLUMES] = [value + positive[0] for value in positive[_VOLUMES]]
     return ThroughputModel(*[float(np.exp(v)) for v in positive] + [float(gamma)])

@@ -5,7 +5,7 @@ import math
 import pytest
 from synergy_core.errors import UsageError
 
-from synergyd.jobmodel.model.hardware import canonical, figures, known_types
+from synergyd.jobmodel.model.hardware import canonical, figures, is_slice, known_types
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,22 @@ def test_overrides_of_the_gres_name_win() -> None:
 def test_bad_overrides_name_the_figure(figure: str, value: float) -> None:
     with pytest.raises(UsageError, match=figure):
         figures("h100", {"h100": {figure: value}})
+
+
+def test_a_mig_slice_is_a_type_of_its_own_with_a_part_of_its_gpus_figures() -> None:
+    whole, part = figures("a100-80"), figures("nvidia_a100-sxm4-80gb_3g.40gb")
+    assert part.peak_tflops == pytest.approx(whole.peak_tflops * 3 / 7) and part.memory_gib == 40
+    assert part.bandwidth_gbs == pytest.approx(whole.bandwidth_gbs * 40 / whole.memory_gib)
+    assert part.note == "" and part.uncertainty > whole.uncertainty and canonical("a100_3g.20gb") is None
+    assert figures("1g.10gb").note.startswith("GPU type '1g.10gb' is not known")
+    assert is_slice("H100_1g.12GB") and not is_slice("h100")
+    known = {"a100_3g.20gb": {"peak_tflops": 99.0}}
+    assert figures("a100_3g.20gb", known).peak_tflops == 99.0
+
+
+@pytest.mark.parametrize(
+    ("gres", "name"),
+    [("mi300x", "mi300x"), ("amd_instinct_mi325x", "mi325x"), ("mi355x", "mi355x"), ("amd-mi250x", "mi250x")],
+)
+def test_amd_types_have_figures(gres: str, name: str) -> None:
+    assert canonical(gres) == name and figures(gres).note == ""

@@ -16,7 +16,7 @@ from synergyd.jobmodel.model.throughput import ThroughputModel, fit, fitted
 
 GPU = figures("v100")
 SHAPES = [Shape("v100", nodes, per) for nodes, per in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 4), (4, 4))]
-TRUE = ThroughputModel(4e9, 0.05, 3e9, 5e8, 2e-3, 8e-3, 2.0)
+TRUE = ThroughputModel(4e10, 0.05, 3e9, 5e8, 2e-3, 8e-3, 2.0)
 
 
 def steps(
@@ -40,7 +40,7 @@ def test_limits_of_the_formula() -> None:
     one = Shape("v100", 1, 1)
     rate = GPU.peak_tflops * 1e12 * 0.3
     alone = TRUE.step_s(GPU, one, 1, 32, 1)
-    assert alone == pytest.approx(0.05 + 4e9 * 32 / rate)
+    assert alone == pytest.approx(0.05 + 4e10 * 32 / rate)
     # passes before the last are not waited for by anyone else
     assert TRUE.step_s(GPU, one, 1, 32, 3) == pytest.approx(3 * alone)
     two, grad = Shape("v100", 2, 1), alone
@@ -73,6 +73,21 @@ def test_traffic_that_may_not_be_hidden_is_no_certainty() -> None:
     # what was measured stays sure
     near = np.array([(m.shape.gpus, m.shape.nodes, m.plan.dp, m.plan.micro_batch, 1) for m in known]).T
     assert np.all(found.sigmas(GPU, near) < 0.05)
+
+
+@pytest.mark.parametrize("gpu_type", ["a100", "h100", "cpu"])
+@pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
+def test_a_loop_whose_model_nobody_named_grows_by_its_own_speed(gpu_type: str, step_s: float) -> None:
+    """On one GPU nothing shows whether a step is computation: so long a one is, by what scripts do in general."""
+    one = Shape(gpu_type, 1, 1)
+    directive = Directive(max_gpus=4, checkpoint="/x", loop="gpu:--batch_size")
+    job = Job(1, "n", "u", 1, "main", JobState.RUNNING, "", 0.0, 0.0, None, 0, one, one, directive=directive)
+    plan = Plan(dp=1, micro_batch=8, global_batch=8)
+    profile = Profile(samples=4, global_batch=8, measured=(Measurement(plan, one, step_s, 4),))
+    cells = JobPlanner(job, profile, None, {}, plan).cells(Cluster((Node("n", gpu_type, 4),)))
+    goodput = {cell.shape.gpus: cell.goodput for cell in cells}
+    assert goodput[2] > 1.3 * goodput[1] and goodput[4] > 1.7 * goodput[1]
+    assert {cell.plan.global_batch for cell in cells} == {8}
 
 
 def test_one_odd_step_breaks_nothing() -> None:

@@ -49,11 +49,23 @@ def test_cpu_time_of_all_that_runs_below() -> None:
         child.wait()
 
 
-@pytest.mark.parametrize(("says", "most"), [("echo 0; echo 37", 37.0), ("echo no", None), ("exit 3", None)])
+AMD = """echo '{"card0": {"GPU use (%)": "3"}, "card1": {"GPU use (%)": "41", "GFX Activity": "7"}}'"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "most"),
+    [
+        ("nvidia-smi", "echo 0; echo 37", 37.0),
+        ("nvidia-smi", "echo no", None),
+        ("nvidia-smi", "exit 3", None),
+        ("rocm-smi", AMD, 41.0),
+        ("rocm-smi", "echo '{}'", None),
+    ],
+)
 def test_gpus_are_asked_about_beside_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, most: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str, most: float | None
 ) -> None:
-    tool = tmp_path / "nvidia-smi"
+    tool = tmp_path / name
     tool.write_text(f"#!/bin/sh\n{says}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

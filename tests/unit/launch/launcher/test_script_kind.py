@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from synergy_launch.launcher.detection import detect
 from synergy_launch.launcher.script_kind import (
     ACCELERATE,
     DEEPSPEED,
@@ -85,3 +86,37 @@ def test_imports_that_may_come_before_the_script(tmp_path: Path) -> None:
         assert imports(f"import os\n{line}\nimport torch\n") == (), "torch reads it as it is imported"
     (tmp_path / "beside.py").write_text("import os\nos.environ['KMP_AFFINITY'] = 'x'\n")
     assert imports("import beside\nimport torch\n") == ()
+
+
+DDP = "import torch\ntorch.distributed.init_process_group()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "obstacle"),
+    [
+        ("import torch\ntorch.save(x, p)\ntorch.load(p)\n", "it trains on one GPU (no init_process_group)"),
+        (f"{DDP}loss.backward()\n", "it saves no checkpoint"),
+        (f"{DDP}torch.save(x, p)\n", "it never loads what it saves"),
+        (f"{DDP}mp.spawn(main)\n", "it starts its processes itself (mp.spawn)"),
+        (f"{DDP}mp.spawn(main) if spawn else main(os.environ['RANK'])\ntorch.save(x, p)\ntorch.load(p)\n", ""),
+        (f"{DDP}save_checkpoint(x)\nresume_checkpoint(x)\n", ""),
+        (f"from synergy_launch import SynergyTask\n{DDP}", ""),
+    ],
+)
+def test_why_a_loop_can_not_be_resized_at_its_own_checkpoints(tmp_path: Path, text: str, obstacle: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert kind_of(str(script)).obstacle == obstacle
+    detected = detect((str(script),), gpus=2)
+    assert not obstacle or (
+        detected.can_change == f"nothing: {obstacle}, so the job keeps its size" and "loop=" not in detected.to_do
+    )
+
+
+def test_a_loops_arguments_suggest_its_directive(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{DDP}p.add_argument('-b', '--batch-size')\np.add_argument('--resume')\ntorch.save(x, p)\ntorch.load(p)\n"
+    )
+    found = detect((str(script),), gpus=2).to_do
+    assert found.startswith("loop=gpu:--batch-size,resume:--resume if that is the batch of one GPU, or SynergyTask")
