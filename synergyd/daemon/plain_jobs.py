@@ -12,15 +12,15 @@ from synergyd.jobmodel.prior_cells import hypothetical
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder
 from synergyd.slurm.parsed.needs import placement_obstacle
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, gpu_items, gpus_of
-from synergyd.slurm.parsed.snapshot import SubmittedJob, is_in, job_of, shape_of, state_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, is_managed, job_of, shape_of, state_of
 
 _QUEUED = (JobState.PENDING, JobState.RUNNING)
 
 
 def plain_rows(rows: Iterable[JobRow], ours: Container[int], partitions: tuple[str, ...]) -> Iterator[JobRow]:
-    """Yield the rows with GPUs that wait or run in `partitions` (all, if none is named) and are not `ours`."""
+    """Yield the rows with GPUs that wait or run among the jobs that the setting Partitions names, and are not `ours`."""
     for row in rows:
-        if row.job_id not in ours and state_of(row) in _QUEUED and is_in(row, partitions) and gpus_of_job(row):
+        if row.job_id not in ours and state_of(row) in _QUEUED and is_managed(row, partitions) and gpus_of_job(row):
             yield row
 
 

@@ -16,7 +16,7 @@ from synergyd.control.tracked import TrackedJob
 from synergyd.control.usage_ledger import Holding
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.slurm.parsed.rows import JobRow, gpu_items
-from synergyd.slurm.parsed.snapshot import is_in, state_of
+from synergyd.slurm.parsed.snapshot import is_managed, state_of
 
 #: an end that is so much ahead is still one that has come, on a slurmctld whose clock is ahead; a planned one is a minute ahead or more
 CLOCKS_APART_S = 30.0
@@ -30,12 +30,12 @@ def holdings(
     forecasts: Mapping[int, CellSearchResult],
     now_s: float,
 ) -> Iterator[Holding]:
-    """Yield a holding for each job with GPUs that has begun, in these partitions (all if none is named). `rows` were read at `now_s`."""
+    """Yield a holding for each job with GPUs that has begun, of those that the setting Partitions names. `rows` were read at `now_s`."""
     decided = {d.job_id: d for d in decisions}
     owners = {row.job_id: (row.uid, row.account) for row in rows}
     for row in rows:
         state = state_of(row)
-        if not is_in(row, partitions) and row.job_id not in tracked:
+        if not is_managed(row, partitions) and row.job_id not in tracked:
             continue
         if state is JobState.PENDING and not row.restarts:
             continue  # most of a queue

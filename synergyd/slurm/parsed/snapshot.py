@@ -176,7 +176,7 @@ def is_as_submitted(row: JobRow, submission: SubmittedJob) -> bool:
     return size and row.req_nodes == submission.nodelist
 
 
-def is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
+def _is_in(row: JobRow, partitions: tuple[str, ...]) -> bool:
     """Return whether the job runs in one of these partitions (all, if none is named), or waits for several of which one is here."""
     return not partitions or not set(partitions).isdisjoint(row.partition.split(","))
 
@@ -185,7 +185,7 @@ def is_managed(row: JobRow, words: tuple[str, ...]) -> bool:
     """Return whether the job is one of those that the setting Partitions names: partitions, user/NAME, account/NAME."""
     partitions = tuple(word for word in words if "/" not in word)
     owners = {word for word in words if "/" in word}
-    return is_in(row, partitions) and (
+    return _is_in(row, partitions) and (
         not owners or not owners.isdisjoint((f"user/{row.user}", f"account/{row.account}"))
     )
 

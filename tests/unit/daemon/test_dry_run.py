@@ -47,6 +47,17 @@ def test_plain_jobs_count_as_if_they_had_a_line(site: Site) -> None:
     assert site.slurm.written_to() == set()
 
 
+def test_plain_jobs_of_users_whom_synergy_is_not_for_do_not_count(tmp_path: Path) -> None:
+    site = Site(tmp_path / "state", dry_run=True, partitions=("user/mina",))
+    site.slurm.gpus = {"n1": 4, "n2": 4}
+    for job_id, node, user in ((1, "n1", "mina"), (2, "n2", "ada")):
+        site.slurm.submit(job_id, PLAIN, tres_per_node="gres:gpu:2", user=user)
+        site.slurm.runs(job_id, node)
+    site.epoch()
+    site.epoch(60)
+    assert accounts(site).keys() == {1}
+
+
 def test_a_plain_job_that_waits_would_start_sooner_on_less(site: Site) -> None:
     site.slurm.gpus = {"n1": 4}
     site.slurm.submit(1, PLAIN, tres_per_node="gres:gpu:3")
