@@ -18,7 +18,7 @@ from synergy_core.records import Plan
 
 from synergy_sim.plain_jobs import PlainJobs
 from synergy_sim.records import JobResult, Occupancy, PlacedGpus, Scenario, TraceJob, TrainingSpeed
-from synergyd.control.arrivals import EARLIEST, LOOKS
+from synergyd.control.arrivals import EARLIEST, EARLIEST_S, LOOK_S, LOOKS
 from synergyd.links.slowdown import Traffic, slowdowns
 
 # Order of events at the same instant: what has happened comes before the decision that must know of it.
@@ -85,7 +85,7 @@ class World:
 
     scenario: Scenario
     director: Director
-    early: bool = False  # an epoch comes early when a job arrives
+    early: bool = False  # an epoch comes early when a job arrives, or ends while another waits
     now_s: float = 0.0
     jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
@@ -215,14 +215,18 @@ class World:
         return PlacedGpus(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
 
     def schedule_epoch(self, early: bool = False) -> None:
-        """Schedule an epoch at the next point of the period's grid. `early`: or as soon as the daemon has seen that a job was submitted."""
+        """Schedule an epoch at the next point of the period's grid.
+
+        `early`: or as soon as the daemon has seen that a job was submitted, or has ended while another waits (control/arrivals.py).
+        """
         period = self.scenario.epoch_s
         # the grid starts one period after zero: nobody decides before there was anything to see
         next_s = max(
             max(1, math.ceil(self.now_s / period - 1e-9)) * period, self.now_s
         )  # a hair beyond a point is at it
         if early:
-            next_s = min(next_s, max(self.now_s + period / LOOKS, self._last_epoch_s + period / EARLIEST))
+            looks_s, apart_s = min(LOOK_S, period / LOOKS), min(EARLIEST_S, period / EARLIEST)
+            next_s = min(next_s, max(self.now_s + looks_s, self._last_epoch_s + apart_s))
         if self._epoch_at_s is None or next_s < self._epoch_at_s:
             self._epoch_at_s = next_s
             self.call_at(next_s, EPOCH, self._run_epoch)
@@ -355,6 +359,8 @@ class World:
         )
         if not live.job.plain:
             self.director.on_finish(self, live)
+        if self.early and any(not other.grant for other in self.jobs.values()):
+            self.schedule_epoch(early=True)
 
     def _fail_node(self, name: str) -> None:
         self.down.add(name)

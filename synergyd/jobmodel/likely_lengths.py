@@ -166,6 +166,16 @@ class LearntLengths:
             known = self._known[place]
         return None if known is None else known.index_gpu_s(had_gpu_s)
 
+    def evidence(self, job: Job) -> float:
+        """Return how far jobs like this one bear its index out, from 0 (none has ended) to 1.
+
+        The jobs of its user count as n / (n + the weight of the next level); what others' jobs took is no evidence for this one.
+        """
+        alike, mark = _programs(job)
+        levels = (*_of_user(job.uid, job.asked.gpus), f"alike:{alike}", f"program:{mark}")
+        count = max(len(self._took.get(level, ())) for level in levels)
+        return count / (count + _PRIOR)
+
     def _votes(self, level: str, uid: int, gpus: int) -> tuple[float, ...]:
         """Return the medians of the jobs of other users than `uid`, GPU seconds. Return none if there are too few users."""
         place = _of_all(gpus).index(level)

@@ -65,8 +65,8 @@ class AllocationSettings:
             "ShortFirst",
             number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
             "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, "
-            "by a third to three. A job that reports no length counts by the lengths of similar jobs (Gittins' index), or "
-            "as typical of the ended jobs until one of these has ended.",
+            "by a third to three. A job that reports no length counts by the lengths of similar jobs (Gittins' index), as "
+            "far as jobs of its own user have ended.",
         ),
     )
     deadline_share: float = field(

@@ -45,5 +45,6 @@ def with_likely(found: Mapping[int, Progress], jobs: Iterable[Job], lengths: Lea
         one = found[job.job_id]
         if one.remaining is None and not one.refuted and job.directive is not None:
             index = lengths.index_gpu_s(job, one.attained_gpu_s)
-            likely[job.job_id] = one if index is None else replace(one, likely_gpu_s=index)
+            if index is not None:
+                likely[job.job_id] = replace(one, likely_gpu_s=index, likely_evidence=lengths.evidence(job))
     return likely

@@ -75,7 +75,7 @@ def disbelief(job: Job, progress: Progress, max_weight: float) -> Reasons:
 def likely_length(progress: Progress, short_first: float) -> Reasons:
     """Return how much is likely left of a job that does not tell, where that counts (ShortFirst)."""
     left = progress.likely_gpu_s
-    if left is None or short_first <= 0:
+    if left is None or short_first <= 0 or progress.likely_evidence <= 0:
         return ()
     size, unit = (left / 3600, "GPU hours") if left >= 3600 else (left / 60, "GPU minutes")
     # coarse: it moves a little in each epoch
@@ -95,7 +95,7 @@ def with_claims(
     The jobs get relative goodput by the objective's reference, weights by time left, and needs by deadline and fairness.
     """
     shares = _Shares(jobs, nodes)
-    short = _length_factors(jobs, shares, rules.short_first, typical_s)
+    short = _length_factors(jobs, shares, rules.short_first)
     requests, fairness = [], {}
     for job in jobs:
         length_known = job.progress.done is not None or job.progress.remaining is not None
@@ -165,21 +165,20 @@ class _Shares:
         return self._known[key]
 
 
-def _length_factors(
-    jobs: Sequence[JobRequest], shares: _Shares, exponent: float, typical_s: float | None
-) -> dict[int, float]:
+def _length_factors(jobs: Sequence[JobRequest], shares: _Shares, exponent: float) -> dict[int, float]:
     """Return (median time left / own time left)^exponent by job id, on all GPUs over all jobs.
 
     It is 1 for jobs of which nothing is known.
 
     The mean completion time falls when short jobs go first (heSRPT: Berg, Vesilo, Harchol-Balter 2020, allocates GPUs so for
-    known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken. Where
-    no such job has ended, it counts as `typical_s` from its end, the median of jobs that have: the known lengths of the present
-    jobs are no measure, since long jobs are present for longer. Once it has trained for more than that, it counts as half done.
+    known lengths and concave speed-ups). A job of unknown length counts by Gittins' index over what like jobs have taken, with
+    the exponent times the evidence for it. Without any it counts as 1: by strangers' lengths alone the order of jobs moves with the
+    time that they have had, and the restarts that this costs bring nothing.
     """
     if exponent <= 0:
         return {}
     times: dict[int, float] = {}
+    exponents: dict[int, float] = {}
     for job in jobs:
         left = job.progress.remaining
         if job.progress.refuted:
@@ -188,16 +187,15 @@ def _length_factors(
             times[job.job_id] = left / share
         elif left is None and job.progress.likely_gpu_s is not None and shares.gpus > 0:
             times[job.job_id] = job.progress.likely_gpu_s / (shares.gpus / len(jobs))
-        elif left is None and typical_s is not None:
-            cells = CellIndex.of(job.cells)
-            at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)
-            times[job.job_id] = max(typical_s, job.progress.attained_gpu_s / cells[at].shape.gpus)
+            exponents[job.job_id] = exponent * job.progress.likely_evidence
     refuted = {job.job_id: 1 / _SHORT_REACH for job in jobs if job.progress.refuted}
     if not times:
         return refuted
     middle = max(median(times.values()), _LEAST_TIME_S)
     return refuted | {
-        job_id: min(max((middle / max(left, _LEAST_TIME_S)) ** exponent, 1 / _SHORT_REACH), _SHORT_REACH)
+        job_id: min(
+            max((middle / max(left, _LEAST_TIME_S)) ** exponents.get(job_id, exponent), 1 / _SHORT_REACH), _SHORT_REACH
+        )
         for job_id, left in times.items()
     }
 

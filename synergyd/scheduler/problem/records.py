@@ -106,6 +106,8 @@ class Progress:
     refuted: bool = False
     #: GPU seconds left of a job that does not tell, as Gittins' index over what like jobs have taken
     likely_gpu_s: float | None = None
+    #: 0 to 1: how far jobs of the same user bear `likely_gpu_s` out; strangers' alone do not
+    likely_evidence: float = 1.0
 
 
 @dataclass(frozen=True)

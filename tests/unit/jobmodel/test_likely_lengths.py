@@ -96,6 +96,15 @@ def test_other_users_have_one_vote_each_from_three_on() -> None:
     assert index(after(*usual, *((replace(job, uid=9), gpu_s) for job, gpu_s in one)), mine, 100.0) < 1_000
 
 
+def test_only_jobs_of_its_own_user_are_evidence_for_a_job() -> None:
+    mine, others = named("mine", uid=9), [(named("long", uid=uid), 9e4) for uid in (2, 3, 4, 5)]
+    found = [
+        after(*others, *own).evidence(mine)
+        for own in ([], [(named("a", 32, 8, 9), 300.0)], [(named(f"b{i}", uid=9), 300.0) for i in range(18)])
+    ]
+    assert found == pytest.approx([0.0, 1 / 3, 0.9])
+
+
 def test_nothing_is_said_before_a_job_has_ended_and_none_that_never_ran_teaches() -> None:
     lengths = LearntLengths()
     assert lengths.ended(PLAIN, 0.0) == {} and lengths.index_gpu_s(PLAIN, 10.0) is None

@@ -358,24 +358,27 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     assert [one.weight for one in same] == [2.0] * 4
 
 
-def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
-    """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
+def test_the_length_of_who_does_not_tell_counts_as_far_as_there_is_evidence() -> None:
+    """Job 1 tells of 1000 s at an equal share. By strangers alone the others count as 1, by half the evidence as the root."""
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
-    alone, _ = with_claims([told], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
-    untold = [
-        ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
-        for i, ran in ((2, 0), (3, 50), (4, 900))
-    ]
-    found, _ = with_claims(
-        [told, *untold], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW, typical_s=100.0
-    )
-    assert alone[0].weight == 1.0
-    left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
-    times = [1000.0 / left, 100.0, 100.0, 900.0]
-    middle = (sorted(times)[1] + sorted(times)[2]) / 2
-    assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
-    silent, _ = with_claims(untold, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
-    assert [one.weight for one in silent] == [1.0] * 3
+    rules, gpus = rules_of(replace(PLAIN, short_first=1.0)).claims, sum(room.free for room in ROOMS)
+    left_s = [1000.0 / equal_share(told.cells, {"a100": gpus}, 3), 300.0 / (gpus / 3), 6e3 / (gpus / 3)]
+    found = {}
+    for evidence in (0.0, 0.5, 1.0):
+        untold = [
+            ask(i, cells(1.0, 2.0, 4.0), progress=Progress(likely_gpu_s=gpu_s, likely_evidence=evidence))
+            for i, gpu_s in ((2, 300.0), (3, 6e3))
+        ]
+        found[evidence] = [one.weight for one in with_claims([told, *untold], ROOMS, Objective(), rules, NOW)[0]]
+    middle = sorted(left_s)[1]
+    assert found[0.0][1:] == [1.0, 1.0] and found[0.0][0] == pytest.approx(min(max(middle / left_s[0], 1 / 3), 3.0))
+    for evidence in (0.5, 1.0):
+        powers = [1.0, evidence, evidence]
+        expected = [min(max((middle / t) ** p, 1 / 3), 3.0) for t, p in zip(left_s, powers, strict=True)]
+        assert found[evidence] == pytest.approx(expected)
+    untold = [ask(1, cells(1.0, 2.0, 4.0), progress=Progress(attained_gpu_s=9e4))]
+    (silent,), _ = with_claims(untold, ROOMS, Objective(), rules, NOW, typical_s=100.0)
+    assert silent.weight == 1.0
 
 
 def test_of_two_that_are_alike_the_one_that_ends_sooner_gets_more() -> None:

@@ -34,12 +34,21 @@ def test_an_arrival_at_an_epochs_instant_takes_part_in_it() -> None:
 
 
 def test_an_epoch_comes_early_for_an_arrival() -> None:
-    """Slurm's count is seen within a twelfth of 60 s; two early ones are a sixth apart."""
+    """As the daemon: Slurm's counts are looked at each 0.9 s, and two early epochs are a second apart."""
     director = FirstFit()
-    world = World(scenario(job(100.0, 1, 100.0), job(101.0, 1, 10.0), job(106.0, 1, 10.0)), director, early=True)
+    world = World(scenario(job(100.0, 1, 100.0), job(100.5, 1, 10.0), job(101.0, 1, 10.0)), director, early=True)
     world.run()
-    assert [one.start_s for one in results_in_order(world)] == [105.0, 105.0, 115.0]
-    assert director.epochs[:4] == [105.0, 115.0, 120.0, 180.0]
+    assert [one.start_s for one in results_in_order(world)] == pytest.approx([100.9, 100.9, 101.9])
+    assert director.epochs[:4] == pytest.approx([100.9, 101.9, 120.0, 180.0])
+
+
+def test_an_epoch_comes_early_for_the_end_of_a_job_only_while_another_waits() -> None:
+    for waiting, epochs in ((0, [10.9, 60.0]), (1, [10.9, 11.9, 51.8, 60.0])):
+        director = FirstFit()
+        jobs = [job(10.0, 4, 160.0)] + [job(11.0, 4, 400.0)] * waiting
+        world = World(scenario(*jobs), director, early=True)
+        world.run()
+        assert director.epochs[:4] == pytest.approx(epochs[: len(director.epochs)]), waiting
 
 
 def test_starts_cost_time_on_the_gpus() -> None:
