@@ -93,6 +93,8 @@ class PastRun:
     state: str = ""
     #: the job that its name says it is beside, which anybody's may; 0: none
     of_job: int = 0
+    name: str = ""
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

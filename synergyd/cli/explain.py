@@ -9,6 +9,7 @@ import click
 from synergy_core.errors import one_line
 from synergy_core.wire.codec import encode
 
+from synergyd.cli.shared.clock import expected_lines
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.views.json_records import ExplainJson
@@ -19,7 +20,7 @@ from synergyd.views.json_records import ExplainJson
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
 def explain(context: Context, job: str, as_json: bool) -> None:
-    """Tell why JOB got what it got: the decision, its reason, the alternatives with their predicted goodput, the story."""
+    """Tell when JOB starts and ends, and why it got what it got: the decision, its reason, alternatives with their goodput, the story."""
     with context.backend() as backend:
         data = backend.explain(backend.job_id(job))
     click.echo(json.dumps(encode(data), indent=1) if as_json else "\n".join(lines(data)))
@@ -31,6 +32,8 @@ def lines(data: ExplainJson) -> list[str]:
         f"job {data.job_id}" + (f", {data.lifecycle}" if data.lifecycle else "") + (", paused" if data.paused else "")
     ]
     decision = data.decision
+    if data.expected is not None:
+        out += [f"  {one_line(text, 2000)}" for text in expected_lines(data.expected, time.time())]
     if decision:
         when = time.strftime("%F %T", time.localtime(data.decided_s))
         out.append(f"{when}{' (dry run)' if data.dry_run else ''}: {decision.action}")
@@ -49,7 +52,8 @@ def lines(data: ExplainJson) -> list[str]:
     out += [f"warning: {one_line(text)}" for text in data.warnings]
     if data.note:
         out.append(f"the job says: {one_line(data.note)}")
-    out.append("story" if data.story else "story: none yet")
+    if data.story or decision:
+        out.append("story" if data.story else "story: none yet")
     for event in data.story:
         when = time.strftime("%F %T", time.localtime(event.at_s))
         out.append(f"  {when}  {event.state:<13} {one_line(event.detail)}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from synergy_core.expected import Expected
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
 from synergy_core.reasons import Reason, reason_codes
@@ -104,6 +105,10 @@ class JobStatus:
     hint: str = ""
     #: `why` as data
     reasons: tuple[Reason, ...] = ()
+    #: when it will start; null where it runs, or where nobody can tell
+    start: Expected | None = None
+    #: when it will end; null where nobody can tell
+    end: Expected | None = None
 
 
 def job_statuses(

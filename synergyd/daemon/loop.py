@@ -158,6 +158,8 @@ class Daemon:
         with phase("act"):
             self._act(snapshot, forecasts)
         self._account(forecasts, began)
+        if self.dependencies.starts is not None and (self.is_acting or self.settings.dry_run):
+            self.dependencies.starts.see(self.observer.queue_look(snapshot.jobs, self.decisions, began))
         with phase("store"):
             self.dependencies.store.flush()
         self._arrivals.end_epoch(

@@ -27,6 +27,7 @@ from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.notices.sender import start_notices
 from synergyd.daemon.ports.report_inbox import ReportInbox
+from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -104,6 +105,7 @@ def run(
         time.time,
         min(ASK_S, 5 * settings.epoch_s),
     )
+    starts = StartKeeper(lambda: open_store(url), CommandLine().past_runs)  # likewise
     dependencies = DaemonDependencies(
         reader=reader,
         writer=writer,
@@ -119,6 +121,7 @@ def run(
         links=links,
         links_address=links_address,
         usage=usage,
+        starts=starts,
     )
     notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
     daemon = Daemon(settings, dependencies)
@@ -130,6 +133,7 @@ def run(
         if leads():
             heartbeat.remove(settings.state_dir)
         usage.close()
+        starts.close()
         if notices:
             notices.close()
         store.close()

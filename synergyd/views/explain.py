@@ -13,6 +13,7 @@ from synergy_core.records import Cell, Decision
 from synergyd.control.state.health import warnings
 from synergyd.links.sharing import lines as lines_of
 from synergyd.store.store import Store
+from synergyd.views.expected import collect as expected_jobs
 from synergyd.views.json_records import ExplainJson, StoryLine, decision_json
 
 _CERTAIN = 0.995  # a probability from which on two digits show 1.00
@@ -21,9 +22,10 @@ _CERTAIN = 0.995  # a probability from which on two digits show 1.00
 def collect(store: Store, job_id: int) -> ExplainJson:
     """Return everything that is stored of one job. Raises UsageError if it was never seen."""
     decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
-    if not decisions and not story:
+    expected = expected_jobs(store).get(job_id)
+    if not decisions and not story and expected is None:
         raise UsageError(
-            f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?"
+            f"job {job_id}", "was never seen by the daemon", "is it in the queue, and is synergyd running?"
         )
     stored, life = store.report(job_id), store.lifecycle(job_id)
     last = decisions[0] if decisions else None
@@ -50,6 +52,7 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         else (),
         paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
+        expected=expected,
     )
 
 

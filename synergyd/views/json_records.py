@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
@@ -51,6 +52,8 @@ class StatusJson:
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
     bad_nodes: tuple[BadNode, ...] = ()
+    #: jobs without a `#SYNERGY` line that wait, in the order of the queue
+    waiting: tuple[ExpectedJob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,8 @@ class ExplainJson:
     paused: bool
     #: oldest first
     story: tuple[StoryLine, ...]
+    #: when it will start and end, and why it waits where Synergy does not decide about it; null once it has ended
+    expected: ExpectedJob | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 // The cluster now: nodes x GPUs, who runs, who waits and why.
 
 import { ask } from "./api.js";
-import { behind, fact, fixed, h, isNumber, jobHref, jobName, num, planWords, plainTable, section, setText, stamp, times } from "./dom.js";
+import { behind, expectedWords, fact, fixed, h, isNumber, jobHref, jobName, num, planWords, plainTable, section, setText, stamp, times } from "./dom.js";
 import { gainReader } from "./gain.js";
 import { Rows } from "./table.js";
 
@@ -31,6 +31,7 @@ const RUNNING = [
 const WAITING = [
   ...COMMON,
   { label: "Asked", text: (job) => num(job.asked_gpus), value: (job) => job.asked_gpus, num: true },
+  { label: "Start", text: (job) => expectedWords(job.start), value: (job) => job.start?.middle_s ?? Infinity },
   { label: "Next", text: NOTES },
   { label: "Why", text: (job) => job.why, kind: "wide" },
 ];
@@ -52,7 +53,8 @@ export function nowView(context) {
 
   async function load(status) {
     const held = status.jobs.filter((job) => job.gpus > 0);
-    const rest = status.jobs.filter((job) => !job.gpus);
+    // those without a #SYNERGY line wait in the same queue
+    const rest = [...status.jobs.filter((job) => !job.gpus), ...(status.waiting ?? []).map((job) => ({ ...job, asked_gpus: job.gpus, action: "" }))];
     running.update(held);
     waiting.update(rest);
     setText(runs.count, ` ${num(held.length)}`);

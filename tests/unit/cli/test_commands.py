@@ -175,6 +175,7 @@ def test_status_without_an_epoch(url: str) -> None:
         "dry_run": False,
         "jobs": [],
         "bad_nodes": [],
+        "waiting": [],
     }
 
 

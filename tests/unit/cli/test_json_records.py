@@ -70,7 +70,7 @@ def answer(url: str, *words: str) -> dict[str, Any]:
 
 def test_the_keys_of_0_1_0_are_there(url: str) -> None:
     told = answer(url, "status")
-    assert set(told) == {"format", "epoch_s", "dry_run", "jobs", "bad_nodes"} and told["format"] == 1
+    assert set(told) == {"format", "epoch_s", "dry_run", "jobs", "bad_nodes", "waiting"} and told["format"] == 1
     (job,) = told["jobs"]
     old = json.loads(OF_0_1_0)
     assert set(job) >= set(old) and set(job["plan"]) >= set(old["plan"])
@@ -136,4 +136,5 @@ def test_the_format_number_is_in_both(url: str) -> None:
         "dry_run": False,
         "jobs": [],
         "bad_nodes": [],
+        "waiting": [],
     }

@@ -1,0 +1,25 @@
+"""When the jobs of the queue are expected to start and end."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "expected",
+        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column("made_s", sa.Double(), nullable=False),
+        sa.Column("jobs", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("errors", sa.JSON(none_as_null=True), nullable=False),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("expected")
