@@ -30,9 +30,9 @@ _HORIZON_S, _COMING = 14 * 86400.0, 3000
 _END, _READY, _OPENED, _HOUR, _ARRIVAL = range(5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Form:
-    """What a job asks of nodes. Where one does not fit, no other of its form does."""
+    """What a job asks of nodes, one object for all jobs alike. Where one does not fit, no other of its form does."""
 
     need: Amounts
     nodes: int
@@ -47,12 +47,16 @@ class _Form:
 
 @dataclass
 class _Place:
-    """The nodes that a form may use, by index, those of them that have room now, and the number of its jobs that wait."""
+    """The nodes that a form may use, by index, those of them that have room now, and the number of its jobs that wait.
+
+    `free_s`: when the other nodes have room by the limits of what runs there, as far as that was asked.
+    """
 
     form: _Form
     able: frozenset[int]
     room: set[int]
     waiting: int = 0
+    free_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ class Simulation:
         self._index = {node.name: i for i, node in enumerate(queue.nodes)}
         self._tasks = [job for job in queue.pending for _ in range(job.tasks)]
         self._able: dict[_Form, frozenset[int]] = {}
-        self._forms: dict[int, _Form] = {}
+        self._forms: dict[int, _Form] = {}  # by the identity of the job's record
+        self._alike: dict[tuple[object, ...], _Form] = {}
         self._closes = any(node.closed for node in queue.nodes)
 
     def run(self, lengths: LengthDraw, seed: int = 0) -> tuple[dict[int, float], dict[int, float]]:
@@ -221,7 +226,8 @@ class Simulation:
     def _form(self, job: PendingJob) -> _Form:
         form = self._forms.get(id(job))
         if form is None:
-            form = self._forms[id(job)] = _form_of(job)
+            own = _form_of(job)
+            form = self._forms[id(job)] = self._alike.setdefault(tuple(vars(own).values()), own)
             if form not in self._able:
                 self._able[form] = frozenset(_able_nodes(form, self._nodes))
         return form
@@ -238,6 +244,7 @@ class Simulation:
             for form, place in state.places.items():
                 if node not in place.able:
                     continue
+                place.free_s.pop(node, None)
                 if self._has_room(form, node, free):
                     place.room.add(node)
                 else:
@@ -301,22 +308,29 @@ class Simulation:
 
     def _plan(self, state: _State, form: _Form, planned: Sequence[_Start]) -> _Start | None:
         """Return the earliest start by time limits, or None if there is none."""
+        place, now_s = state.places[form], state.now_s
         taken = frozenset[int]().union(*(start.nodes for start in planned))
-        able = [(self._free_s(state, form, node), node) for node in state.places[form].able if node not in taken]
+        able: list[tuple[float, int]] = []
+        for node in place.able - taken if taken else place.able:
+            if node in place.room:
+                able.append((now_s, node))
+                continue
+            free_s = place.free_s.get(node)
+            if free_s is None:
+                free_s = place.free_s[node] = self._free_s(state, form, node)
+            able.append((max(now_s, free_s), node))
         chosen = heapq.nsmallest(form.nodes, able)
         if len(chosen) < form.nodes or chosen[-1][0] == math.inf:
             return None
         return _Start(chosen[-1][0], frozenset(node for _, node in chosen))
 
     def _free_s(self, state: _State, form: _Form, node: int) -> float:
-        """Return when a node has room for the form by the limits of what runs there."""
-        if node in state.places[form].room:
-            return state.now_s
+        """Return when a node that has no room for the form has it by the limits of what runs there."""
         free = state.free[node]
         for limit_end_s, need in sorted(state.on_node[node].values(), key=lambda one: one[0]):
             free += need
             if self._has_room(form, node, free):
-                return max(state.now_s, limit_end_s)
+                return limit_end_s
         return math.inf
 
     def _start(self, state: _State, at: int, key: Key, nodes: list[int]) -> None:

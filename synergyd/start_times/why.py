@@ -22,7 +22,10 @@ class Waits:
         self._queue = queue
         self._ends = {job_id: f.end for job_id, f in forecasts.items() if f.end is not None}
         self._rank = {job.job_id: rank for rank, job in enumerate(queue.pending)}
-        self._able: dict[object, tuple[QueueNode, ...]] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}  # of kinds of requests
+        self._keys: dict[int, int] = {}  # the same by job
+        self._able: dict[int, tuple[QueueNode, ...]] = {}
+        self._shared: dict[tuple[int, int], bool] = {}
 
     def reasons(self, job: PendingJob) -> Reasons:
         """Return why the job waits."""
@@ -92,19 +95,24 @@ class Waits:
         return (Reason("wait-freed", {"jobs": jobs, "freed": what, "in_s": max(0.0, at_s - self._queue.now_s)}),)
 
     def _ahead(self, job: PendingJob) -> Reasons:
-        names = {node.name for node in self._able_nodes(job)}
-        rank = self._rank.get(job.job_id, 0)
-        ahead = [other for other in self._queue.pending[:rank] if other.cap is None and self._shares(other, names)]
-        if not ahead:
+        own = self._able_key(job)
+        count = gpus = 0
+        for other in self._queue.pending[: self._rank.get(job.job_id, 0)]:
+            if other.cap is None and self._share_nodes(own, other):
+                count += other.tasks
+                gpus += other.need.gpus * other.nodes * other.tasks
+        if not count:
             return ()
-        gpus = sum(other.need.gpus * other.nodes * other.tasks for other in ahead)
-        count = sum(other.tasks for other in ahead)
         asks = f", and ask{'s' * (count == 1)} for {gpus} GPUs in all" if gpus else ""
         fields = {"count": count, "s": "s" * (count != 1), "waits": "s" * (count == 1), "ahead": asks}
         return (Reason("wait-priority", fields),)
 
-    def _shares(self, other: PendingJob, names: set[str]) -> bool:
-        return any(node.name in names for node in self._able_nodes(other))
+    def _share_nodes(self, own: int, other: PendingJob) -> bool:
+        key = own, self._able_key(other)
+        if key not in self._shared:
+            names = {node.name for node in self._able[key[0]]}
+            self._shared[key] = any(node.name in names for node in self._able[key[1]])
+        return self._shared[key]
 
     def _dependency(self, job: PendingJob) -> Reason:
         if not job.after:
@@ -129,10 +137,17 @@ class Waits:
         return Reason("wait-limit", {"slurm_reason": word, "holds": holds})
 
     def _able_nodes(self, job: PendingJob) -> tuple[QueueNode, ...]:
-        key = (job.need, job.partitions, job.gpu_type, job.features, job.node_names, job.excluded, job.nodes)
-        if key not in self._able:
-            self._able[key] = tuple(able_nodes(job, self._queue.nodes))
-        return self._able[key]
+        return self._able[self._able_key(job)]
+
+    def _able_key(self, job: PendingJob) -> int:
+        """Return what the nodes that may take the job are known by."""
+        if job.job_id not in self._keys:
+            what = (job.need, job.partitions, job.gpu_type, job.features, job.node_names, job.excluded, job.nodes)
+            number = self._numbers.setdefault(what, len(self._numbers))
+            self._keys[job.job_id] = number
+            if number not in self._able:
+                self._able[number] = tuple(able_nodes(job, self._queue.nodes))
+        return self._keys[job.job_id]
 
 
 def _held(measure: str, job: RunningJob) -> int:
