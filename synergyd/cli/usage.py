@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from synergy_core.errors import UsageError, one_line
 from synergy_core.formatting import format_names
+from synergy_core.losses import losses_message
 from synergy_core.usage import Totals
 from synergy_core.wire.codec import encode
 
@@ -65,6 +66,7 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
         else:
             console().print(job_table(job_usage))
             click.echo(job_notes(job_usage))
+            click.echo(losses_message(job_usage.losses))
         return
     span = _span_of_month(month)
     with context.backend() as backend:
@@ -78,6 +80,7 @@ def usage(context: Context, job: str | None, user: str, account: str, month: str
     else:
         console().print(table(usage_of_all))
         click.echo(_COLUMN_NOTES)
+        click.echo(losses_message(usage_of_all.losses))
         click.echo(audit_message(usage_of_all.total))
 
 

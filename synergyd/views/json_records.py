@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
 from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
+from synergy_core.losses import Losses
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
 from synergy_core.records import Action, Cell, Decision
@@ -163,6 +164,8 @@ class UsageJsonRow:
     user: str
     #: its GPU hours
     usage: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,8 @@ class UsageJson:
     rows: tuple[UsageJsonRow, ...] = ()
     #: of all rows together
     total: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +242,8 @@ class JobUsageJson:
     restart_s: float
     #: its GPU hours, and the gain
     total: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 def json_reference() -> str:

@@ -1,4 +1,4 @@
-"""When the jobs of the queue are expected to start and end."""
+"""When the jobs of the queue are expected to start and end, and the time that slow nodes took."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    op.add_column("usage", sa.Column("slow_s", sa.Double(), nullable=False, server_default="0"))
     op.create_table(
         "expected",
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
@@ -23,3 +24,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("expected")
+    op.drop_column("usage", "slow_s")
