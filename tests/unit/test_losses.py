@@ -77,7 +77,7 @@ def test_the_parts_add_up_to_what_was_held(rows: list[tuple[int, float, float, f
     parts, at_s = [], dict.fromkeys((1, 2, 3), 0.0)
     for job_id, trained_s, restart_s, rest_s, slow_s, ratio in sorted(rows, key=lambda row: row[0]):
         end_s = at_s[job_id] + trained_s + restart_s + rest_s
-        changes = {
+        changes: dict[str, Any] = {
             "trained_s": trained_s,
             "restart_s": restart_s,
             "slow_s": slow_s,
