@@ -6,6 +6,7 @@ import json
 import time
 
 import click
+from synergy_core.achieved import achieved_message
 from synergy_core.errors import one_line
 from synergy_core.wire.codec import encode
 
@@ -46,6 +47,8 @@ def lines(data: ExplainJson) -> list[str]:
         if decision.worth:
             worth = ", ".join(f"{name} {value:+.3g}" for name, value in decision.worth)
             out.append(f"  worth to the objective: {worth}")
+    if data.achieved is not None:
+        out.append(f"  achieved  {achieved_message(data.achieved)}")
     if data.alternatives:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data.alternatives]

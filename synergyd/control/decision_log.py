@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from synergy_core.achieved import Achieved
 from synergy_core.expected import Expected
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
@@ -109,6 +110,8 @@ class JobStatus:
     start: Expected | None = None
     #: when it will end; null where nobody can tell
     end: Expected | None = None
+    #: what it makes of its GPUs; null before its first step time
+    achieved: Achieved | None = None
 
 
 def job_statuses(
@@ -117,8 +120,9 @@ def job_statuses(
     now: Mapping[int, JobLifecycle],
     reports: Mapping[int, Report],
     hints: Mapping[int, str] = MappingProxyType({}),
+    achieved: Mapping[int, Achieved] = MappingProxyType({}),
 ) -> Iterator[JobStatus]:
-    """Yield what `synergyctl status` shows of each job. `hints`: see JobStatus.hint, by job id."""
+    """Yield what `synergyctl status` shows of each job. `hints`, `achieved`: see JobStatus, by job id."""
     decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
@@ -148,6 +152,7 @@ def job_statuses(
             account=job.account,
             slurm_name=job.slurm_name,
             hint=_hint(job, decision, hints),
+            achieved=achieved.get(job.job_id),
         )
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from synergy_core.achieved import Achieved
 from synergy_core.reasons import Reason, Reasons, text_reason
-from synergy_core.records import Action, Decision, Job, JobState, Snapshot
+from synergy_core.records import Action, Decision, Job, JobState, Profile, Snapshot
 
 from synergyd.control.arrivals import Arrivals, JobCounts, should_come_early
 from synergyd.control.checkpoint_request import current_request_number
@@ -298,7 +299,12 @@ class Daemon:
 
     def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[JobStatus]:
         hints = {i: f.hint for i, f in forecasts.items() if f.hint}
-        return job_statuses(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports, hints)
+        reports, speeds = self.controller.reports, dict[int, Achieved]()
+        for job in snapshot.jobs:
+            profile = snapshot.profiles.get(job.job_id) or Profile()
+            if speed := self.forecast.achieved(reports.get(job.job_id), job, profile):
+                speeds[job.job_id] = speed
+        return job_statuses(snapshot, self.decisions, self.controller.lifecycles, reports, hints, speeds)
 
     def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:
         """Hand what jobs hold to the thread that keeps their usage."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.achieved import Achieved
 from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
 from synergy_core.losses import Losses
@@ -150,6 +151,8 @@ class ExplainJson:
     paused: bool
     #: oldest first
     story: tuple[StoryLine, ...]
+    #: what it makes of its GPUs; null before its first step time, and once it is gone
+    achieved: Achieved | None = None
     #: when it will start and end, and why it waits where Synergy does not decide about it; null once it has ended
     expected: ExpectedJob | None = None
 

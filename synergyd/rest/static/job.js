@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { lineChart } from "./chart.js";
-import { behind, clock, expectedWords, fact, fixed, h, num, planWords, plainTable, span, stamp, times } from "./dom.js";
+import { behind, clock, expectedWords, fact, fixed, h, num, percent, planWords, plainTable, span, stamp, times } from "./dom.js";
 import { sizesFigure } from "./sizes.js";
 import { steerForm } from "./steer.js";
 
@@ -73,6 +73,7 @@ function drawFacts(facts, heading, explain, row, job_id) {
     fact("Batch", num(plan?.global_batch), plan ? `micro ${plan.micro_batch}` : ""),
     fact("Noise scale", num(report?.noise_scale), "sequences"),
     fact("Step", num(report?.step), report?.step_s ? `${num(report.step_s)} s each` : ""),
+    explain.achieved?.mfu ? fact("MFU", percent(explain.achieved.mfu), `${num(explain.achieved.tokens_per_s)} tokens/s`) : null,
     fact("Loss", fixed(report?.loss, 4)),
     fact("Restarts", num(row?.restarts ?? report?.restarts)),
   ].filter(Boolean));

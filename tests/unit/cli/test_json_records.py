@@ -49,7 +49,7 @@ OF_0_1_0 = (
 )
 EXPLAIN_KEYS = {
     "job_id", "decided_s", "dry_run", "decision", "lines", "links", "alternatives", "lifecycle", "report", "note", "warnings",
-    "paused", "story", "expected",
+    "paused", "story", "expected", "achieved",
 }  # fmt: skip
 
 
