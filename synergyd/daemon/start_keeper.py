@@ -34,6 +34,7 @@ log = logging.getLogger("synergyd.starts")
 LEARNT_S = 7 * 86400.0  # how far back it learns at its start
 BUDGET_S = 2.0  # of one forecast, if the least number of draws takes no longer
 SHARE = 0.05  # of the time, at most
+MOST = 2000  # waiting jobs that are forecast, and held ones that are explained: the first ones
 #: ends that say nothing about how long a job takes
 _PARTS = (RESIZING, "REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
 _HOLDING = (JobState.RUNNING, JobState.SUSPENDED)
@@ -56,6 +57,7 @@ class StartKeeper:
         ] = {}  # running jobs: first start, present start, what they are like
         self._waiting: frozenset[int] = frozenset()
         self._decided: set[int] = set()  # jobs of Synergy's: a requeue of theirs goes on with the same run
+        self._looked_s = 0.0
         self._learnt = False
         self._rest_until = 0.0
         self._problem = ""
@@ -107,6 +109,7 @@ class StartKeeper:
         self._learn_changes(look)
         queue = queue_of(look, {job_id: first_s for job_id, (first_s, _, _) in self._began.items()})
         self._forecaster.see(queue)
+        queue = replace(queue, pending=queue.pending[:MOST], held=queue.held[:MOST])
         began = self._monotonic()
         if began < self._rest_until:
             return
@@ -150,7 +153,7 @@ class StartKeeper:
             if (
                 row is None or state_of(row) is JobState.COMPLETING
             ):  # else it was requeued: how long it takes is not known
-                end_s = _end_s(row, look.at_s)
+                end_s = _end_s(row, self._looked_s, look.at_s)
                 self._forecaster.note_ended(job_id, end_s)
                 self._forecaster.learn([EndedRun(program, end_s - first_s, end_s)])
         for job_id, row in now.items():
@@ -164,11 +167,15 @@ class StartKeeper:
             self._began[job_id] = first_s, start_s, program_of(row, look.partitions)
         self._waiting = frozenset(i for i, row in rows.items() if state_of(row) is JobState.PENDING)
         self._decided &= rows.keys()
+        self._looked_s = look.at_s
         self._forecaster.forget_all_but(rows)
 
 
-def _end_s(row: JobRow | None, now_s: float) -> float:
-    return row.end_s if row is not None and row.end_s is not None and row.end_s <= now_s else now_s
+def _end_s(row: JobRow | None, looked_s: float, now_s: float) -> float:
+    """Return when a job ended that was there at `looked_s` and is not now."""
+    if row is not None and row.end_s is not None and row.end_s <= now_s:
+        return row.end_s
+    return (looked_s + now_s) / 2
 
 
 def expected_jobs(look: QueueLook, queue: Queue, told: Mapping[int, JobForecast]) -> Iterable[ExpectedJob]:

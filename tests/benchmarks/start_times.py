@@ -1,8 +1,9 @@
 """How good are the forecasts of starts and ends?
 
     python -m tests.benchmarks.start_times [--queues 4] [--first-seed 100] [--jobs 2500] [--philly FILE.csv] [--looks 120] [--json FILE]
-    python -m tests.benchmarks.start_times --cost        # seconds of one forecast of 1,000 waiting jobs
-    python -m tests.benchmarks.start_times --slurm       # against `squeue --start`, on a real throwaway cluster: about 12 minutes
+    python -m tests.benchmarks.start_times --cost 1000   # CPU seconds of one forecast of so many waiting jobs
+
+start_times_slurm.py compares with `squeue --start` on a real throwaway cluster.
 
 Generated queues: 12 nodes of 8 GPUs, 16 users with 1 to 5 programs each; a program has a median length (log-uniform, 5 minutes to 8 hours),
 a spread (sigma 0.2 to 1.2), a size and a time limit that its user rounds up; one run in eight fails within minutes. --philly: submission,
@@ -36,6 +37,7 @@ from synergy_core.expected import Expected
 from synergyd.start_times.forecast import StartForecaster
 from synergyd.start_times.records import Amounts, PendingJob, Program, Queue, QueueNode, RunningJob
 from synergyd.start_times.run_lengths import EndedRun
+from synergyd.start_times.why import Waits
 
 LIMITS_H = (1, 2, 4, 8, 12, 24, 48, 96, 168)
 NODE_GPUS = 8
@@ -354,6 +356,53 @@ def measure(
     return row, starts, ends
 
 
+def cost(count: int) -> dict[str, float]:
+    """Return CPU seconds of a forecast of `count` waiting jobs on 100 full nodes, with the least number of draws, and of their reasons."""
+    draw, now_s = random.Random(1), 1e6
+    programs = [
+        Program(f"u{i % 40}", f"a{i % 5}", f"p{i % 4}", 3600.0 * draw.choice((1, 4, 12, 24, 48))) for i in range(160)
+    ]
+    runs: list[RunningJob] = []
+    for node in range(100):
+        free = NODE_GPUS
+        while free:
+            each, program = min(free, draw.choice((1, 2, 4, 8))), draw.choice(programs)
+            had_s = draw.uniform(0, 0.7) * (program.limit_s or 0.0)
+            start_s, end_s = now_s - had_s, now_s - had_s + (program.limit_s or 0.0)
+            key, names, need = len(runs), (f"n{node}",), Amounts(each, 8 * each)
+            runs.append(
+                RunningJob(job_id=key, program=program, start_s=start_s, limit_end_s=end_s, nodes=names, need=need)
+            )
+            free -= each
+    waits = []
+    for number in range(count):
+        size = draw.choices((1, 2, 4, 8, 16, 32), (0.4, 0.15, 0.17, 0.16, 0.08, 0.04))[0]
+        each, program = min(NODE_GPUS, size), draw.choice(programs)
+        told = PendingJob(
+            job_id=10_000 + number, program=program, nodes=size // each, need=Amounts(each, 8 * each), partitions=frozenset("p"),
+            submit_s=now_s - 5000 + number, slurm_reason="Priority",
+        )  # fmt: skip
+        waits.append(told)
+    total = Amounts(NODE_GPUS, 8 * NODE_GPUS)
+    nodes = tuple(QueueNode(name=f"n{i}", total=total, free=Amounts(), partitions=frozenset("p")) for i in range(100))
+    queue = Queue(now_s=now_s, nodes=nodes, running=tuple(runs), pending=tuple(waits))
+    forecaster = StartForecaster()
+    forecaster.learn(EndedRun(p, draw.random() * (p.limit_s or 0.0)) for p in programs * 10)
+    began = time.process_time()
+    forecasts = forecaster.forecast(queue, lambda: True)
+    forecast_s = time.process_time() - began
+    began = time.process_time()
+    reasons = Waits(queue, forecasts)
+    for job in waits:
+        reasons.reasons(job)
+    return {
+        "waiting": count,
+        "running": len(runs),
+        "forecast_cpu_s": round(forecast_s, 2),
+        "reasons_cpu_s": round(time.process_time() - began, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--queues", type=int, default=4)
@@ -364,7 +413,11 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=120)
     parser.add_argument("--philly", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cost", type=int)
     options = parser.parse_args()
+    if options.cost:
+        print(json.dumps(cost(options.cost)))
+        return
     rows, starts, ends = [], list[Said](), list[Said]()
     cases = [
         (f"generated {seed}", *generated(seed, options.jobs, options.load, options.passing))

@@ -3,14 +3,15 @@
     python -m tests.benchmarks.start_times_slurm [--jobs 200] [--minutes 12] [--seed 1] [--json FILE]
 
 4 nodes of 8 GPUs; programs of seconds to a minute under limits of 2 to 20 minutes, first a backlog, then one job each few seconds. The
-first quarter of the jobs is for learning: nothing is known of any program before. Each 10 s the queue is read as the daemon reads it, its
-thread's work is done, and `squeue --start` is asked. The errors of both are of the jobs and moments for which both say a time.
+first quarter of the jobs is for learning: nothing is known of any program before. The queue is read as the daemon reads it; each 10 s
+its thread's work is done, and `squeue --start` is asked. The errors of both are of the jobs and moments for which both say a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -22,6 +23,7 @@ from synergy_core.expected import Expected
 from synergyd.daemon.queue_look import QueueLook
 from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.slurm.command_line import CommandLine
+from synergyd.slurm.parsed.rows import PartitionRow
 from synergyd.store.store import open_store
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 
@@ -81,21 +83,24 @@ def measure(jobs: int, minutes: float, seed: int) -> dict[str, object]:
             keeper = StartKeeper(lambda: store, line.past_runs)
             keeper.close()  # its work is done here, in step with the looks
             known = [submit(cluster, draw, n) for n in range(jobs // 4)]
+            slurms, partitions = dict[int, float](), dict[str, PartitionRow]()
             end_s, next_s = time.monotonic() + 60 * minutes, time.monotonic()
             while time.monotonic() < end_s and (len(known) < jobs or set(known) - starts.keys()):
                 if len(known) < jobs:
                     known.append(submit(cluster, draw, len(known)))
                 starts |= true_starts(cluster)
-                if time.monotonic() < next_s:
-                    time.sleep(1.0)
-                    continue
-                next_s = time.monotonic() + LOOK_S
-                slurms = slurms_starts(cluster)
+                is_due = time.monotonic() >= next_s
+                if is_due:
+                    next_s = time.monotonic() + LOOK_S
+                    slurms = slurms_starts(cluster)
+                    partitions = {p.name: p for p in line.partitions()}
                 at_s = time.time()
-                partitions = {p.name: p for p in line.partitions()}
                 began = time.perf_counter()
-                keeper._rest_until = 0.0  # a forecast at each look
+                keeper._rest_until = 0.0 if is_due else math.inf  # in between it learns, as often as a daemon does
                 keeper._take(QueueLook(at_s=at_s, rows=line.jobs(), nodes=line.nodes(), partitions=partitions))
+                if not is_due:
+                    time.sleep(0.5)
+                    continue
                 took_s.append(time.perf_counter() - began)
                 stored = store.expected()
                 for job in stored.jobs if stored else ():
@@ -114,6 +119,8 @@ def measure(jobs: int, minutes: float, seed: int) -> dict[str, object]:
         "our_median_error_s": round(statistics.median(abs(ours.middle_s - t) for ours, _, t in both), 1),
         "squeue_median_error_s": round(statistics.median(abs(slurms - t) for _, slurms, t in both), 1),
         "held": round(sum(o.low_s - 1 <= t <= o.high_s + 1 for o, t in own) / len(own), 3),
+        "below": round(sum(t < o.low_s - 1 for o, t in own) / len(own), 3),
+        "above": round(sum(t > o.high_s + 1 for o, t in own) / len(own), 3),
         "median_width_s": round(statistics.median(o.high_s - o.low_s for o, _ in own), 1),
         "look_and_forecast_s": round(statistics.fmean(took_s), 2),
     }
