@@ -126,6 +126,22 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "as-asked": "it starts on the {gpus} GPUs asked for, which nobody else wants, until its speed there was measured",
         "no-gain": "all jobs together gain no more by it",
         "not-weighed": "the solver's time limit struck before it was weighed",
+        # a job that waits in Slurm's queue
+        "wait-resources": "Waits for {need}{where}: {free} of the {total} there {is_are} free.",
+        "wait-freed": "In about {in_s:span} {jobs:jobs} should have freed {freed}.",
+        "wait-priority": "{count} job{s} of higher priority wait{waits} for the same nodes{ahead}.",
+        "wait-never": "Waits for {need}{where}: {able} node{s} that {takes} jobs now could have it.",
+        "wait-jobs": "Waits for the end of {jobs:jobs} ({dependency}){expected}.",
+        "wait-dependency": "Waits for what it depends on: {dependency}.",
+        "wait-broken-dependency": "What it depends on will not come ({dependency}): it never starts as it is (`scancel` removes it).",
+        "wait-held": "It is held by its {holder}: `scontrol release` lets it run.",
+        "wait-begin": "May not start for another {wait_s:span} (its begin time).",
+        "wait-limit": "A limit is reached (Slurm's reason: {slurm_reason}){holds}.",
+        "wait-tasks": "{running} of its array's tasks run, the most that it allows at once.",
+        "wait-licenses": "Waits for licences: {licenses}.",
+        "wait-reservation": "Waits for its reservation {reservation}.",
+        "wait-partition": "Its partition {partition} takes no jobs now ({slurm_reason}).",
+        "wait-other": "Slurm's reason: {slurm_reason}.",
         # beside the allocation
         "weight-capped": "weight={weight:g} counts as {max_weight:g} (MaxWeight).",
         "length-refuted": "It has trained for longer than it said was left, so it counts as the longest job.",
@@ -158,6 +174,19 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
 )
 
 IsVisible = Callable[[int], bool]
+
+
+def format_span(seconds: float) -> str:
+    """Return a text such as `40 s`, `25 min`, `2 h 10 min` or `3 d 4 h`."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def format_reasons(reasons: Iterable[Reason], is_visible: IsVisible | None = None) -> str:
@@ -220,6 +249,8 @@ class _Formatter(string.Formatter):
                 return ", ".join(value[:_NAMED])
             case "list":
                 return ", ".join(value)
+            case "span" if isinstance(value, int | float):
+                return format_span(value)
             case _:
                 try:
                     return format(value, format_spec)

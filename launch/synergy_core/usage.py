@@ -65,6 +65,8 @@ class Usage:
     predicted_ratio: float | None = None
     #: goodput of the run before, as it was reported last; None: not known
     before_goodput: float | None = None
+    #: the part of `trained_s` in which other ranks waited for a slow node
+    slow_s: float = 0.0
 
     @property
     def held_s(self) -> float:
@@ -93,6 +95,8 @@ class PastRun:
     state: str = ""
     #: the job that its name says it is beside, which anybody's may; 0: none
     of_job: int = 0
+    name: str = ""
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +171,7 @@ def clip_usage(part: Usage, from_s: float, to_s: float) -> Usage | None:
         useful_gpu_s=part.useful_gpu_s * share,
         sigma_gpu_s=part.sigma_gpu_s * share,
         measured_s=part.measured_s * share,
+        slow_s=part.slow_s * share,
         measured_work=part.measured_work * share,
         # the time before its start goes with its start
         stopped_s=part.stopped_s if low == part.from_s else 0.0,
@@ -187,7 +192,14 @@ def with_end_time(part: Usage, to_s: float) -> Usage:
 def without_training(part: Usage) -> Usage:
     """Return the part as if nothing had been trained in it so far."""
     return replace(
-        part, trained_s=0.0, restart_s=0.0, useful_gpu_s=0.0, sigma_gpu_s=0.0, measured_s=0.0, measured_work=0.0
+        part,
+        trained_s=0.0,
+        restart_s=0.0,
+        useful_gpu_s=0.0,
+        sigma_gpu_s=0.0,
+        measured_s=0.0,
+        measured_work=0.0,
+        slow_s=0.0,
     )
 
 
@@ -201,6 +213,7 @@ def with_less_training(part: Usage, lost_s: float) -> Usage:
         useful_gpu_s=part.useful_gpu_s * left,
         sigma_gpu_s=part.sigma_gpu_s * left,
         measured_s=part.measured_s * left,
+        slow_s=part.slow_s * left,
         measured_work=part.measured_work * left,
     )
 

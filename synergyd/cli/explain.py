@@ -6,10 +6,12 @@ import json
 import time
 
 import click
+from synergy_core.achieved import achieved_message
 from synergy_core.errors import one_line
 from synergy_core.job_end import format_end
 from synergy_core.wire.codec import encode
 
+from synergyd.cli.shared.clock import expected_lines
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.views.json_records import ExplainJson
@@ -20,7 +22,7 @@ from synergyd.views.json_records import ExplainJson
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @pass_context
 def explain(context: Context, job: str, as_json: bool) -> None:
-    """Tell why JOB got what it got: the decision, its reason, the alternatives with their predicted goodput, the story."""
+    """Tell when JOB starts and ends, and why it got what it got: the decision, its reason, alternatives with their goodput, the story."""
     with context.backend() as backend:
         data = backend.explain(backend.job_id(job))
     click.echo(json.dumps(encode(data), indent=1) if as_json else "\n".join(lines(data)))
@@ -35,6 +37,8 @@ def lines(data: ExplainJson) -> list[str]:
         when = time.strftime("%F %T", time.localtime(data.end.end_s)) if data.end.end_s is not None else ""
         out.append(f"{when} ended: {one_line(format_end(data.end))}".lstrip())
     decision = data.decision
+    if data.expected is not None:
+        out += [f"  {one_line(text, 2000)}" for text in expected_lines(data.expected, time.time())]
     if decision:
         when = time.strftime("%F %T", time.localtime(data.decided_s))
         out.append(f"{when}{' (dry run)' if data.dry_run else ''}: {decision.action}")
@@ -47,13 +51,16 @@ def lines(data: ExplainJson) -> list[str]:
         if decision.worth:
             worth = ", ".join(f"{name} {value:+.3g}" for name, value in decision.worth)
             out.append(f"  worth to the objective: {worth}")
+    if data.achieved is not None:
+        out.append(f"  achieved  {achieved_message(data.achieved)}")
     if data.alternatives:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data.alternatives]
     out += [f"warning: {one_line(text)}" for text in data.warnings]
     if data.note:
         out.append(f"the job says: {one_line(data.note)}")
-    out.append("story" if data.story else "story: none yet")
+    if data.story or decision:
+        out.append("story" if data.story else "story: none yet")
     for event in data.story:
         when = time.strftime("%F %T", time.localtime(event.at_s))
         out.append(f"  {when}  {event.state:<13} {one_line(event.detail)}")

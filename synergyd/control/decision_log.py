@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from synergy_core.achieved import Achieved
+from synergy_core.expected import Expected
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
 from synergy_core.reasons import Reason, reason_codes
@@ -106,6 +108,12 @@ class JobStatus:
     hint: str = ""
     #: `why` as data
     reasons: tuple[Reason, ...] = ()
+    #: when it will start; null where it runs, or where nobody can tell
+    start: Expected | None = None
+    #: when it will end; null where nobody can tell
+    end: Expected | None = None
+    #: what it makes of its GPUs; null before its first step time
+    achieved: Achieved | None = None
 
 
 def job_statuses(
@@ -114,8 +122,9 @@ def job_statuses(
     now: Mapping[int, JobLifecycle],
     reports: Mapping[int, Report],
     hints: Mapping[int, str] = MappingProxyType({}),
+    achieved: Mapping[int, Achieved] = MappingProxyType({}),
 ) -> Iterator[JobStatus]:
-    """Yield what `synergyctl status` shows of each job. `hints`: see JobStatus.hint, by job id."""
+    """Yield what `synergyctl status` shows of each job. `hints`, `achieved`: see JobStatus, by job id."""
     decided = {d.job_id: d for d in decisions}
     for job in snapshot.jobs:
         life, report, decision = now.get(job.job_id), reports.get(job.job_id), decided.get(job.job_id)
@@ -146,6 +155,7 @@ def job_statuses(
             partition=job.partition,
             slurm_name=job.slurm_name,
             hint=_hint(job, decision, hints),
+            achieved=achieved.get(job.job_id),
         )
 
 

@@ -51,6 +51,8 @@ class Holding:
     #: relative goodput of what it runs with, and its relative error (one sigma); None: not known
     relative: float | None = None
     sigma: float = 0.0
+    #: times that its slowest node takes for the same work
+    slowed: float = 1.0
     #: its last restart was Synergy's choice
     chosen: bool = False
     #: for how long the checkpoint before its present restart held it up
@@ -270,6 +272,7 @@ class UsageLedger:
                 sigma_gpu_s=part.sigma_gpu_s + useful * now.sigma,
                 measured_s=part.measured_s + seconds * (now.goodput is not None),
                 measured_work=part.measured_work + seconds * (now.goodput or 0.0),
+                slow_s=part.slow_s + seconds * (1.0 - 1.0 / max(1.0, job.slowed)),
             )
             now.counted_s = max(now.counted_s, until_s)
         now.part = part

@@ -10,6 +10,7 @@ from synergy_core.wire.job_key import SecretFile
 from synergyd.daemon.links.process import LinkProcess
 from synergyd.daemon.phases import Phases
 from synergyd.daemon.ports.report_inbox import ReportInbox
+from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.daemon.usage_keeper import UsageKeeper
 from synergyd.slurm.client import SlurmReader, SlurmWriter
 from synergyd.store.buffer import BufferedStore
@@ -37,5 +38,6 @@ class DaemonDependencies:
     links_address: str = ""
     monotonic: Callable[[], float] | None = None
     usage: UsageKeeper | None = None
+    starts: StartKeeper | None = None
     secret: SecretFile | None = None
     phases: Phases = field(default_factory=Phases)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from synergy_core.achieved import Achieved
 from synergy_core.errors import SynergyError, UsageError, one_line
 from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Job, JobState, Measurement, ModelSpec, Plan, Profile
@@ -18,6 +19,7 @@ from synergyd.jobmodel.batch_advice import advise, remark
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.fit.profile_file import read_profile
 from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.model.counts import flops_per_step
 from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.settings import Settings
 
@@ -119,6 +121,28 @@ class Forecast:
         except Exception as error:
             self._own_fault(job.job_id, "the prediction of its report", error)
             return None
+
+    def achieved(self, report: Report | None, job: Job, profile: Profile) -> Achieved | None:
+        """Return the speed of a running job by its report, or None if this incarnation has told no step time."""
+        if report is None or report.restarts != job.restarts or not report.step_s or job.state is not JobState.RUNNING:
+            return None
+        told = Achieved(step_s=report.step_s)
+        try:
+            known = self._cache.figures.get(job.shape.gpu_type) or self._figures_of(job.shape.gpu_type)
+            if profile.samples and profile.speed > 0:
+                told = replace(told, predicted_step_s=report.step_s / profile.speed, uncertainty=known.uncertainty)
+            model = report.model or self._model(job, profile)
+            if model is None or report.plan is None:
+                return told
+            batch = report.plan.global_batch
+            achieved_flops = flops_per_step(model, batch) / report.step_s
+            peak_flops = known.peak_tflops * 1e12 * report.plan.gpus
+            return replace(told, tokens_per_s=batch * model.seq / report.step_s, mfu=achieved_flops / peak_flops)
+        except SynergyError:  # a model file that can't be read
+            return told
+        except Exception as error:
+            self._own_fault(job.job_id, "its speed", error)
+            return told
 
     def least_memory(self, report: Report, job: Job | None, profile: Profile) -> float | None:
         """Return the least ratio of measured to predicted peak memory of a plan that failed on the job's GPUs, or None if unknown."""

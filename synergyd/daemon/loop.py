@@ -13,8 +13,9 @@ import pwd
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from synergy_core.achieved import Achieved
 from synergy_core.reasons import Reason, Reasons, text_reason
-from synergy_core.records import Action, Decision, Job, JobState, Snapshot
+from synergy_core.records import Action, Decision, Job, JobState, Profile, Snapshot
 
 from synergyd.control.arrivals import Arrivals, JobCounts, should_come_early
 from synergyd.control.checkpoint_request import current_request_number
@@ -180,6 +181,8 @@ class Daemon:
         if self.settings.dry_run:
             self._adopt_for_reports(snapshot)
             self._account_dry_run(forecasts, plain)
+        if self.dependencies.starts is not None and (self.is_acting or self.settings.dry_run):
+            self.dependencies.starts.see(self.observer.queue_look(snapshot.jobs, self.decisions, began))
         with phase("store"):
             self.dependencies.store.flush()
         self._arrivals.end_epoch(
@@ -320,7 +323,12 @@ class Daemon:
 
     def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[JobStatus]:
         hints = {i: f.hint for i, f in forecasts.items() if f.hint}
-        return job_statuses(snapshot, self.decisions, self.controller.lifecycles, self.controller.reports, hints)
+        reports, speeds = self.controller.reports, dict[int, Achieved]()
+        for job in snapshot.jobs:
+            profile = snapshot.profiles.get(job.job_id) or Profile()
+            if speed := self.forecast.achieved(reports.get(job.job_id), job, profile):
+                speeds[job.job_id] = speed
+        return job_statuses(snapshot, self.decisions, self.controller.lifecycles, reports, hints, speeds)
 
     def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:
         """Hand what jobs hold to the thread that keeps their usage."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from synergy_core.job_report import Report
-from synergy_core.records import Cluster, Job, JobState, Profile, Snapshot
+from synergy_core.records import Cluster, Decision, Job, JobState, Profile, Snapshot
 from synergy_core.steering import Steering, steer_job
 
 from synergyd.control.controller import Controller
@@ -23,6 +23,7 @@ from synergyd.daemon.account_limits import AccountReader, use_of
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.ports.report_inbox import ReceivedReport
+from synergyd.daemon.queue_look import QueueLook
 from synergyd.daemon.user_groups import UserGroups
 from synergyd.jobmodel.batch_range import with_range
 from synergyd.jobmodel.exchange_choice import with_exchange
@@ -251,6 +252,19 @@ class Observer:
             jobs[i] = job if moves is None else with_move_limits(job, moves, self.settings, now_s, minute)
         penalties = controller.faults.nodes.penalties(now_s)
         return Snapshot(now_s, self.cluster, tuple(jobs), controller.profiles, penalties)
+
+    def queue_look(self, jobs: Iterable[Job], decisions: Iterable[Decision], now_s: float) -> QueueLook:
+        """Return what the last read showed of the whole queue, with what was decided. `jobs`: Synergy's."""
+        decided = (j for j in jobs if j.directive is not None and j.state is JobState.PENDING)
+        return QueueLook(
+            at_s=now_s,
+            rows=self.everybodys,
+            nodes=self._nodes,
+            partitions=self.limits,
+            reservations=self._reservations,
+            decided={j.job_id: j for j in decided if j.job_id not in self.left_to_slurm},
+            decisions={d.job_id: d for d in decisions},
+        )
 
     def jobs_to_inform_at_start(self) -> frozenset[int]:
         """Return the jobs on several nodes that only the plugin's grace keeps from Slurm's start.

@@ -28,6 +28,7 @@ from synergyd.daemon.loop import Daemon
 from synergyd.daemon.metrics import PrometheusMetrics
 from synergyd.daemon.notices.sender import start_notices
 from synergyd.daemon.ports.report_inbox import ReportInbox
+from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
@@ -105,6 +106,7 @@ def run(
         time.time,
         min(ASK_S, 5 * settings.epoch_s),
     )
+    starts = StartKeeper(lambda: open_store(url), CommandLine().past_runs)  # likewise
     dependencies = DaemonDependencies(
         reader=reader,
         writer=writer,
@@ -120,6 +122,7 @@ def run(
         links=links,
         links_address=links_address,
         usage=usage,
+        starts=starts,
     )
     # a dry run sends its daily account; beside a daemon that acts, that one sends it
     sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
@@ -134,6 +137,7 @@ def run(
         if leads():
             heartbeat.remove(settings.state_dir)
         usage.close()
+        starts.close()
         if notices:
             notices.close()
         store.close()

@@ -112,7 +112,9 @@ def _training(
     elif each.lifecycle.state not in IN_TRANSIT:  # else it is about what the job is on its way to
         sigma = relative_sigma(cell, job, forecast.cells if forecast is not None else ())
         goodput = reported_goodput(report, cell) if holding.training_s is not None else None
-        holding = replace(holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput)
+        holding = replace(
+            holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput, slowed=max(1.0, job.slowed)
+        )
     holding = _changing(holding, each)
     if under_way is not None:
         holding = replace(holding, chosen=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)

@@ -444,7 +444,8 @@ async def _set_paused(door: AppState, job_id: int, user: str, *, paused: bool) -
 async def _refusal(door: AppState, user: str, job_id: int, *, changes: bool) -> Response | None:
     """Return 404 for a job that the caller may not know of, or that is not in the queue, and 403 for one that is not the caller's."""
     edition = await door.feed.newest()
-    rights, owner = await asyncio.to_thread(door.rights.rights), edition.owner(job_id)
+    rights = await asyncio.to_thread(door.rights.rights)
+    owner = edition.owner(job_id) if job_id in edition.jobs else None  # others are not Synergy's to change
     if owner is None or not sees(user, owner, rights):
         return _no_such_job(job_id)
     if changes and not commands(user, owner, rights):

@@ -8,17 +8,19 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from synergy_core.errors import SynergyError
+from synergy_core.expected import ExpectedJob
 from synergy_core.masking import hide_invisible
 from synergy_core.wire.codec import encode
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.rest.caller import Owner, SlurmRights, sees, sees_all, sees_nodes
 from synergyd.store.store import Store
+from synergyd.views.expected import collect as expected_jobs
 from synergyd.views.json_records import StatusJson
 from synergyd.views.status import collect
 
@@ -48,6 +50,8 @@ class Edition:
     head: bytes = b"{}"  # the answer's fields but `jobs`, for those who may see all jobs and nodes
     others_head: bytes = b"{}"  # and for all others: what befell a node tells of jobs
     jobs: dict[int, tuple[Owner, bytes]] = field(default_factory=dict)
+    waiting: dict[int, tuple[Owner, bytes]] = field(default_factory=dict)  # jobs without a #SYNERGY line
+    others: dict[int, Owner] = field(default_factory=dict)  # owners of jobs that forecasts are about
     _answers: dict[object, Answer] = field(
         default_factory=dict
     )  # by user ("" for who sees all), whether nodes are told, job
@@ -64,7 +68,7 @@ class Edition:
     def owner(self, job_id: int) -> Owner | None:
         """Return the owner of a job, or None for a job that is not in the queue any more."""
         job = self.jobs.get(job_id)
-        return job[0] if job else None
+        return job[0] if job else self.others.get(job_id)
 
     def visible(self, user: str, rights: SlurmRights) -> Callable[[int], bool]:
         """Return a function that tells whether the user may know of a job in the queue."""
@@ -81,13 +85,15 @@ class Edition:
         nodes = not whose and sees_nodes(user, rights)
         key = (whose, nodes, job_id)
         if key not in self._answers:
-            view = self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
-            bodies = [body for _, (owner, body) in view if not whose or sees(user, owner, rights)]
-            bodies = [self._visible_to(user, rights, body) for body in bodies] if whose else bodies
+            parts = []
+            for name, rows in ((b"jobs", self.jobs), (b"waiting", self.waiting)):
+                view = rows.values() if job_id is None else [rows[job_id]] if job_id in rows else []
+                bodies = [body for owner, body in view if not whose or sees(user, owner, rights)]
+                bodies = [self._visible_to(user, rights, body) for body in bodies] if whose else bodies
+                parts.append(b', "' + name + b'": [' + b",\n".join(bodies) + b"]")
             head = self.head if nodes else self.others_head
-            plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
-            answer = answer_of(plain)
-            if job_id is not None and job_id not in self.jobs:
+            answer = answer_of(head[:-1] + b"".join(parts) + b"}")
+            if job_id is not None and job_id not in self.jobs and job_id not in self.waiting:
                 return answer  # any number may be asked for
             self._answers[key] = answer
         return self._answers[key]
@@ -96,17 +102,24 @@ class Edition:
 def edition(store: Store) -> Edition:
     """Read an Edition from the database. Raises SynergyError while the database is away."""
     now = collect(store)
-    jobs = {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in now.jobs}
-    return Edition(_head(now), _head(replace(now, bad_nodes=(), plain_jobs=None, plain_held_gpus=None)), jobs)
+    jobs, waiting = _bodies(now.jobs), _bodies(now.waiting)
+    others = {job_id: _owner(job) for job_id, job in expected_jobs(store).items()}
+    return Edition(
+        _head(now), _head(replace(now, bad_nodes=(), plain_jobs=None, plain_held_gpus=None)), jobs, waiting, others
+    )
+
+
+def _bodies(rows: Iterable[JobStatus | ExpectedJob]) -> dict[int, tuple[Owner, bytes]]:
+    return {row.job_id: (_owner(row), json.dumps(encode(row)).encode()) for row in rows}
 
 
 def _head(now: StatusJson) -> bytes:
-    head = encode(replace(now, jobs=()))
-    del head["jobs"]
+    head = encode(replace(now, jobs=(), waiting=()))
+    del head["jobs"], head["waiting"]
     return json.dumps(head).encode()
 
 
-def _owner(row: JobStatus) -> Owner:
+def _owner(row: JobStatus | ExpectedJob) -> Owner:
     return Owner(user=row.user, account=row.account)
 
 

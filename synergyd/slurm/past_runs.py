@@ -11,7 +11,7 @@ from synergy_core.wire.expander import job_of_expander
 
 from synergyd.slurm.client import SlurmError
 
-_COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES,Submit,NodeList,State,JobName"
+_COLUMNS = "JobIDRaw,User,Account,Start,ElapsedRaw,AllocTRES,Submit,NodeList,State,TimelimitRaw,JobName"
 # every state in which an incarnation is over, or goes on with other GPUs
 _ENDED = "CD,F,CA,TO,NF,PR,RQ,OOM,DL,BF,RS"
 # problems that last: no accounts, no sacct; any other, such as a deadlock in slurmdbd's database, may pass
@@ -38,9 +38,9 @@ def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Ite
         raise SlurmError(error.where, error.what, transient=not _LASTS.search(error.what)) from None
     for line in text.splitlines():
         words = line.split(between)
-        if len(words) != 10 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):
+        if len(words) != 11 or not (words[0].isdecimal() and words[3].isdecimal() and words[4].isdecimal()):
             continue  # one that never began
-        gpus, beside = _GPUS.search(words[5]), job_of_expander(words[9])
+        gpus, beside = _GPUS.search(words[5]), job_of_expander(words[10])
         start_s = float(words[3])
         yield PastRun(
             job_id=int(words[0]),
@@ -53,6 +53,8 @@ def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Ite
             nodes="" if words[7] == "None assigned" else words[7],
             state=words[8].partition(" ")[0],  # "CANCELLED by 1000"
             of_job=beside[0] if beside is not None else 0,
+            name=words[10],
+            limit_s=60.0 * int(words[9]) if words[9].isdecimal() else None,
         )
 
 

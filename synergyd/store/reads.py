@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, String, cast, func, literal, or_, select
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.errors import UsageError
+from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
 from synergy_core.reasons import Reason, text_reason
 from synergy_core.records import (
@@ -34,6 +36,7 @@ from synergyd.store.records import (
     Recording,
     StoredDecision,
     StoredEvent,
+    StoredExpected,
     StoredLifecycle,
     StoredNode,
     StoredReport,
@@ -43,6 +46,7 @@ from synergyd.store.tables import (
     DecisionRow,
     EpochRow,
     EventRow,
+    ExpectedRow,
     JobFlagRow,
     LeaderRow,
     LifecycleRow,
@@ -186,9 +190,9 @@ def owner(connection: Connection, job_id: int) -> tuple[str, str] | None:
 def version(connection: Connection) -> tuple[object, ...]:
     """Return a value that changes whenever the output of `synergyctl status` does.
 
-    Three statements, each of an index or of a row a job.
+    Four statements, each of an index or of a row a job.
     """
-    newest = (func.max(EpochRow.id), func.max(EventRow.id), func.max(ReportTable.received_s))
+    newest = (func.max(EpochRow.id), func.max(EventRow.id), func.max(ReportTable.received_s), ExpectedRow.made_s)
     return tuple(connection.execute(select(column)).scalar() for column in newest)
 
 
@@ -350,6 +354,18 @@ def nodes(connection: Connection) -> dict[str, StoredNode]:
 def would_have(connection: Connection, since_s: float) -> list[WouldHave]:
     statement = select(WouldHaveRow.payload).where(WouldHaveRow.to_s >= since_s).order_by(WouldHaveRow.job_id)
     return [decode(WouldHave, r.payload, "stored account of a dry run") for r in connection.execute(statement)]
+
+
+def expected(connection: Connection) -> StoredExpected | None:
+    """Return the last forecast of the queue. Jobs that can't be read are left out."""
+    row = connection.execute(select(ExpectedRow.made_s, ExpectedRow.jobs, ExpectedRow.errors)).first()
+    if row is None:
+        return None
+    jobs: list[ExpectedJob] = []
+    for item in row.jobs:
+        with suppress(UsageError):
+            jobs.append(decode(ExpectedJob, item, "stored forecast"))
+    return StoredExpected(row.made_s, tuple(jobs), row.errors)
 
 
 def leader(connection: Connection) -> LeaderRecord | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from synergy_core.errors import UsageError
+from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
 from synergy_core.notice import Notice
 from synergy_core.records import Cell, Decision, Profile, Snapshot
@@ -100,6 +101,15 @@ class StoredNode:
     name: str
     payload: Mapping[str, object]  # JSON-able
     updated_s: float
+
+
+@dataclass(frozen=True)
+class StoredExpected:
+    """The last forecast of the queue. `errors`: JSON-able, see synergyd.start_times.calibration."""
+
+    made_s: float
+    jobs: tuple[ExpectedJob, ...]
+    errors: Mapping[str, object]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from synergyd.store.records import (
     Recording,
     StoredDecision,
     StoredEvent,
+    StoredExpected,
     StoredLifecycle,
     StoredNode,
     StoredReport,
@@ -38,6 +39,7 @@ from synergyd.store.records import (
 from synergyd.store.tables import (
     EpochRow,
     EventRow,
+    ExpectedRow,
     JobFlagRow,
     LifecycleRow,
     NodeTable,
@@ -309,6 +311,16 @@ class Store:
     def prune_usage(self, older_than_s: float) -> int:
         with self._writing() as connection:
             return connection.execute(delete(UsageRow).where(UsageRow.to_s < older_than_s)).rowcount
+
+    def put_expected(self, made_s: float, jobs: Sequence[object], errors: Mapping[str, object]) -> None:
+        """Store the forecast of the queue in the place of the last one. `jobs`: encoded."""
+        with self._writing() as connection:
+            writes.upsert(connection, ExpectedRow, [{"id": 1, "made_s": made_s, "jobs": jobs, "errors": errors}])
+
+    def expected(self) -> StoredExpected | None:
+        """Return the last forecast of the queue."""
+        with self._reading() as connection:
+            return reads.expected(connection)
 
     def put_notices(self, notices: Iterable[Notice]) -> None:
         self.apply(Changes(notices=tuple(notices)))

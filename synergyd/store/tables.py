@@ -230,6 +230,18 @@ class UsageRow(Base):
     changed_s: Mapped[float | None] = mapped_column(Double)
     predicted_ratio: Mapped[float | None] = mapped_column(Double)
     before_goodput: Mapped[float | None] = mapped_column(Double)
+    slow_s: Mapped[float] = mapped_column(Double, server_default="0")
+
+
+class ExpectedRow(Base):
+    """One row (id 1): when the jobs of the queue are expected to start and end, and how earlier forecasts have come out."""
+
+    __tablename__ = "expected"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    made_s: Mapped[float] = mapped_column(Double)
+    jobs: Mapped[list[Any]] = mapped_column(Json)  # synergy_core.expected.ExpectedJob
+    errors: Mapped[dict[str, Any]] = mapped_column(Json)
 
 
 class WouldHaveRow(Base):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
+from synergy_core.achieved import Achieved, wrong_model_message
 from synergy_core.errors import UsageError
 from synergy_core.formatting import format_plan, format_shape, format_size
 from synergy_core.recompute import format_recompute
 from synergy_core.records import Cell, Decision
+from synergy_core.wire.codec import decode
 
+from synergyd.control.decision_log import JobStatus
 from synergyd.control.state.health import warnings
 from synergyd.links.sharing import lines as lines_of
+from synergyd.store.records import StoredReport
 from synergyd.store.store import Store
+from synergyd.views.expected import collect as expected_jobs
 from synergyd.views.json_records import ExplainJson, StoryLine, decision_json
 
 _CERTAIN = 0.995  # a probability from which on two digits show 1.00
@@ -21,14 +27,16 @@ _CERTAIN = 0.995  # a probability from which on two digits show 1.00
 def collect(store: Store, job_id: int) -> ExplainJson:
     """Return everything that is stored of one job. Raises UsageError if it was never seen."""
     decisions, story = store.decisions_of(job_id, 1), store.story(job_id)
-    if not decisions and not story:
+    expected = expected_jobs(store).get(job_id)
+    if not decisions and not story and expected is None:
         raise UsageError(
-            f"job {job_id}", "was never seen by the daemon", "it needs a #SYNERGY line; is synergyd running?"
+            f"job {job_id}", "was never seen by the daemon", "is it in the queue, and is synergyd running?"
         )
     stored, life = store.report(job_id), store.lifecycle(job_id)
     last = decisions[0] if decisions else None
     decision = last.decision if last else None
     report = stored.report if stored else None
+    achieved = _achieved(store, job_id)
     runs = stored is not None and life is not None and life.state == "RUNNING"
     return ExplainJson(
         job_id=job_id,
@@ -45,12 +53,27 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         lifecycle=life.state if life else None,
         report=report,
         note=report.note if report else "",
-        warnings=tuple(w.text for w in warnings(stored.report, stored.received_s, time.time()))
-        if stored and runs
-        else (),
+        warnings=_warnings(stored, achieved) if stored and runs else (),
+        achieved=achieved if runs else None,
         paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
+        expected=expected,
     )
+
+
+def _achieved(store: Store, job_id: int) -> Achieved | None:
+    """Return the job's speed as the last epoch saw it."""
+    epoch = store.latest_epoch()
+    rows = epoch.present if epoch is not None else ()
+    row = next((row for row in rows if isinstance(row, Mapping) and row.get("job_id") == job_id), None)
+    return None if row is None else decode(JobStatus, row, "stored status").achieved
+
+
+def _warnings(stored: StoredReport, achieved: Achieved | None) -> tuple[str, ...]:
+    texts = [w.text for w in warnings(stored.report, stored.received_s, time.time())]
+    if achieved is not None and (wrong := wrong_model_message(achieved)):
+        texts.append(wrong)
+    return tuple(texts)
 
 
 def _without_foreign_plans(decision: Decision) -> Decision:

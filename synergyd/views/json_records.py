@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.achieved import Achieved
+from synergy_core.expected import ExpectedJob
 from synergy_core.job_end import JobEnd
 from synergy_core.job_report import Report
+from synergy_core.losses import Losses
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
 from synergy_core.records import Action, Cell, Decision
@@ -59,6 +62,8 @@ class StatusJson:
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
     bad_nodes: tuple[BadNode, ...] = ()
+    #: jobs without a `#SYNERGY` line that wait, in the order of the queue
+    waiting: tuple[ExpectedJob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +161,10 @@ class ExplainJson:
     story: tuple[StoryLine, ...]
     #: how it ended, by Slurm; null while it has not, or where Slurm has forgotten it
     end: JobEnd | None = None
+    #: what it makes of its GPUs; null before its first step time, and once it is gone
+    achieved: Achieved | None = None
+    #: when it will start and end, and why it waits where Synergy does not decide about it; null once it has ended
+    expected: ExpectedJob | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +177,8 @@ class UsageJsonRow:
     user: str
     #: its GPU hours
     usage: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +195,8 @@ class UsageJson:
     rows: tuple[UsageJsonRow, ...] = ()
     #: of all rows together
     total: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +275,8 @@ class JobUsageJson:
     restart_s: float
     #: its GPU hours, and the gain
     total: Totals
+    #: what they went into
+    losses: Losses = field(default_factory=Losses)
 
 
 def json_reference() -> str:

@@ -12,6 +12,7 @@ from synergyd.control.decision_log import JobStatus
 from synergyd.control.state.node_health import NodeRecord
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store
+from synergyd.views.expected import collect as expected_jobs
 from synergyd.views.json_records import BadNode, StatusJson
 
 NEXT = {
@@ -27,7 +28,7 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
     epoch = store.latest_epoch()
     if epoch is None:
         return StatusJson(epoch_s=None, dry_run=False)
-    lives, reports = store.lifecycles(), store.reports()
+    lives, reports, expected = store.lifecycles(), store.reports(), expected_jobs(store)
     rows = []
     for job_status in (decode(JobStatus, row, "stored status") for row in epoch.present):
         if only is not None and job_status.job_id != only:
@@ -41,8 +42,16 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         )
         if report is not None:
             row = replace(row, step=report.report.step, loss=report.report.loss)
+        if (told := expected.get(row.job_id)) is not None:
+            row = replace(row, start=told.start, end=told.end)
         rows.append(row)
-    if only is not None and not rows:
+    known = {row.job_id for row in rows}
+    waiting = tuple(
+        job
+        for job in expected.values()
+        if job.state == "PENDING" and job.job_id not in known and only in (None, job.job_id)
+    )
+    if only is not None and not rows and not waiting:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")
     return StatusJson(
         epoch_s=epoch.started_s,
@@ -51,6 +60,7 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         plain_held_gpus=_count(epoch, "plain_held_gpus"),
         jobs=tuple(rows),
         bad_nodes=_bad_nodes(store),
+        waiting=waiting,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import groupby, pairwise, zip_longest
 from operator import attrgetter, itemgetter
 
 from synergy_core.errors import UsageError
+from synergy_core.losses import LossSum, losses
 from synergy_core.usage import RESIZING, Usage, UsageSum, clip_usage, totals, whole_jobs, without_overlaps
 from synergy_core.wire.hostlist import expand
 
@@ -30,15 +31,17 @@ def collect(
 ) -> UsageJson:
     """Return the GPU hours of a span, of `user` and `account` if they are named, restricted to what `visible` lets through."""
     whole, of_owner = UsageSum(), defaultdict[tuple[str, str], UsageSum](UsageSum)
+    ledger, of_owners_ledger = LossSum(), defaultdict[tuple[str, str], LossSum](LossSum)
     for part in store.usage_between(from_s, to_s, user, account):
         if visible(part) and (cut := clip_usage(part, from_s, to_s)) is not None:
-            whole.add(cut)
-            of_owner[cut.account, cut.user].add(cut)
+            owner = cut.account, cut.user
+            for added in (whole, of_owner[owner], ledger, of_owners_ledger[owner]):
+                added.add(cut)
     rows = tuple(
-        UsageJsonRow(account=a, user=u, usage=total.totals())
+        UsageJsonRow(account=a, user=u, usage=total.totals(), losses=of_owners_ledger[a, u].losses())
         for (a, u), total in sorted(of_owner.items(), key=itemgetter(0))
     )
-    return UsageJson(from_s=from_s, to_s=to_s, rows=rows, total=whole.totals())
+    return UsageJson(from_s=from_s, to_s=to_s, rows=rows, total=whole.totals(), losses=ledger.losses())
 
 
 def collect_job(store: Store, job_id: int, visible: Visible = lambda _: True) -> JobUsageJson:
@@ -72,6 +75,7 @@ def collect_job(store: Store, job_id: int, visible: Visible = lambda _: True) ->
         restarts=sum(not _goes_on(before, after) for before, after in pairwise(own)),
         restart_s=sum(part.restart_s + part.stopped_s for part in whole),
         total=totals(whole),
+        losses=losses(whole),
     )
 
 

@@ -70,6 +70,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     # the daemon's
     ("synergyd", "synergy_core"),
     ("synergyd.settings", "synergy_core"),
+    ("synergyd.start_times", BASE),
     ("synergyd.links", BASE),
     ("synergyd.jobmodel.model", BASE),
     ("synergyd.jobmodel.fit", f"{BASE} synergyd.jobmodel.model"),
@@ -95,7 +96,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.daemon.links", f"{BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} synergyd.daemon.ports"),
     (
         "synergyd.daemon",
-        f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS}",
+        f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {ALLOCATION} {CONTROL} {SLURM} synergyd.store {PORTS} "
+        "synergyd.start_times",
     ),
     ("synergyd.views", f"{BASE} synergy_core.wire synergyd.links {CONTROL} synergyd.store"),
     (
@@ -128,6 +130,7 @@ HEAVY = ("sqlalchemy", "alembic", "scipy", "rich", "prometheus_client", "numpy",
 FORBIDDEN = {
     "synergy_core": HEAVY,
     "synergyd.settings": (*IMPURE, *HEAVY),
+    "synergyd.start_times": IMPURE,
     "synergyd.links": IMPURE,
     "synergyd.jobmodel": IMPURE,
     "synergyd.scheduler": IMPURE,

@@ -51,6 +51,14 @@ export function stamp(at_s) {
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${clock(at_s, true)}`;
 }
 
+// "14:20 to 16:05": the interval that holds in 8 of 10 cases, with the day where it is not today or tonight
+export function expectedWords(told) {
+  if (!told) return "–";
+  const now_s = Date.now() / 1000;
+  const words = (at_s) => (at_s - now_s < 64800 ? clock(at_s) : stamp(at_s).slice(5, 16));
+  return told.high_s - now_s < 60 ? "now" : `${words(Math.max(now_s, told.low_s))} to ${words(told.high_s)}`;
+}
+
 export function planWords(plan) {
   if (!plan) return "–";
   const more = [["cp", plan.cp], ["ep", plan.ep], ["vpp", plan.vpp]].filter(([, n]) => n > 1).map(([k, n]) => ` ${k} ${n}`);

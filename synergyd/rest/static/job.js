@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { lineChart } from "./chart.js";
-import { behind, clock, fact, fixed, h, num, planWords, plainTable, span, stamp, times } from "./dom.js";
+import { behind, clock, expectedWords, fact, fixed, h, num, percent, planWords, plainTable, span, stamp, times } from "./dom.js";
 import { sizesFigure } from "./sizes.js";
 import { steerForm } from "./steer.js";
 
@@ -62,17 +62,21 @@ function drawFacts(facts, heading, explain, row, job_id) {
   const report = explain.report;
   heading.textContent = row ? `Job ${row.slurm_name || job_id}: ${row.name}` : `Job ${job_id}`;
   const plan = row ? row.plan : report?.plan;
-  facts.replaceChildren(
+  facts.replaceChildren(...[
     row ? fact("User", row.user, row.account) : fact("State", explain.lifecycle ?? ending(explain.end)),
     row ? fact("State", row.state.toLowerCase(), row.action) : fact("Last seen", explain.story.length ? stamp(explain.story[explain.story.length - 1].at_s) : "–"),
+    explain.expected?.start ? fact("Starts", expectedWords(explain.expected.start), "in 8 of 10 cases") : null,
+    explain.expected?.end ? fact("Ends", expectedWords(explain.expected.end), "in 8 of 10 cases") : null,
     fact("GPUs", num(row?.gpus), row ? `asked ${num(row.asked_gpus)}` : ""),
     fact("Goodput", times(row?.relative_goodput ?? explain.decision?.relative_goodput), "of the size asked for"),
     fact("Plan", planWords(plan)),
     fact("Batch", num(plan?.global_batch), plan ? `micro ${plan.micro_batch}` : ""),
     fact("Noise scale", num(report?.noise_scale), "sequences"),
     fact("Step", num(report?.step), report?.step_s ? `${num(report.step_s)} s each` : ""),
+    explain.achieved?.mfu ? fact("MFU", percent(explain.achieved.mfu), `${num(explain.achieved.tokens_per_s)} tokens/s`) : null,
     fact("Loss", fixed(report?.loss, 4)),
-    fact("Restarts", num(row?.restarts ?? report?.restarts)));
+    fact("Restarts", num(row?.restarts ?? report?.restarts)),
+  ].filter(Boolean));
 }
 
 // How a job that has left the queue ended, by Slurm.
@@ -83,6 +87,7 @@ function ending(end) {
 
 function notesOf(explain, row) {
   return [
+    explain.expected?.why ? [explain.expected.why, false] : null,
     explain.dry_run ? ["Dry run: this is what Synergy would do.", false] : null,
     explain.paused ? ["Paused: Synergy leaves it at its size.", false] : null,
     ...explain.warnings.map((text) => [text, true]),

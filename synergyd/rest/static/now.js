@@ -1,7 +1,7 @@
 // The cluster now: nodes x GPUs, who runs, who waits and why.
 
 import { ask } from "./api.js";
-import { behind, fact, fixed, h, isNumber, jobHref, jobName, num, planWords, plainTable, section, setText, stamp, times } from "./dom.js";
+import { behind, expectedWords, fact, fixed, h, isNumber, jobHref, jobName, num, planWords, plainTable, section, setText, stamp, times } from "./dom.js";
 import { gainReader } from "./gain.js";
 import { Rows } from "./table.js";
 
@@ -32,6 +32,7 @@ const RUNNING = [
 const WAITING = [
   ...COMMON,
   { label: "Asked", text: (job) => num(job.asked_gpus), value: (job) => job.asked_gpus, num: true },
+  { label: "Start", text: (job) => expectedWords(job.start), value: (job) => job.start?.middle_s ?? Infinity },
   { label: "Next", text: NOTES },
   { label: "Why", text: (job) => job.why, kind: "wide" },
 ];
@@ -57,7 +58,9 @@ export function nowView(context) {
   function drawJobs(status) {
     const jobs = choice.of(status.jobs);
     const held = jobs.filter((job) => job.gpus > 0);
-    const rest = jobs.filter((job) => !job.gpus);
+    // those without a #SYNERGY line wait in the same queue
+    const plain = (status.waiting ?? []).map((job) => ({ ...job, asked_gpus: job.gpus, action: "" }));
+    const rest = [...jobs.filter((job) => !job.gpus), ...choice.of(plain)];
     running.update(held);
     waiting.update(rest);
     setText(runs.count, ` ${num(held.length)}`);

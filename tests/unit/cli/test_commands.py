@@ -178,6 +178,7 @@ def test_status_without_an_epoch(url: str) -> None:
         "plain_held_gpus": None,
         "jobs": [],
         "bad_nodes": [],
+        "waiting": [],
     }
 
 

@@ -49,7 +49,7 @@ OF_0_1_0 = (
 )
 EXPLAIN_KEYS = {
     "job_id", "decided_s", "dry_run", "decision", "lines", "links", "alternatives", "lifecycle", "report", "note", "warnings",
-    "paused", "story", "end",
+    "paused", "story", "end", "expected", "achieved",
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def answer(url: str, *words: str) -> dict[str, Any]:
 
 def test_the_keys_of_0_1_0_are_there(url: str) -> None:
     told = answer(url, "status")
-    assert set(told) >= {"format", "epoch_s", "dry_run", "jobs", "bad_nodes"} and told["format"] == 1
+    assert set(told) >= {"format", "epoch_s", "dry_run", "jobs", "bad_nodes", "waiting"} and told["format"] == 1
     (job,) = told["jobs"]
     old = json.loads(OF_0_1_0)
     assert set(job) >= set(old) and set(job["plan"]) >= set(old["plan"])
@@ -140,4 +140,5 @@ def test_the_format_number_is_in_both(url: str) -> None:
         "plain_held_gpus": None,
         "jobs": [],
         "bad_nodes": [],
+        "waiting": [],
     }

@@ -97,6 +97,11 @@ def test_a_months_table_has_the_gain_and_the_audit(url: str) -> None:
     shown = ctl(url, "usage").output
     assert "GAIN" in shown and f"{100 * total['gain']:+.1f} %" in shown and "SAVED" in shown
     assert "AUDIT: of 2 changes by Synergy 1 left out" in shown and "h as measured" in shown
+    # 900 s on 2 GPUs and 900 s on 4 trained, 40 s on 4 were a start after a change of Synergy's
+    ledger = json.loads(ctl(url, "usage", "--json").output)["losses"]
+    assert (ledger["training_gpu_h"], ledger["resize_gpu_h"]) == pytest.approx((1.5, 160 / 3600))
+    assert f"LEDGER: {100 * ledger['effective']:.1f} % of " in shown and "lost: resize 0.04" in shown
+    assert "LEDGER: " in ctl(url, "usage", "7").output
     row = next(r for r in csv.DictReader(io.StringIO(ctl(url, "usage", "--csv").output)) if r["user"] == "mina")
     assert (row["changes"], row["gain"]) == ("2", f"{total['gain']:.4f}")
 

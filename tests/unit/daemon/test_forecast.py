@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from synergy_core.achieved import achieved_message, wrong_model_message
+from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 
 from synergyd.daemon import forecast
@@ -20,6 +22,22 @@ JOB = Job(
     1, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape=SHAPE, asked=SHAPE,
     node_names=("n0", "n1"), directive=Directive(model="gpt3-1.3b"),
 )  # fmt: skip
+
+
+def test_what_a_job_makes_of_its_gpus() -> None:
+    """GPT-3 1.3B: about 6 x 1.3e9 FLOPs a token and its attention's; an A100 has 312 TFLOP/s."""
+    plan, speeds = Plan(dp=16, micro_batch=4, global_batch=64), Forecast(Settings())
+    report = Report(1, 0, 10, step_s=2.0, plan=plan)
+    told = speeds.achieved(report, JOB, Profile(speed=1.6, samples=3))
+    assert told is not None and told.tokens_per_s == 64 * 2048 / 2.0 and told.predicted_step_s == 1.25
+    assert told.mfu == pytest.approx(64 * 2048 / 2.0 * 6 * 1.3e9 / (16 * 312e12), rel=0.25)
+    assert "its steps take 1.60 times as long as the model predicts" in wrong_model_message(told)
+    unknown = speeds.achieved(report, replace(JOB, directive=Directive()), Profile())
+    assert unknown is not None and (unknown.step_s, unknown.mfu, unknown.predicted_step_s) == (2.0, None, None)
+    assert wrong_model_message(unknown) == "" and achieved_message(unknown) == "2 s a step"
+    assert speeds.achieved(replace(report, step_s=None), JOB, Profile()) is None
+    assert speeds.achieved(replace(report, restarts=1), JOB, Profile()) is None
+    assert achieved_message(told).startswith("2 s a step (1.25 s predicted), 65536 tokens/s, MFU ")
 
 
 def test_few_jobs_an_epoch_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:

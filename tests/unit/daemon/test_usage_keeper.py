@@ -206,21 +206,21 @@ def test_only_a_cluster_without_accounts_is_left_alone_for_an_hour(what: str, pa
 
 def test_sacct_and_mail_users_are_read_as_they_are_printed() -> None:
     lines = (
-        "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2|990|n[1-2]|CANCELLED by 1000|a\n"
-        "8|joao||Unknown|0||5|None assigned|CANCELLED|b\nx|y\n9|j|p|5|5|cpu=1|7|n1|REQUEUED|c\n"
-        "10|j|p|5|5|cpu=1,gres/gpu=8|5|n1|COMPLETED|synergy-nodes-of-9.0.1\n"
+        "7|mina|chem|1000|60|billing=1,cpu=2,gres/gpu=8,gres/gpu:a100=8,node=2|990|n[1-2]|CANCELLED by 1000|90|a\n"
+        "8|joao||Unknown|0||5|None assigned|CANCELLED|5|b\nx|y\n9|j|p|5|5|cpu=1|7|n1|REQUEUED|UNLIMITED|c\n"
+        "10|j|p|5|5|cpu=1,gres/gpu=8|5|n1|COMPLETED|5|synergy-nodes-of-9.0.1\n"
     )
 
     def answer(*argv: str) -> bytes:
         (between,) = (a.partition("=")[2] for a in argv if a.startswith("--delimiter="))
         # a name with a line end, and a line as another job's would be
-        return (lines.replace("|", between) + "\n1|root||5|5|gres/gpu=8|5|n1|FAILED|x").encode()
+        return (lines.replace("|", between) + "\n1|root||5|5|gres/gpu=8|5|n1|FAILED|5|x").encode()
 
     found = list(read_past_runs(answer, 0.0, 9.0))
     assert found == [
-        PastRun(7, "mina", "chem", 1000.0, 1060.0, 8, 10.0, "n[1-2]", "CANCELLED"),
-        PastRun(9, "j", "p", 5.0, 10.0, 0, 0.0, "n1", "REQUEUED"),
-        PastRun(10, "j", "p", 5.0, 10.0, 8, 0.0, "n1", "COMPLETED", 9),
+        PastRun(7, "mina", "chem", 1000.0, 1060.0, 8, 10.0, "n[1-2]", "CANCELLED", name="a", limit_s=5400.0),
+        PastRun(9, "j", "p", 5.0, 10.0, 0, 0.0, "n1", "REQUEUED", name="c"),
+        PastRun(10, "j", "p", 5.0, 10.0, 8, 0.0, "n1", "COMPLETED", 9, "synergy-nodes-of-9.0.1", 300.0),
     ]
     job = "JobId=7 JobName=a\n   UserId=mina(1)\n   MailUser=m@x.org MailType=BEGIN,REQUEUE\n"
     assert read_mail(lambda *_: job.encode(), 7) == ("m@x.org", "BEGIN,REQUEUE")

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 import uvicorn
 from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.expected import ExpectedJob
 from synergy_core.job_report import Report
+from synergy_core.reasons import Reason
 from synergy_core.records import Cell, Plan, Profile, Shape
 from synergy_core.steering import Steering
 from synergy_core.usage import Totals, Usage
@@ -192,6 +194,29 @@ def test_a_dry_runs_account_is_for_those_who_may_know_of_the_jobs(private: Servi
     }
     assert seen["op"]["total"]["gain"] == 0.5 and seen["eve"]["total"]["gain"] is None
     assert private.ask("ann", "/v1/would-have?from=5&to=4")[0] == 400
+
+
+def test_jobs_that_wait_are_shown_as_squeue_shows_them(private: Service) -> None:
+    """Of two plain jobs ann sees her own, and not whose end it waits for."""
+    frees = Reason("wait-freed", {"jobs": [9], "freed": "4 GPUs", "in_s": 600.0})
+    own = ExpectedJob(job_id=8, user="ann", state="PENDING", gpus=4, reasons=(frees,))
+    other = ExpectedJob(job_id=9, user="bob", state="RUNNING", gpus=4)
+    behind = ExpectedJob(job_id=10, user="bob", state="PENDING", gpus=4)
+    private.store.put_expected(1000.0, [encode(job) for job in (own, behind, other)], {})
+    told = {user: private.ask(user, "/v1/status")[2]["waiting"] for user in ("ann", "eve", "op")}
+    assert {user: [job["job_id"] for job in jobs] for user, jobs in told.items()} == {
+        "ann": [8],
+        "eve": [],
+        "op": [8, 10],
+    }
+    assert told["ann"][0]["why"] == "In about 10 min another job should have freed 4 GPUs."
+    assert told["op"][0]["why"] == "In about 10 min job 9 should have freed 4 GPUs."
+    explained = private.ask("ann", "/v1/jobs/8/explain")[2]["expected"]
+    assert explained["why"] == told["ann"][0]["why"] and "9" not in json.dumps(explained)
+    assert [private.ask("ann", f"/v1/jobs/{job}/explain")[0] for job in (9, 10)] == [404, 404]
+    assert private.ask("ann", "/v1/status?job=8")[2]["waiting"] == told["ann"]
+    assert private.ask("ann", "/v1/status?job=10")[0] == 404
+    assert private.ask("ann", "/v1/jobs/8/pause", "POST")[0] == 404
 
 
 def test_the_story_of_a_job_that_is_gone_is_its_owners(private: Service) -> None:
@@ -373,6 +398,7 @@ def test_an_epoch_that_never_was_is_empty(tmp_path: Path) -> None:
                 "plain_held_gpus": None,
                 "jobs": [],
                 "bad_nodes": [],
+                "waiting": [],
             }
         finally:
             made.stop()
