@@ -50,6 +50,7 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     before, shim = looks[-1], Shim(bare)
     with synergyd(bare, "--dry-run", environment=shim.environment) as daemon:
         bare.wait_for(lambda: len(status(bare)) == 3, 60, "the jobs to be known")
+        until_steps(bare, *jobs[:2])  # they report all the same
         until_epochs(bare, 3)
         assert not (bare.state_dir / heartbeat.NAME).exists()
         assert daemon.process.poll() is None
