@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from synergy_core.wire import plan_file
 
 from synergyd import __version__
 from synergyd.daemon import heartbeat
@@ -50,7 +51,6 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     before, shim = looks[-1], Shim(bare)
     with synergyd(bare, "--dry-run", environment=shim.environment) as daemon:
         bare.wait_for(lambda: len(status(bare)) == 3, 60, "the jobs to be known")
-        until_steps(bare, *jobs[:2])  # they report all the same
         until_epochs(bare, 3)
         assert not (bare.state_dir / heartbeat.NAME).exists()
         assert daemon.process.poll() is None
@@ -72,6 +72,19 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     assert told["decision"]["action"] in ("wait", "start")
     assert "(dry run)" in bare.run("synergyctl", "explain", str(jobs[2])).stdout
     failed(bare, "synergyctl", "explain", str(plain), code=2)
+
+
+def test_a_dry_run_takes_reports_and_leaves_nothing_behind(site: SlurmCluster) -> None:
+    site.conf.write_text(site.conf.read_text() + "\n#SYNERGY DryRun=yes\n")
+    # as on a cluster with the default StateDir; the plugin sets it for a daemon that acts
+    job_id = light_job.submit(site, directive=ELASTIC, options=(f"--export=ALL,SYNERGY_STATE_DIR={site.state_dir}",))
+    shim = Shim(site)
+    with synergyd(site, environment=shim.environment):
+        until_steps(site, job_id)
+        assert shim.writes() == []
+        assert plan_file.read(plan_file.plan_path(site.state_dir, job_id), job_id).only_reports
+    assert [p.name for p in (site.state_dir / "plans").iterdir() if p.suffix == ".json"] == []
+    assert status(site)[job_id]["gpus"] == status(site)[job_id]["asked_gpus"]
 
 
 def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmCluster) -> None:
