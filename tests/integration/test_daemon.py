@@ -244,7 +244,7 @@ def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
         until_steps(site, job_id)
         site.wait_for(lambda: explain(site, job_id)["decision"]["action"] == "keep", 60, "the next decision")
         table = site.run("synergyctl", "status").stdout
-        assert re.search(rf"│{job_id} +│ shown │ root │ running │", table), table
+        assert re.search(rf"^{job_id} +shown +root +running ", table, re.MULTILINE), table
         one = json.loads(site.run("synergyctl", "status", str(job_id), "--json").stdout)["jobs"]
         assert [(j["job_id"], j["gpus"], j["asked_gpus"], j["plan"]["dp"]) for j in one] == [(job_id, 4, 2, 4)]
         told = explain(site, job_id)
