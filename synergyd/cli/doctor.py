@@ -159,7 +159,7 @@ def _ports(context: Context) -> list[Finding]:
             results.append(Finding(f"{key} {port}", True, f"{host} answers"))
             break
         else:
-            if settings.dry_run and key != "RestPort":
+            if settings.dry_run and key == "LinkArbiterPort":
                 results.append(
                     Finding(f"{key} {port}", None, "the daemon opens it once DryRun=yes is gone", "look again then")
                 )

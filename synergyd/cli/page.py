@@ -6,6 +6,7 @@ import socket
 
 import click
 from synergy_core.errors import UnavailableError, UsageError
+from synergy_core.wire import munge
 
 from synergyd.cli.shared.context import Context, pass_context
 
@@ -25,5 +26,6 @@ def page(context: Context) -> None:
     if not isinstance(secret, str):
         raise UnavailableError("page", "the service gave no link", "is it of an older release?")
     hosts = context.daemon_hosts() or (socket.gethostname(),)
+    secret = munge.decode(secret).payload.decode("ascii", "replace")
     click.echo(f"http://localhost:{port}/page/#/login/{secret}")
     click.echo(f"from your own machine first: ssh -L {port}:localhost:{port} {hosts[0]}", err=True)

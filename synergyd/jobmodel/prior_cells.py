@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from statistics import NormalDist, fmean, pstdev
 
 from synergy_core.records import Cell, Cluster, Directive, Job, Plan, Shape
@@ -24,6 +25,7 @@ def _curves() -> tuple[SpeedUp, ...]:
 
 
 _CURVES = _curves()
+_KEPT = 8192
 
 
 def hypothetical(job: Job) -> Job:
@@ -37,6 +39,7 @@ def prior_cells(job: Job, cluster: Cluster) -> tuple[Cell, ...]:
     return tuple(_cell(shape, job.asked) for shape in shapes)
 
 
+@lru_cache(_KEPT)  # most jobs of a queue ask for the same few sizes
 def _cell(shape: Shape, asked: Shape) -> Cell:
     speeds = [curve.speed(shape.gpus / asked.gpus, asked.nodes, shape.nodes) for curve in _CURVES]
     speed = fmean(speeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import pwd
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from synergy_core.errors import SetupError, SynergyError, UnavailableError, UsageError, one_line
 from synergy_core.masking import hide_invisible
 from synergy_core.steering import Steering, format_steering, with_changes
+from synergy_core.wire import munge
 from synergy_core.wire.codec import encode
 
 from synergyd import __version__
@@ -250,7 +252,11 @@ def _send(request: Request, answer: Answer) -> Response:
 
 
 async def _page_link(door: AppState, _request: Request, user: str, _body: bytes) -> Response:
-    return JSONResponse({"link": door.identity.sessions.make_link(user), "user": user})
+    """Return a link's secret in a munge credential that the caller alone can open: the answer may cross a network in clear."""
+    secret = door.identity.sessions.make_link(user).encode()
+    uid = pwd.getpwnam(user).pw_uid
+    link = await asyncio.to_thread(munge.encode, secret, door.identity.munge_socket, uid)
+    return JSONResponse({"link": link, "user": user})
 
 
 def _session(door: AppState) -> Callable[[Request], Awaitable[Response]]:

@@ -101,7 +101,13 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         "parameters": hours["parameters"],
     }
     return {
-        "/v1/page-link": {"post": _operation("A secret that opens one session of the caller on the page", link, [])},
+        "/v1/page-link": {
+            "post": _operation(
+                "A secret that opens a session on the page, for the caller alone",
+                link,
+                [],
+            )
+        },
         "/v1/session": {
             "post": _operation("The session that such a secret opens; 401 if it was used or has expired", link, [])
         },

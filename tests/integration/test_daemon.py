@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from synergy_core.wire import plan_file
 
 from synergyd import __version__
 from synergyd.daemon import heartbeat
@@ -71,6 +72,19 @@ def test_dry_run_decides_stores_explains_and_touches_nothing(bare: SlurmCluster)
     assert told["decision"]["action"] in ("wait", "start")
     assert "(dry run)" in bare.run("synergyctl", "explain", str(jobs[2])).stdout
     failed(bare, "synergyctl", "explain", str(plain), code=2)
+
+
+def test_a_dry_run_takes_reports_and_leaves_nothing_behind(site: SlurmCluster) -> None:
+    site.conf.write_text(site.conf.read_text() + "\n#SYNERGY DryRun=yes\n")
+    # as on a cluster with the default StateDir; the plugin sets it for a daemon that acts
+    job_id = light_job.submit(site, directive=ELASTIC, options=(f"--export=ALL,SYNERGY_STATE_DIR={site.state_dir}",))
+    shim = Shim(site)
+    with synergyd(site, environment=shim.environment):
+        until_steps(site, job_id)
+        assert shim.writes() == []
+        assert plan_file.read(plan_file.plan_path(site.state_dir, job_id), job_id).only_reports
+    assert [p.name for p in (site.state_dir / "plans").iterdir() if p.suffix == ".json"] == []
+    assert status(site)[job_id]["gpus"] == status(site)[job_id]["asked_gpus"]
 
 
 def test_once_starts_what_it_decided_and_takes_its_heartbeat_away(site: SlurmCluster) -> None:
@@ -230,7 +244,7 @@ def test_every_verb_shows_what_happened(site: SlurmCluster) -> None:
         until_steps(site, job_id)
         site.wait_for(lambda: explain(site, job_id)["decision"]["action"] == "keep", 60, "the next decision")
         table = site.run("synergyctl", "status").stdout
-        assert re.search(rf"│{job_id} +│ shown │ root │ running │", table), table
+        assert re.search(rf"^{job_id} +shown +root +running ", table, re.MULTILINE), table
         one = json.loads(site.run("synergyctl", "status", str(job_id), "--json").stdout)["jobs"]
         assert [(j["job_id"], j["gpus"], j["asked_gpus"], j["plan"]["dp"]) for j in one] == [(job_id, 4, 2, 4)]
         told = explain(site, job_id)

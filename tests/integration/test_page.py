@@ -32,6 +32,7 @@ pytestmark = [
 ]
 REST_PORT = 91  # behind the ports of the cluster's own in its block
 EVIL = "<img src=x onerror=alert(1)>"
+RUNNING = "section.short + section"  # the one behind those that wait
 VIEWS = ("#/", "#/day", "#/what-if")
 # what stands behind the fact's name, without the small print
 GAIN_TEXT = (
@@ -193,7 +194,7 @@ def picture(page: Browser, name: str, height: int) -> None:
 
 
 def test_the_cluster_now_names_every_job_and_nothing_of_them_is_markup(here: Site, page: Browser) -> None:
-    page.until_text(EVIL, "table")
+    page.until_text(EVIL, RUNNING)
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.until(
         "return document.querySelectorAll('.node').length === 4 && document.querySelectorAll('.other').length > 0"
@@ -202,10 +203,9 @@ def test_the_cluster_now_names_every_job_and_nothing_of_them_is_markup(here: Sit
     for name, job_id in here.jobs.items():
         if name != "short":
             page.until_text(str(job_id), "main")
-    page.type("input[type=search]", "llama")
-    page.until("return document.querySelectorAll('tbody')[0].rows.length === 1")
-    page.type("input[type=search]", " ")
-    picture(page, "now", 760)
+    page.type(f"{RUNNING} input[type=search]", "llama")
+    page.until(f"return document.querySelector('{RUNNING} tbody').rows.length === 1")
+    page.type(f"{RUNNING} input[type=search]", " ")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -347,7 +347,7 @@ def test_a_link_of_synergyctl_page_signs_in_once(here: Site, tab: Browser) -> No
 
 def test_an_expired_token_is_one_line_and_the_view_stays(here: Site, tab: Browser) -> None:
     tab.open(here.address, here.token())
-    tab.until_text("llama-7b", "table")
+    tab.until_text("llama-7b", "main")
     tab.run("sessionStorage.setItem('synergy-token', arguments[0])", here.token(lifespan_s=1))
     tab.until_text("Your token has expired at", "#signin-why")
     assert tab.text("#signin-why").count("\n") == 0 and "llama-7b" in tab.text("main")

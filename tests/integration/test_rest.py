@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from synergy_core.errors import SynergyError
+from synergy_core.wire import munge
 
 from tests.integration.daemon_site import until_beat
 from tests.throwaway import light_job
@@ -169,6 +171,19 @@ def test_no_service_is_one_line_that_an_ordinary_user_can_act_on(here: Site, por
         done = here.cluster.run(*as_user(GAMES), "synergyctl", *words, check=False, env=environment)
         assert done.returncode == 1 and done.stderr.endswith("; ask the cluster's admin to start synergyrestd\n")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_link_to_the_page_is_for_its_user_alone(here: Site) -> None:
+    secrets_of = [here.ctl(GAMES, "page", far=far).stdout.strip().rpartition("#/login/")[2] for far in (False, True)]
+    assert len(set(secrets_of)) == 2 and all(len(secret) > 40 for secret in secrets_of)
+    sealed = here.http("/v1/page-link", here.token("games"), "POST")[1]["link"]
+    with pytest.raises(SynergyError, match="nauthorized"):
+        munge.decode(sealed, here.cluster.env["MUNGE_SOCKET"])  # as root
+    url = f"http://127.0.0.1:{here.cluster.port + REST_PORT}/v1/session"
+    body = json.dumps({"link": secrets_of[1]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=20) as answer:
+        session = json.loads(answer.read())
+    assert session["user"] == "games" and here.http("/v1/me", session["token"])[1]["user"] == "games"
 
 
 def test_an_ended_job_tells_its_exit_code_and_its_story(here: Site) -> None:

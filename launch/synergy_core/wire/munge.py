@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from synergy_core.errors import UnavailableError
 
-_OPT_SOCKET = 8  # MUNGE_OPT_SOCKET of munge.h
+_OPT_SOCKET, _OPT_UID = 8, 9  # MUNGE_OPT_SOCKET, MUNGE_OPT_UID_RESTRICTION of munge.h
 _NO_SOCKET = 6  # EMUNGE_SOCKET
 
 
@@ -40,11 +40,13 @@ def _library() -> ctypes.CDLL:
 class _Context:
     """A munge context with the socket that $MUNGE_SOCKET (or `socket`) names; munged's default otherwise."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, for_uid: int | None = None) -> None:
         self._library = _library()
         self.handle = self._library.munge_ctx_create()
         if socket:
             self._library.munge_ctx_set(self.handle, _OPT_SOCKET, ctypes.c_char_p(os.fsencode(socket)))
+        if for_uid is not None:
+            self._library.munge_ctx_set(self.handle, _OPT_UID, ctypes.c_uint32(for_uid))
 
     def __enter__(self) -> _Context:
         return self
@@ -53,11 +55,14 @@ class _Context:
         self._library.munge_ctx_destroy(self.handle)
 
 
-def encode(payload: bytes, socket: str = "") -> str:
-    """Return a credential for `payload` in the name of this process's user. Raises UnavailableError when munged does not answer."""
+def encode(payload: bytes, socket: str = "", for_uid: int | None = None) -> str:
+    """Return a credential for `payload` in the name of this process's user. Raises UnavailableError when munged does not answer.
+
+    `for_uid`: only this user can open it; munged encrypts it.
+    """
     library = _library()
     out = ctypes.c_void_p()
-    with _Context(socket or os.environ.get("MUNGE_SOCKET", "")) as context:
+    with _Context(socket or os.environ.get("MUNGE_SOCKET", ""), for_uid) as context:
         code = library.munge_encode(ctypes.byref(out), ctypes.c_void_p(context.handle), payload, len(payload))
     if code or not out.value:
         raise _error(library, code)

@@ -73,7 +73,7 @@ function askForToken(why) {
   const clear = !window.isSecureContext;
   const warning = clear ? "This page came over the network in clear: a token typed here could be read on its way. Open it through https or an ssh tunnel." : "";
   byId("token").disabled = clear;
-  setText(byId("signin-why"), [why, warning].filter(Boolean).join(" "));
+  setText(byId("signin-why"), [why || refused, warning].filter(Boolean).join(" "));
   byId("signin").hidden = false;
   main.hidden = !context.status;
   if (!main.contains(document.activeElement)) byId("token").focus();
@@ -83,11 +83,7 @@ async function begin() {
   session.abort();
   session = new AbortController();
   const { signal } = session;
-  if (!token()) {
-    askForToken(refused);
-    refused = "";
-    return undefined;
-  }
+  if (!token()) return askForToken("");
   setText(state, "");
   for (let wait_ms = 1000; !context.me || context.me.token !== token(); wait_ms = Math.min(30000, 2 * wait_ms)) {
     try {
@@ -100,6 +96,7 @@ async function begin() {
     }
   }
   trouble(null);
+  refused = "";
   byId("signin").hidden = true;
   main.hidden = false;
   const out = h("button", { type: "button", class: "link", onclick: signOut }, "Sign out");
@@ -150,6 +147,7 @@ async function openLink() {
   const [, name, link] = location.hash.split("/");
   if (name !== "login" || !link) return;
   history.replaceState(null, "", "#/");
+  session.abort();
   setToken("");
   try {
     const answer = await ask("POST", "session", { body: { link } });

@@ -103,9 +103,10 @@ def test_a_jobs_own_gpus_count_inside_it(put: Put, tmp_path: Path, monkeypatch: 
     assert found["checkpoint"].ok and not (tmp_path / "run7").exists()
 
 
-def test_ports_are_closed_in_a_dry_run(put: Put, tmp_path: Path) -> None:
-    found = doctor(tmp_path, said="#SYNERGY DryRun=yes\n")["ReportPort"]
-    assert found.ok is None and "DryRun" in found.state_text
+def test_in_a_dry_run_jobs_report_and_no_arbiter_answers(put: Put, tmp_path: Path) -> None:
+    found = doctor(tmp_path, said="#SYNERGY DryRun=yes LinkArbiterPort=7322\n")
+    assert found["LinkArbiterPort"].ok is None and "DryRun" in found["LinkArbiterPort"].state_text
+    assert found["ReportPort"].ok is False
 
 
 def test_a_port_is_looked_for_on_each_slurmctld_s_host(put: Put, tmp_path: Path) -> None:

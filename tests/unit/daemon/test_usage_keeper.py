@@ -146,6 +146,8 @@ def test_the_loop_hands_over_who_holds_what_and_what_it_trains(tmp_path: Path) -
     looks: list[tuple[Holding, ...]] = []
 
     class Stub:
+        month = None
+
         def see(self, _at_s: float, jobs: tuple[Holding, ...], _term: int | None) -> None:
             looks.append(jobs)
 

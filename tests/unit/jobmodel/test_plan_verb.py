@@ -47,9 +47,9 @@ def test_columns_are_whole_at_80_and_the_first_view_has_seven(monkeypatch: pytes
         "--model", "llama3-405b", "--gpu-type", "h100", "--gpus", "2048", "--global-batch", "2048", "--top", "4"
     )
     lines = result.output.splitlines()
-    headers = [line for line in lines if line.startswith("┃")]
+    headers = [line for line in lines if "tokens/s" in line]
     assert all(len(line) <= 80 for line in lines) and "…" not in result.output
-    assert headers[0].count("┃") - 1 == 7
+    assert len(re.split("  +", headers[0].strip())) == 7
     for word in ("plan", "step s", "+- %", "tokens/s", "MFU %", "OOM %"):
         assert word in headers[0]
 
@@ -243,7 +243,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     result = run(*GOOD, "--top", "1", "--plot", str(tmp_path / "p.png"))
     assert result.exit_code == 0 and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     # asked for one plan of each of four GPU counts, times and memory
-    assert len([line for line in result.output.splitlines() if line.startswith("│ 1 ")]) == 12
+    assert len([line for line in result.output.splitlines() if re.match(" *1  ", line)]) == 12
     for path in (tmp_path / "no" / "p.png", tmp_path / "p.nope"):
         result = run(*GOOD, "--plot", str(path))
         assert result.exit_code == 2 and "can't be written" in result.output and result.output.count("\n") == 1

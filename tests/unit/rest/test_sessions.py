@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -80,7 +81,13 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
             raise SynergyError("munge", "forged")
         return Credential(request_digest("POST", "/v1/page-link", b""), int(text), int(text))
 
+    def encode(payload: bytes, socket: str = "", for_uid: int | None = None) -> str:
+        return f"{for_uid} {payload.decode()}"
+
     monkeypatch.setattr(munge, "decode", decode)
+    monkeypatch.setattr(munge, "encode", encode)
+    uids = {"ann": SimpleNamespace(pw_uid=1), "bob": SimpleNamespace(pw_uid=2)}
+    monkeypatch.setattr("synergyd.rest.app.pwd.getpwnam", uids.__getitem__)
     with open_store(f"sqlite:///{tmp_path / 's.db'}", create=True) as store:
         save(store, ANN, BOB)
         made = Service.__new__(Service)
@@ -99,12 +106,13 @@ def test_the_way_of_the_page(real: Service) -> None:
     assert real.ask("", "/v1/page-link", "POST")[0] == 401
     assert real.ask("", "/v1/page-link", "POST", Authorization="Munge 3")[0] == 401
     code, _, made = real.ask("", "/v1/page-link", "POST", Authorization="Munge 1")
-    assert code == 200 and made["user"] == "ann"
+    uid, _, secret = made["link"].partition(" ")
+    assert (code, made["user"], uid) == (200, "ann", "1")  # nobody else can open it
     wrong: object
     for wrong in ({"link": "x"}, {"link": 7}, {}, [], b"{"):
         assert real.ask("", "/v1/session", "POST", wrong)[0] == 401
-    code, headers, session = real.ask("", "/v1/session", "POST", {"link": made["link"]})
+    code, headers, session = real.ask("", "/v1/session", "POST", {"link": secret})
     assert code == 200 and session["user"] == "ann" and headers["cache-control"] == "no-store"
-    assert real.ask("", "/v1/session", "POST", {"link": made["link"]})[0] == 401
+    assert real.ask("", "/v1/session", "POST", {"link": secret})[0] == 401
     assert jobs(real.ask("", "/v1/status", X_Slurm_User_Token=session["token"])[2]) == [1]  # as ann, PrivateData=jobs
     assert real.ask("", "/v1/status", X_Slurm_User_Token=session["token"] + "x")[0] == 401
