@@ -173,6 +173,7 @@ def one_partition(town: SlurmCluster) -> None:
         only_let_go(town, shim, beside)
         town.wait_for(lambda: sizes(town, inside) == [4], 180, "the job of the partition to have all of its GPUs")
         assert sizes(town, beside) == [None]
+        until_steps(town, inside)
         check(town, "4-one-partition", said(town, "synergyctl", "status"))
     town.run("scancel", str(inside), str(beside))
 
