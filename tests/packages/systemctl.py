@@ -52,6 +52,9 @@ def start(unit: str) -> None:
         folder.mkdir(exist_ok=True, mode=int(first.get("StateDirectoryMode", "755"), 8))
         os.chown(folder, user.pw_uid, user.pw_gid)
     command = [word for word in shlex.split(first["ExecStart"]) if not word.startswith("$")]
+    command = [
+        "-D" if word == "--systemd" else word for word in command
+    ]  # Slurm from 23.11 on: there is nobody to notify
     with Path(f"/var/log/{unit}.journal").open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/",
