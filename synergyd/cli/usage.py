@@ -10,6 +10,7 @@ from dataclasses import fields
 from datetime import datetime
 
 import click
+from rich.text import Text
 from synergy_core.errors import UsageError, one_line
 from synergy_core.formatting import format_names
 from synergy_core.losses import losses_message
@@ -79,7 +80,7 @@ def usage(
         else:
             console().print(job_table(job_usage))
             click.echo(job_notes(job_usage))
-            click.echo(losses_message(job_usage.losses))
+            console().print(Text(losses_message(job_usage.losses)))
         return
     span = _span_of_month(month)
     if hypothetical:
@@ -103,7 +104,7 @@ def usage(
     else:
         console().print(table(usage_of_all))
         click.echo(_COLUMN_NOTES)
-        click.echo(losses_message(usage_of_all.losses))
+        console().print(Text(losses_message(usage_of_all.losses)))
         click.echo(audit_message(usage_of_all.total))
 
 

@@ -76,8 +76,8 @@ class PrometheusMetrics:
             "synergy_gain_sigma_ratio", "One sigma of synergy_gain_ratio", ["mode"], registry=registry
         )
         self._audit = Gauge(
-            "synergy_gain_hours",
-            "Job hours that this month's audited changes of running jobs saved, as predicted and as measured by reports",
+            "synergy_gain_seconds",
+            "Job seconds that this month's audited changes of running jobs saved, as predicted and as measured by reports",
             ["basis"],
             registry=registry,
         )
@@ -176,8 +176,8 @@ class PrometheusMetrics:
             self._gain.labels(mode).set(month.gain)
             self._gain_sigma.labels(mode).set(month.gain_sigma)
         if isinstance(month, Totals) and month.prediction_error is not None:
-            self._audit.labels("predicted").set(month.predicted_h)
-            self._audit.labels("measured").set(month.measured_h)
+            self._audit.labels("predicted").set(3600.0 * month.predicted_h)
+            self._audit.labels("measured").set(3600.0 * month.measured_h)
 
     def close(self) -> None:
         """Stop listening."""

@@ -91,7 +91,10 @@ def test_metrics_of_a_daemon_that_acts_have_the_headline_number(tmp_path: Path) 
     finally:
         keeper.close()
     assert 'synergy_gain_ratio{mode="acts"} 0.11' in page and 'synergy_gain_sigma_ratio{mode="acts"} 0.02' in page
-    assert 'synergy_gain_hours{basis="predicted"} 3.0' in page and 'synergy_gain_hours{basis="measured"} 2.5' in page
+    assert (
+        'synergy_gain_seconds{basis="predicted"} 10800.0' in page
+        and 'synergy_gain_seconds{basis="measured"} 9000.0' in page
+    )
 
 
 def test_the_keeper_sums_the_present_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
