@@ -29,7 +29,7 @@ from synergy_core.records import Plan
 from synergy_launch.agent import run_folder
 from synergy_launch.launcher.detection import detect
 from synergy_launch.launcher.trial import Leg, Subject, own_plan, plan_of, saved_step
-from synergy_launch.launcher.trial_table import Comparison, StepRecord, compare, format_examples
+from synergy_launch.launcher.trial_table import Comparison, StepRecord, compare, format_examples, format_loss
 
 from tests.benchmarks.any_trainer_rows import ROWS, Row
 
@@ -118,7 +118,11 @@ def _measure(row: Row, sources: Path, folder: Path, result: Result) -> None:
     _fill(result, compare(expected, [*before, *after], saved))
     result.resized = "requeue"
     with leg("resized", "fourth", 2, plan, 2) as one:
-        one.until(lambda: len(one.records()) >= 2, "two steps after kill -9", LIMIT_S)
+        try:
+            one.until(lambda: len(one.records()) >= 2, "two steps after kill -9", LIMIT_S)
+        except SynergyError:
+            result.killed, result.why = "no", one.last_line()
+            return
         again = one.records(_start(one, saved))
         result.killed = _came_back(again, expected, bool(result.numbers["has_random_inputs"]))
         result.batch = _moved(one, plan)
@@ -168,8 +172,8 @@ def _fill(result: Result, found: Comparison) -> None:
     if found.loss_difference is None or found.loss is None:
         result.loss = "unknown"
     else:
-        kind = "" if found.is_same_loss else ", alike" if found.is_alike else ", DIFFERS"
-        result.loss = f"{found.loss_difference:.0e} of {found.loss:.2f}{kind}"
+        kind = format_loss(found).partition(" (")[0]
+        result.loss = kind if kind == "random" else f"{found.loss_difference:.0e} of {found.loss:.2f}: {kind}"
 
 
 def _place(row: Row, sources: Path, folder: Path) -> Path:

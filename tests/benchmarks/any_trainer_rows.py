@@ -198,7 +198,7 @@ def trl_labels(here: Path) -> None:
 def wiki(here: Path) -> None:
     draw = random.Random(0)
     (here / "data").mkdir()
-    (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(16_000)))
+    (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(22_000)))
 
 
 def mnist(here: Path) -> None:
@@ -266,7 +266,7 @@ ROWS = (
         name="minGPT-ddp main.py", repository="examples", folder="distributed/minGPT-ddp/mingpt", script=("main.py",), prepare=text_file,
         checkpoint="{here}", loop="gpu:trainer_config.batch_size", environment={"CPU_AS_GPU": "cpu"},
         arguments=words_of(
-            "data_config.path={here}/input.txt data_config.block_size=8 data_config.truncate=0.05 gpt_config.n_layer=1 gpt_config.n_head=2 "
+            "data_config.path={here}/input.txt data_config.block_size=8 data_config.truncate=0.5 gpt_config.n_layer=1 gpt_config.n_head=2 "
             "gpt_config.n_embd=16 trainer_config.max_epochs=400 trainer_config.batch_size=16 trainer_config.data_loader_workers=0 "
             "trainer_config.snapshot_path={here}/gpt_snapshot.pt trainer_config.save_every=1 trainer_config.use_amp=false"
         ),
