@@ -300,7 +300,7 @@ ROWS = (
         ignored=("tests", "docs", "hfdocs", "results"), loop="gpu:--batch-size,resume:--resume={here}/out/run/last.pth.tar",
         arguments=words_of(
             "--data-dir {here}/images --train-split train --val-split val --model resnet10t --num-classes 2 --img-size 32 --batch-size 2 "
-            "--epochs 400 --workers 0 --output {here}/out --experiment run --lr 0.01 --no-prefetcher --device cpu"
+            "--epochs 400 --workers 1 --output {here}/out --experiment run --lr 0.01 --no-prefetcher --device cpu"
         ),
     ),
     Row(name="stanford_alpaca train.py", repository="stanford_alpaca", script=("train.py",), prepare=alpaca_data, stand_in="", needs=(HF4,),

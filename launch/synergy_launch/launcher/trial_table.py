@@ -10,6 +10,7 @@ from typing import Any
 
 _SAME_LOSS = 1e-3  # relative: sums in another order, in bf16 too
 _SAME_RATE = 1e-6
+_SIGMAS = 3.0  # of the difference of two means of a few steps
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Comparison:
     loss: float | None
     resized_loss: float | None
     loss_difference: float | None  # the largest of a step
-    scatter: float  # one sigma of the mean loss of so many steps
+    scatter: float  # one sigma of the difference of the mean losses, by how much steps differ
 
     @property
     def is_same_batch(self) -> bool:
@@ -67,7 +68,7 @@ class Comparison:
         """Return whether the mean losses differ by no more than steps do: other random numbers, as of dropout."""
         if self.loss is None or self.resized_loss is None:
             return False
-        return self.is_same_loss or abs(self.loss - self.resized_loss) <= 2 * self.scatter
+        return self.is_same_loss or abs(self.loss - self.resized_loss) <= _SIGMAS * self.scatter
 
     @property
     def is_good(self) -> bool:
@@ -106,7 +107,7 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
     losses = [(a.loss, b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
     first = [(a.loss, b.loss) for a, b in zip(alone, resized, strict=False) if a.step == b.step <= saved]
     is_random = any(a is not None and b is not None and not _are_close(a, b) for a, b in first)
-    spread = statistics.stdev([a for a, _ in losses]) if len(losses) > 1 else 0.0
+    spread = sum(statistics.variance(run) for run in zip(*losses, strict=True)) if len(losses) > 1 else 0.0
     return Comparison(
         saved=saved,
         last=last,
@@ -122,7 +123,7 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
         loss=statistics.fmean(a for a, _ in losses) if losses else None,
         resized_loss=statistics.fmean(b for _, b in losses) if losses else None,
         loss_difference=max(abs(a - b) for a, b in losses) if losses else None,
-        scatter=spread / len(losses) ** 0.5 if losses else 0.0,
+        scatter=(spread / len(losses)) ** 0.5 if losses else 0.0,
     )
 
 
