@@ -145,16 +145,19 @@ def _came_back(again: list[StepRecord], expected: list[StepRecord], is_random: b
 
 def _moved(leg: Leg, plan: Plan | None) -> str:
     """Propose twice the batch, as the daemon does, and wait until the agent trains with it."""
-    if plan is None or not leg.status().get("rebatching"):
+    folders = list(leg.folder.glob("synergy-*"))
+    inside = [run_folder.read_inside(folder) for folder in folders]  # of a hook in a Megatron-LM script
+    if plan is None or not (leg.status().get("rebatching") or any(said.get("rebatching") for said in inside)):
         return "stays"
     size = plan.global_batch
-    for folder in leg.folder.glob("synergy-*"):
+    for folder in folders:
         run_folder.propose_batch(folder, replace(plan, dp=leg.gpus, global_batch=2 * size))
     at = len(leg.records())
 
     def has_moved() -> bool:
-        now = (leg.status().get("plan") or {}).get("global_batch")
-        return now == 2 * size and len(leg.records()) > at + 2
+        records = leg.records()
+        now = (leg.status().get("plan") or {}).get("global_batch") or len(records[-1].rows)
+        return now == 2 * size and len(records) > at + 2
 
     try:
         leg.until(has_moved, "step of twice the batch", 90.0)
@@ -202,7 +205,11 @@ def _environment(row: Row, place: Path) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     paths = [str(STAND_INS / row.stand_in)] if row.stand_in else []
     paths += [os.environ[name] for name in row.needs if os.environ.get(name)]
-    paths += [str(place / name) for name in row.paths] + [str(root / "launch"), str(root)]
+    paths += [str(place / name) for name in row.paths] + [
+        str(root / "launch"),
+        str(root),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     return {
         "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "disabled", "HF_DATASETS_CACHE": str(place / "cache"),
