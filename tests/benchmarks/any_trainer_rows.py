@@ -325,7 +325,7 @@ ROWS = (
     Row(
         name="minGPT chargpt.py", repository="minGPT", script=("projects/chargpt/chargpt.py",), prepare=text_file, paths=(".",),
         stand_in="", checkpoint="{here}/out", arguments=words_of(
-            "--system.work_dir={here}/out --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
+            "--system.work_dir='{here}/out' --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
             "--trainer.device=cpu"
         ),
     ),
