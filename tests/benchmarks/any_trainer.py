@@ -198,7 +198,13 @@ def _subject(row: Row, place: Path) -> Subject:
     words = tuple(word.format(here=place) for word in (*row.script, *row.arguments))
     if words[0] != "-m":
         words = (str(place / words[0]), *words[1:])
-    return Subject(words=words, gpus=2, checkpoint=row.checkpoint.format(here=place), loop=row.loop.format(here=place), style=row.style)
+    return Subject(
+        words=words,
+        gpus=2,
+        checkpoint=row.checkpoint.format(here=place),
+        loop=row.loop.format(here=place),
+        style=row.style,
+    )
 
 
 def _environment(row: Row, place: Path) -> dict[str, str]:
