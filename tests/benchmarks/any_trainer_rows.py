@@ -320,7 +320,8 @@ ROWS = (
     ),
     Row(
         name="Megatron-LM pretrain_gpt.py", repository="Megatron-LM", script=("pretrain_gpt.py",), stand_in="megatron_lm_cpu", paths=(".",),
-        environment={"SYNERGY_GLOBAL_BATCH": "told"}, arguments=MEGATRON, checkpoint="{here}/out", ignored=("tests", "docs", "images", "examples", "gpt_builders.pyc"),
+        environment={"SYNERGY_GLOBAL_BATCH": "told"},
+        arguments=MEGATRON, checkpoint="{here}/out", ignored=("tests", "docs", "images", "examples", "gpt_builders.pyc"),
     ),
     Row(
         name="minGPT chargpt.py", repository="minGPT", script=("projects/chargpt/chargpt.py",), prepare=text_file, paths=(".",),
