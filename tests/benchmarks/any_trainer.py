@@ -29,7 +29,7 @@ from synergy_core.records import Plan
 from synergy_launch.agent import run_folder
 from synergy_launch.launcher.detection import detect
 from synergy_launch.launcher.trial import Leg, Subject, own_plan, plan_of, saved_step
-from synergy_launch.launcher.trial_table import Comparison, StepRecord, compare, format_examples
+from synergy_launch.launcher.trial_table import Comparison, StepRecord, compare, format_examples, format_loss
 
 from tests.benchmarks.any_trainer_rows import ROWS, Row
 
@@ -118,7 +118,11 @@ def _measure(row: Row, sources: Path, folder: Path, result: Result) -> None:
     _fill(result, compare(expected, [*before, *after], saved))
     result.resized = "requeue"
     with leg("resized", "fourth", 2, plan, 2) as one:
-        one.until(lambda: len(one.records()) >= 2, "two steps after kill -9", LIMIT_S)
+        try:
+            one.until(lambda: len(one.records()) >= 2, "two steps after kill -9", LIMIT_S)
+        except SynergyError:
+            result.killed, result.why = "no", one.last_line()
+            return
         again = one.records(_start(one, saved))
         result.killed = _came_back(again, expected, bool(result.numbers["has_random_inputs"]))
         result.batch = _moved(one, plan)
@@ -141,16 +145,19 @@ def _came_back(again: list[StepRecord], expected: list[StepRecord], is_random: b
 
 def _moved(leg: Leg, plan: Plan | None) -> str:
     """Propose twice the batch, as the daemon does, and wait until the agent trains with it."""
-    if plan is None or not leg.status().get("rebatching"):
+    folders = list(leg.folder.glob("synergy-*"))
+    inside = [run_folder.read_inside(folder) for folder in folders]  # of a hook in a Megatron-LM script
+    if plan is None or not (leg.status().get("rebatching") or any(said.get("rebatching") for said in inside)):
         return "stays"
     size = plan.global_batch
-    for folder in leg.folder.glob("synergy-*"):
+    for folder in folders:
         run_folder.propose_batch(folder, replace(plan, dp=leg.gpus, global_batch=2 * size))
     at = len(leg.records())
 
     def has_moved() -> bool:
-        now = (leg.status().get("plan") or {}).get("global_batch")
-        return now == 2 * size and len(leg.records()) > at + 2
+        records = leg.records()
+        now = (leg.status().get("plan") or {}).get("global_batch") or len(records[-1].rows)
+        return now == 2 * size and len(records) > at + 2
 
     try:
         leg.until(has_moved, "step of twice the batch", 90.0)
@@ -168,8 +175,8 @@ def _fill(result: Result, found: Comparison) -> None:
     if found.loss_difference is None or found.loss is None:
         result.loss = "unknown"
     else:
-        kind = "" if found.is_same_loss else ", alike" if found.is_alike else ", DIFFERS"
-        result.loss = f"{found.loss_difference:.0e} of {found.loss:.2f}{kind}"
+        kind = format_loss(found).partition(" (")[0]
+        result.loss = kind if kind == "random" else f"{found.loss_difference:.0e} of {found.loss:.2f}: {kind}"
 
 
 def _place(row: Row, sources: Path, folder: Path) -> Path:
@@ -191,14 +198,24 @@ def _subject(row: Row, place: Path) -> Subject:
     words = tuple(word.format(here=place) for word in (*row.script, *row.arguments))
     if words[0] != "-m":
         words = (str(place / words[0]), *words[1:])
-    return Subject(words=words, gpus=2, checkpoint=row.checkpoint.format(here=place), loop=row.loop, style=row.style)
+    return Subject(
+        words=words,
+        gpus=2,
+        checkpoint=row.checkpoint.format(here=place),
+        loop=row.loop.format(here=place),
+        style=row.style,
+    )
 
 
 def _environment(row: Row, place: Path) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     paths = [str(STAND_INS / row.stand_in)] if row.stand_in else []
     paths += [os.environ[name] for name in row.needs if os.environ.get(name)]
-    paths += [str(place / name) for name in row.paths] + [str(root / "launch"), str(root)]
+    paths += [str(place / name) for name in row.paths] + [
+        str(root / "launch"),
+        str(root),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     return {
         "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "disabled", "HF_DATASETS_CACHE": str(place / "cache"),

@@ -198,7 +198,7 @@ def trl_labels(here: Path) -> None:
 def wiki(here: Path) -> None:
     draw = random.Random(0)
     (here / "data").mkdir()
-    (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(16_000)))
+    (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(22_000)))
 
 
 def mnist(here: Path) -> None:
@@ -266,7 +266,7 @@ ROWS = (
         name="minGPT-ddp main.py", repository="examples", folder="distributed/minGPT-ddp/mingpt", script=("main.py",), prepare=text_file,
         checkpoint="{here}", loop="gpu:trainer_config.batch_size", environment={"CPU_AS_GPU": "cpu"},
         arguments=words_of(
-            "data_config.path={here}/input.txt data_config.block_size=8 data_config.truncate=0.05 gpt_config.n_layer=1 gpt_config.n_head=2 "
+            "data_config.path={here}/input.txt data_config.block_size=8 data_config.truncate=0.5 gpt_config.n_layer=1 gpt_config.n_head=2 "
             "gpt_config.n_embd=16 trainer_config.max_epochs=400 trainer_config.batch_size=16 trainer_config.data_loader_workers=0 "
             "trainer_config.snapshot_path={here}/gpt_snapshot.pt trainer_config.save_every=1 trainer_config.use_amp=false"
         ),
@@ -300,7 +300,7 @@ ROWS = (
         ignored=("tests", "docs", "hfdocs", "results"), loop="gpu:--batch-size,resume:--resume={here}/out/run/last.pth.tar",
         arguments=words_of(
             "--data-dir {here}/images --train-split train --val-split val --model resnet10t --num-classes 2 --img-size 32 --batch-size 2 "
-            "--epochs 400 --workers 0 --output {here}/out --experiment run --lr 0.01 --no-prefetcher --device cpu"
+            "--epochs 400 --workers 1 --output {here}/out --experiment run --lr 0.01 --no-prefetcher --device cpu"
         ),
     ),
     Row(name="stanford_alpaca train.py", repository="stanford_alpaca", script=("train.py",), prepare=alpaca_data, stand_in="", needs=(HF4,),
@@ -320,12 +320,13 @@ ROWS = (
     ),
     Row(
         name="Megatron-LM pretrain_gpt.py", repository="Megatron-LM", script=("pretrain_gpt.py",), stand_in="megatron_lm_cpu", paths=(".",),
+        environment={"SYNERGY_GLOBAL_BATCH": "told"},
         arguments=MEGATRON, checkpoint="{here}/out", ignored=("tests", "docs", "images", "examples", "gpt_builders.pyc"),
     ),
     Row(
         name="minGPT chargpt.py", repository="minGPT", script=("projects/chargpt/chargpt.py",), prepare=text_file, paths=(".",),
         stand_in="", checkpoint="{here}/out", arguments=words_of(
-            "--system.work_dir={here}/out --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
+            "--system.work_dir='{here}/out' --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
             "--trainer.device=cpu"
         ),
     ),

@@ -7,6 +7,7 @@ that Synergy can't follow runs as it is written, and one line says why.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -60,6 +61,8 @@ def _prepare(trainer: Any, given: dict[str, Any]) -> str:
     own = loader.batch_size * trainer.accumulate_grad_batches * (_number(ASKED_GPUS) or _number("WORLD_SIZE"))
     base = os.environ.get("SYNERGY_CHECKPOINT_DIR", "") or trainer.default_root_dir
     folder = Path(base).absolute() / f"synergy-{job or 'run'}"  # of this job alone
+    with contextlib.suppress(OSError):
+        folder.parent.mkdir(exist_ok=True)  # only this one: a folder above it that is missing is a wrong path
     synergy = ours.SynergyCallback(folder, global_batch=own, micro_batch=loader.batch_size, is_own_folder=True)
     before, trainer.accumulate_grad_batches = (
         trainer.accumulate_grad_batches,

@@ -62,7 +62,7 @@ class Probe:
 
         @functools.wraps(call)
         def call_and_note(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._depth and not self._is_backward and module.training and torch.is_grad_enabled():
+            if not self._depth and not self._is_backward and torch.is_grad_enabled():
                 self._note_batch(module, (*args, *kwargs.values()))
             self._depth += 1
             try:
@@ -76,7 +76,9 @@ class Probe:
 
     def _note_batch(self, module: Any, inputs: tuple[Any, ...]) -> None:
         batch = _first_tensor(inputs)
-        if batch is not None and next(iter(module.parameters()), None) is not None:  # a loss function has none
+        is_model = next(iter(module.parameters()), None) is not None  # a loss function has none
+        # a wrapper may be left in evaluation, as Lightning leaves DDP
+        if batch is not None and is_model and any(part.training for part in module.modules()):
             self._rows += row_marks(batch)
 
     def _note_rate(self, optimizer: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 _SAME_LOSS = 1e-3  # relative: sums in another order, in bf16 too
 _SAME_RATE = 1e-6
+_SIGMAS = 3.0  # of the difference of two means of a few steps
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class Comparison:
     other: int  # not seen by it at all
     skipped: int
     has_random_inputs: bool  # the examples differ without a resize, too
+    has_random_losses: bool  # the same of the losses: the script sets no seed
     rate_difference: float  # relative, the largest
     loss: float | None
     resized_loss: float | None
     loss_difference: float | None  # the largest of a step
-    scatter: float  # one sigma of the mean loss of so many steps
+    scatter: float  # one sigma of the difference of the mean losses, by how much steps differ
 
     @property
     def is_same_batch(self) -> bool:
@@ -59,18 +61,23 @@ class Comparison:
         """Return whether each step has the same loss."""
         if self.loss is None or self.loss_difference is None:
             return False
-        return self.loss_difference <= _SAME_LOSS * max(1.0, abs(self.loss))
+        return _are_close(self.loss, self.loss + self.loss_difference)
 
     @property
     def is_alike(self) -> bool:
         """Return whether the mean losses differ by no more than steps do: other random numbers, as of dropout."""
         if self.loss is None or self.resized_loss is None:
             return False
-        return self.is_same_loss or abs(self.loss - self.resized_loss) <= 2 * self.scatter
+        return self.is_same_loss or abs(self.loss - self.resized_loss) <= _SIGMAS * self.scatter
 
     @property
     def is_good(self) -> bool:
-        return self.is_same_batch and self.is_same_data and self.is_same_rate and self.is_alike
+        is_same_loss = self.is_alike or (self.has_random_losses and self.loss_difference is not None)
+        return self.is_same_batch and self.is_same_data and self.is_same_rate and is_same_loss
+
+
+def _are_close(loss: float, other: float) -> bool:
+    return abs(loss - other) <= _SAME_LOSS * max(1.0, abs(loss))
 
 
 def merge(ranks: Sequence[Iterable[Mapping[str, Any]]], after: int = 0) -> list[StepRecord]:
@@ -98,7 +105,9 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
     extra = found - seen
     before = [Counter(row for record in run if record.step <= saved for row in record.rows) for run in (alone, resized)]
     losses = [(a.loss, b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
-    spread = statistics.stdev([a for a, _ in losses]) if len(losses) > 1 else 0.0
+    first = [(a.loss, b.loss) for a, b in zip(alone, resized, strict=False) if a.step == b.step <= saved]
+    is_random = any(a is not None and b is not None and not _are_close(a, b) for a, b in first)
+    spread = sum(statistics.variance(run) for run in zip(*losses, strict=True)) if len(losses) > 1 else 0.0
     return Comparison(
         saved=saved,
         last=last,
@@ -109,11 +118,12 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
         other=sum(count for row, count in extra.items() if row not in seen),
         skipped=(seen - found).total(),
         has_random_inputs=before[0] != before[1],
+        has_random_losses=is_random,
         rate_difference=max(abs(a.rate - b.rate) / max(abs(a.rate), 1e-30) for a, b in pairs),
         loss=statistics.fmean(a for a, _ in losses) if losses else None,
         resized_loss=statistics.fmean(b for _, b in losses) if losses else None,
         loss_difference=max(abs(a - b) for a, b in losses) if losses else None,
-        scatter=spread / len(losses) ** 0.5 if losses else 0.0,
+        scatter=(spread / len(losses)) ** 0.5 if losses else 0.0,
     )
 
 
@@ -124,6 +134,15 @@ def format_examples(found: Comparison) -> str:
     named = ((found.repeated, "seen again"), (found.other, "others"), (found.skipped, "not seen"))
     parts = [f"{count} {what}" for count, what in named if count]
     return f"{', '.join(parts)}, of {found.examples}" if parts else f"{found.examples} seen once"
+
+
+def format_loss(found: Comparison) -> str:
+    """Return whether the losses are the same."""
+    if found.is_same_loss:
+        return "the same"
+    if found.has_random_losses:
+        return "random (no seed): not known"
+    return "alike (other random numbers)" if found.is_alike else "DIFFERS"
 
 
 def format_table(found: Comparison, sizes: tuple[int, int]) -> list[str]:
@@ -137,9 +156,7 @@ def format_table(found: Comparison, sizes: tuple[int, int]) -> list[str]:
     loss = "unknown: no backward() of a loss was seen"
     if found.loss is not None and found.resized_loss is not None and found.loss_difference is not None:
         loss = f"{found.loss:.6g} | {found.resized_loss:.6g} | at most {found.loss_difference:.2g} in a step: "
-        loss += (
-            verdict(found.is_same_loss) if found.is_same_loss or not found.is_alike else "alike (other random numbers)"
-        )
+        loss += format_loss(found)
     rows = [
         ("", f"left alone on {first} | {first}, from step {found.saved + 1} on {second} |"),
         ("steps", f"{found.saved + 1} to {found.last}"),

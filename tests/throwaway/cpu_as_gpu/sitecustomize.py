@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,7 +30,7 @@ def _pretend() -> None:
         """A context in which tensors never leave the CPU."""
 
         def __torch_function__(
-            self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+            self, func: Callable[..., Any], kinds: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             kwargs = dict(kwargs or {})
             if func is torch.Tensor.cuda:
@@ -72,7 +73,7 @@ def _pretend() -> None:
         accelerator.current_accelerator = lambda *_, **__: torch.device(kind)
         accelerator.set_device_index = lambda *_: None
         accelerator.current_device_index = lambda: 0
-        accelerator.current_stream = lambda *_: None
+        accelerator.current_stream = lambda *_: types.SimpleNamespace(is_capturing=lambda: False)
         accelerator.device_index = lambda *_: contextlib.nullcontext()
     _without_nccl()
 
@@ -106,6 +107,7 @@ def _without_nccl() -> None:
     for place in places:
         place.init_device_mesh = lambda device, *args, **kwargs: mesh("cpu", *args, **kwargs)
     torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_flash_sdp(False)  # tensors that are shared out have no rule for the CPU's
     loader: Any = torch.utils.data.DataLoader
     make = loader.__init__
     loader.__init__ = lambda self, *args, **kwargs: make(self, *args, **{**kwargs, "pin_memory": False})

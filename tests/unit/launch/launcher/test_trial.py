@@ -37,11 +37,20 @@ def test_each_difference_is_named() -> None:
 
 def test_other_random_numbers_are_no_difference() -> None:
     """Dropout: the mean of the losses differs by less than they scatter. Augmented inputs: no example is the same twice."""
-    noisy = [replace(r, loss=(r.loss or 0) + 0.004 * (-1) ** r.step, rows=tuple(i + 1 for i in r.rows)) for r in ALONE]
+    noisy = [
+        replace(r, loss=(r.loss or 0) + 0.004 * (-1) ** r.step * (r.step > 4), rows=tuple(i + 1 for i in r.rows))
+        for r in ALONE
+    ]
     found = compare(ALONE, noisy, 4)
     assert found.is_good and not found.is_same_loss and found.has_random_inputs
     text = "\n".join(format_table(found, (2, 1)))
     assert "alike (other random numbers)" in text and "random inputs: not known" in text
+
+
+def test_a_script_without_a_seed_tells_nothing_by_its_loss() -> None:
+    found = compare(ALONE, [replace(r, loss=9.0) for r in ALONE], 4)
+    assert found.has_random_losses and found.is_good
+    assert "random (no seed): not known" in "\n".join(format_table(found, (2, 1)))
 
 
 def test_ranks_are_merged_as_far_as_all_have_come() -> None:
