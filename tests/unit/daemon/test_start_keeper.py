@@ -159,6 +159,17 @@ def test_ends_that_looks_show_are_learnt(store: Store) -> None:
     assert told.start.middle_s == NOW + 230  # as long as from their start to the middle between two looks, less 100 s
 
 
+def test_how_long_nodes_stay_empty_is_learnt(store: Store) -> None:
+    """A job ends, and 20 s later the next one starts that had waited for its node."""
+    kept = Kept(store)
+    for number in range(10):
+        first, second = 100 + 2 * number, 101 + 2 * number
+        kept.take(look(runs(first), waits(second)))
+        ending = runs(first, state="COMPLETING", end_s=NOW + 30)
+        kept.take(look(ending, runs(second, start_s=NOW + 50), at_s=NOW + 60))
+    assert kept.keeper._forecaster.turnaround_s == 20.0
+
+
 def test_outcomes_survive_the_daemon(store: Store) -> None:
     kept = Kept(store)
     for number in range(12):
