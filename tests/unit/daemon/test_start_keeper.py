@@ -13,7 +13,7 @@ from synergy_core.usage import PastRun, Usage
 
 from synergyd.control.state.time_view import Reservation
 from synergyd.daemon import start_keeper
-from synergyd.daemon.queue_look import QueueLook, queue_of
+from synergyd.daemon.queue_look import QueueLook, name_of_program, queue_of
 from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
@@ -259,6 +259,13 @@ def test_synergys_own_plans_count() -> None:
     assert [(job.nodes, job.freed_s) for job in queue.running] == [(("n1",), None), (("n2",), NOW + 60)]
     waiting = queue_of(replace(of, decisions={}), {}).pending[0]
     assert (waiting.need.gpus, waiting.may_start_s) == (2, NOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("run-12", "run"), ("llama-7b", "llama-7b"), ("sweep3_1", "sweep3"), ("42", "42"), ("", "")]
+)
+def test_runs_of_one_program_differ_by_a_number_at_the_end(name: str, stem: str) -> None:
+    assert name_of_program(name) == stem
 
 
 def test_reservations_close_nodes() -> None:
