@@ -18,7 +18,6 @@ from synergyd.start_times.records import Amounts, Cap, PendingJob, Program, Queu
 START_S = 10.0  # from a decision to the job's start
 CHANGE_S = 60.0  # from a decision to when a job has given nodes back: a checkpoint, and Slurm's own time
 _TASKS = 100  # tasks of one array that are looked at
-_DIGITS = re.compile(r"\d+")
 _AFTER = re.compile(r"after\w*:([0-9]+)")
 _SPAN = re.compile(r"([0-9]+)(?:-([0-9]+))?(?::([0-9]+))?\Z")
 
@@ -70,8 +69,8 @@ def program_of(row: JobRow, partitions: Mapping[str, PartitionRow]) -> Program:
 
 
 def name_of_program(name: str) -> str:
-    """Return a job's name without the numbers that differ from run to run."""
-    return _DIGITS.sub("#", name)
+    """Return a job's name but for a number at its end, by which runs of one program differ."""
+    return name.rstrip("0123456789").rstrip("-_.") or name
 
 
 def _nodes(look: QueueLook) -> Iterable[QueueNode]:

@@ -58,6 +58,8 @@ class StartKeeper:
         self._waiting: frozenset[int] = frozenset()
         self._decided: set[int] = set()  # jobs of Synergy's: a requeue of theirs goes on with the same run
         self._looked_s = 0.0
+        self._nodes: dict[int, tuple[str, ...]] = {}  # of jobs that ran at the last look
+        self._freed: dict[str, float] = {}  # when a job on it ended last, by node
         self._learnt = False
         self._rest_until = 0.0
         self._problem = ""
@@ -155,6 +157,7 @@ class StartKeeper:
             ):  # else it was requeued: how long it takes is not known
                 end_s = _end_s(row, self._looked_s, look.at_s)
                 self._forecaster.note_ended(job_id, end_s)
+                self._freed.update(dict.fromkeys(self._nodes.get(job_id, ()), end_s))
                 self._forecaster.learn([EndedRun(program, end_s - first_s, end_s)])
         for job_id, row in now.items():
             start_s = row.start_s or look.at_s
@@ -163,9 +166,13 @@ class StartKeeper:
                 continue
             if job_id in self._waiting:
                 self._forecaster.note_started(job_id, start_s)
+                freed_s = [self._freed[name] for name in row.node_names if name in self._freed]
+                if freed_s and row.submit_s < max(freed_s):
+                    self._forecaster.note_turnaround(start_s - max(freed_s))
             first_s = known[0] if known is not None and job_id in self._decided else start_s
             self._began[job_id] = first_s, start_s, program_of(row, look.partitions)
         self._waiting = frozenset(i for i, row in rows.items() if state_of(row) is JobState.PENDING)
+        self._nodes = {job_id: row.node_names for job_id, row in now.items()}
         self._decided &= rows.keys()
         self._looked_s = look.at_s
         self._forecaster.forget_all_but(rows)

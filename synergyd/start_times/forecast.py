@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from synergyd.start_times.run_lengths import EndedRun, LengthDraw, RunLengths
 from synergyd.start_times.simulation import Simulation
 
 DRAWS, LEAST_DRAWS = 40, 8
+_KEPT, _FEW, _LONGEST_S = 200, 10, 300.0  # turnarounds
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class StartForecaster:
         self.lengths = RunLengths()
         self.starts, self.ends = Calibration(), Calibration()
         self._arrivals = Arrivals()
+        self._turnarounds: deque[float] = deque(maxlen=_KEPT)
         self._seed = 0
 
     def learn(self, runs: Iterable[EndedRun]) -> None:
@@ -44,7 +48,7 @@ class StartForecaster:
 
     def forecast(self, queue: Queue, is_late: Callable[[], bool] = lambda: False) -> Mapping[int, JobForecast]:
         """Return the forecast of each job by id. After `LEAST_DRAWS` draws it takes no further one once `is_late`."""
-        simulation = Simulation(queue, self._arrivals)
+        simulation = Simulation(queue, self._arrivals, self.turnaround_s)
         starts: dict[int, list[float]] = {}
         ends: dict[int, list[float]] = {}
         draws = 0
@@ -73,6 +77,16 @@ class StartForecaster:
     def note_started(self, job_id: int, at_s: float) -> None:
         """Learn from a start."""
         self.starts.settle(job_id, at_s)
+
+    def note_turnaround(self, seconds: float) -> None:
+        """Learn how long nodes stayed empty between two jobs, of which the second had waited for them."""
+        if seconds < _LONGEST_S:
+            self._turnarounds.append(max(0.0, seconds))
+
+    @property
+    def turnaround_s(self) -> float:
+        """Return the usual time from a job's end to the next start on its nodes: epilogs, and Slurm's own rounds."""
+        return statistics.median(self._turnarounds) if len(self._turnarounds) >= _FEW else 0.0
 
     def note_ended(self, job_id: int, at_s: float) -> None:
         """Learn from the end of a job that has run."""

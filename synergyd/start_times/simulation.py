@@ -107,10 +107,10 @@ class _State:
 
 
 class Simulation:
-    """A queue, ready for draws of its future. `arrivals`: jobs that may come."""
+    """A queue, ready for draws of its future. `arrivals`: jobs that may come; `turnaround_s`: from an end to the next start there."""
 
-    def __init__(self, queue: Queue, arrivals: Arrivals | None = None) -> None:
-        self._queue, self._arrivals = queue, arrivals
+    def __init__(self, queue: Queue, arrivals: Arrivals | None = None, turnaround_s: float = 0.0) -> None:
+        self._queue, self._arrivals, self._turnaround_s = queue, arrivals, turnaround_s
         self._nodes = queue.nodes
         self._index = {node.name: i for i, node in enumerate(queue.nodes)}
         self._tasks = [job for job in queue.pending for _ in range(job.tasks)]
@@ -170,7 +170,7 @@ class Simulation:
         end_s = min(job.start_s + state.lengths.seconds(job.program, max(0.0, now_s - job.start_s)), limit_end_s)
         end_s = max(now_s, end_s)
         state.ends[job.job_id] = max(end_s, state.ends.get(job.job_id, 0.0))
-        freed_s = end_s if job.freed_s is None else max(now_s, min(end_s, job.freed_s))
+        freed_s = end_s + self._turnaround_s if job.freed_s is None else max(now_s, min(end_s, job.freed_s))
         shares = tuple((self._index[name], job.need) for name in job.nodes if name in self._index)
         self._hold(state, key, _Held(job.job_id, shares, min(limit_end_s, job.freed_s or math.inf)))
         heapq.heappush(state.events, (freed_s, _END, key))
@@ -350,7 +350,7 @@ class Simulation:
             state.left_of_cap[cap] -= held.amount
         self._hold(state, at, held)
         end_s = state.now_s + state.lengths.seconds(job.program)
-        heapq.heappush(state.events, (end_s, _END, at))
+        heapq.heappush(state.events, (end_s + self._turnaround_s, _END, at))
         if at < len(self._tasks):
             state.to_start -= 1
             if job.job_id not in state.starts:

@@ -35,6 +35,9 @@ ACCOUNTS = ("add account chem", "add account physics", "add user root account=ch
 COLUMNS = "JobIDRaw,Account,State,Start,End,ElapsedRaw,AllocTRES"
 
 
+LEDGER = [f"{name}_gpu_h" for name in ("training", "start", "checkpoint", "resize", "failure", "straggler", "unknown")]
+
+
 def runs_of(cluster: SlurmCluster, columns: str) -> str:
     """A line for each incarnation of any job."""
     return cluster.run("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "2000-01-01", f"--format={columns}").stdout
@@ -64,9 +67,9 @@ def begun(cluster: SlurmCluster, job_id: int) -> bool:
 
 
 def reported(cluster: SlurmCluster) -> dict[str, float]:
-    """The same by `synergyctl usage`: of this month, and the one before in case that it has just ended."""
+    """The same by the ledger of `synergyctl usage`: what the held hours of this month went into, added up."""
     rows = json.loads(cluster.run("synergyctl", "usage", "--json").stdout)["rows"]
-    return {row["account"]: row["usage"]["held_gpu_h"] * 3600 for row in rows}
+    return {row["account"]: sum(row["losses"][name] for name in LEDGER) * 3600 for row in rows}
 
 
 def het_script(folder: Path) -> str:

@@ -13,7 +13,7 @@ from synergy_core.usage import PastRun, Usage
 
 from synergyd.control.state.time_view import Reservation
 from synergyd.daemon import start_keeper
-from synergyd.daemon.queue_look import QueueLook, queue_of
+from synergyd.daemon.queue_look import QueueLook, name_of_program, queue_of
 from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
@@ -159,6 +159,17 @@ def test_ends_that_looks_show_are_learnt(store: Store) -> None:
     assert told.start.middle_s == NOW + 230  # as long as from their start to the middle between two looks, less 100 s
 
 
+def test_how_long_nodes_stay_empty_is_learnt(store: Store) -> None:
+    """A job ends, and 20 s later the next one starts that had waited for its node."""
+    kept = Kept(store)
+    for number in range(10):
+        first, second = 100 + 2 * number, 101 + 2 * number
+        kept.take(look(runs(first), waits(second)))
+        ending = runs(first, state="COMPLETING", end_s=NOW + 30)
+        kept.take(look(ending, runs(second, start_s=NOW + 50), at_s=NOW + 60))
+    assert kept.keeper._forecaster.turnaround_s == 20.0
+
+
 def test_outcomes_survive_the_daemon(store: Store) -> None:
     kept = Kept(store)
     for number in range(12):
@@ -248,6 +259,13 @@ def test_synergys_own_plans_count() -> None:
     assert [(job.nodes, job.freed_s) for job in queue.running] == [(("n1",), None), (("n2",), NOW + 60)]
     waiting = queue_of(replace(of, decisions={}), {}).pending[0]
     assert (waiting.need.gpus, waiting.may_start_s) == (2, NOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("run-12", "run"), ("llama-7b", "llama-7b"), ("sweep3_1", "sweep3"), ("42", "42"), ("", "")]
+)
+def test_runs_of_one_program_differ_by_a_number_at_the_end(name: str, stem: str) -> None:
+    assert name_of_program(name) == stem
 
 
 def test_reservations_close_nodes() -> None:

@@ -216,6 +216,7 @@ def test_jobs_that_wait_are_shown_as_squeue_shows_them(private: Service) -> None
     assert [private.ask("ann", f"/v1/jobs/{job}/explain")[0] for job in (9, 10)] == [404, 404]
     assert private.ask("ann", "/v1/status?job=8")[2]["waiting"] == told["ann"]
     assert private.ask("ann", "/v1/status?job=10")[0] == 404
+    assert private.ask("ann", "/v1/jobs/8/history")[0] == 200  # for the page
     assert private.ask("ann", "/v1/jobs/8/pause", "POST")[0] == 404
 
 

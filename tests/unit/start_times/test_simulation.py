@@ -29,6 +29,13 @@ def test_a_job_starts_when_enough_has_ended() -> None:
     assert starts(queue(full, runs, waits)) == {3: 50.0, 4: 300.0}
 
 
+def test_nodes_stay_empty_for_a_while_between_two_jobs() -> None:
+    waits = (pending(3, program=program(name="10")), pending(4, program=program(name="1")))
+    of = queue((node("n1", 0),), (running(1, ("n1",), program=program(name="150")),), waits)
+    runs = Simulation(of, turnaround_s=7.0).run(Known())[0]
+    assert {job: at_s - NOW for job, at_s in runs.items()} == {3: 57.0, 4: 74.0}
+
+
 def test_a_short_job_passes_and_a_long_one_does_not() -> None:
     """Job 3 plans both nodes for the end of job 1's limit, 500 s from now: only what ends before then may use the free one."""
     runs = (running(1, ("n1",), program=program(name="600")),)
