@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from synergy_core.restarts import RestartBudget, RestartCost
 
+from synergyd.scheduler.borrowed_gpus import with_returns
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.give_back import ForcedShrinks, give_back
 from synergyd.scheduler.preemption import stoppable
-from synergyd.scheduler.problem.borrowed_gpus import with_returns
 from synergyd.scheduler.problem.first_start import within_reach
 from synergyd.scheduler.problem.from_snapshot import classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import usage_limits, with_own_limits
