@@ -29,7 +29,8 @@ class ResizingSettings:
             number(0, 1, "more than 0 to 1, such as 0.1", above=True),
             "The largest share of a job's life, from its first start to its end, that goes into restarts which Synergy "
             "chooses. A restart that costs at most this share of the time that it saves is allowed nevertheless, and so is "
-            "one that saves more than it costs and brings a slower job back to the speed of its requested size. Restarts "
+            "one that saves more than it costs and brings a slower job back to the speed of its requested size, and one that "
+            "gives GPUs beyond the requested size back to a waiting job in less time than that would wait otherwise. Restarts "
             "after a failure, by a user or by a time limit don't count. Policies other than synergy and exact restart jobs "
             "by rules of their own.",
         ),

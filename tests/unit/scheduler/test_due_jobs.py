@@ -153,8 +153,11 @@ def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone()
 def test_a_job_whose_restarts_are_spent_shrinks_for_a_due_one_where_a_stop_costs_more(
     lost_s: float, half: float, action: Action
 ) -> None:
-    """A stop costs a restart of 30 s, too, and an epoch without GPUs besides. 16 GPUs give 8 sequences/s, 8 GPUs `half`."""
-    jobs = [job(1, 1, ("n0", "n1"), 8), job(20, 1)]
+    """A stop costs a restart of 30 s, too, and an epoch without GPUs besides. 16 GPUs give 8 sequences/s, 8 GPUs `half`.
+
+    It asked for all that it holds: what it had borrowed it would give back.
+    """
+    jobs = [replace(job(1, 1, ("n0", "n1"), 8), asked=Shape("a100", 2, 8)), job(20, 1)]
     offers = {1: (cell(1.0, 1, 1), cell(half, 1, 8), cell(8.0, 2, 8)), 20: (cell(1.0, 1, 1),)}
     spent = RestartBudget(cost=RestartCost(mean_s=30.0), lost_s=lost_s, life_s=9000.0)
     known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, done=1e6), 20: SHORT}
