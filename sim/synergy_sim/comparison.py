@@ -66,7 +66,7 @@ def compare_jobs(jobs: Sequence[JobResult], other: Sequence[JobResult]) -> JobRa
 def compare_kinds(run: SimulatedRun, other: SimulatedRun) -> tuple[KindRow, ...]:
     """Return a row for each kind of job, by name."""
     held: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for one in run.held:
+    for one in run.occupancies:
         held[run.scenario.jobs[one.job - 1].kind][one.gpus] += one.end_s - one.start_s
     pairs: defaultdict[str, list[tuple[JobResult, JobResult]]] = defaultdict(list)
     for ours, theirs in zip(run.jobs, other.jobs, strict=True):

@@ -14,11 +14,16 @@ from synergy_core.wire import admin_comment
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import parse_script, read_stamp
 from synergyd.slurm.directives.second_run import second_run_problem
-from synergyd.slurm.parsed.het_jobs import is_resized, parts_of, resize_obstacle
-from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, slurm_name_of_whole_job, throttle_of
+from synergyd.slurm.parsed.het_jobs import group_components, is_resized, resize_obstacle
+from synergyd.slurm.parsed.job_forms import (
+    is_pending_array_remainder,
+    read_throttle,
+    slurm_name,
+    slurm_name_of_whole_job,
+)
 from synergyd.slurm.parsed.needs import placement_obstacle
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, size_obstacle, state_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_from_row, size_obstacle, state_from_row
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
@@ -58,7 +63,7 @@ class JobRegistry:
         rows = list(rows)
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
-        self.parts = parts_of(rows)
+        self.parts = group_components(rows)
         for gone in [i for i in self.submitted if i not in here and i not in self.kept]:
             del self.submitted[gone]
             self._stamped.discard(gone)
@@ -98,14 +103,14 @@ class JobRegistry:
             if known is None:
                 found.add((row.job_id, row.submit_s))
                 continue
-            if first is not None and first.asked is None and (stamp is None or stamp.asked is None):
+            if first is not None and first.requested_shape is None and (stamp is None or stamp.requested_shape is None):
                 known = replace(known, put_off_s=float(first.begin_s or 0))
             self.submitted[row.job_id] = known
             if known.throttle:
                 self.throttles.setdefault(row.array_job_id, known.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
-            if stamp is not None and stamp.asked is not None:
+            if stamp is not None and stamp.requested_shape is not None:
                 self._stamped.add(row.job_id)
         self.plain |= found
         self._look_at_scripts(rows, budget, began_s)
@@ -121,7 +126,7 @@ class JobRegistry:
         known = self.submitted.get(row.job_id)
         return (known.put_off_s or None) if known is not None else None
 
-    def release_at_once(self, row: JobRow, now_s: float) -> bool:
+    def is_held_by_grace_alone(self, row: JobRow, now_s: float) -> bool:
         """Return whether only the plugin's grace, which a decision would have ended, keeps this pending job from starting."""
         known = self.submitted[row.job_id]
         if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
@@ -134,7 +139,7 @@ class JobRegistry:
             r
             for r in rows
             if r.job_id not in managed
-            and state_of(r) is JobState.PENDING
+            and state_from_row(r) is JobState.PENDING
             and not r.restarts
             and r.eligible_s is not None
             and now_s + 1 < r.eligible_s <= r.submit_s + self._grace_s + 5
@@ -144,7 +149,7 @@ class JobRegistry:
         return tuple(
             slurm_name_of_whole_job(r)
             for r in waiting
-            if (stamp := stamps[r.job_id]) is not None and stamp.asked is None and stamp.begin_s is None
+            if (stamp := stamps[r.job_id]) is not None and stamp.requested_shape is None and stamp.begin_s is None
         )
 
     def _read_exclusions(self, rows: Iterable[JobRow]) -> None:
@@ -198,7 +203,7 @@ class JobRegistry:
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: slurm_name(r) for r in tasks})
-        said = {r.array_job_id: throttle_of(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
+        said = {r.array_job_id: read_throttle(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
         for r in tasks:
@@ -239,10 +244,10 @@ class JobRegistry:
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
         time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
-            asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
-            own_tasks = stamp.own_tasks if stamp.asked else own_tasks
-            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continued
-            nodelist = stamp.nodelist if stamp.asked else nodelist
+            asked, cpus, note = stamp.requested_shape, stamp.cpus_per_node, stamp.note
+            own_tasks = stamp.own_tasks if stamp.requested_shape else own_tasks
+            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continuations
+            nodelist = stamp.nodelist if stamp.requested_shape else nodelist
         if (
             row.cpus_per_gpu
         ):  # Slurm counts its CPUs anew when it starts; those that it holds belong to its present GPUs
@@ -250,13 +255,13 @@ class JobRegistry:
         return SubmittedJob(
             directive,
             error,
-            asked or shape_of(row, gpu_type_of_node if row.node_names else {}),
+            asked or shape_from_row(row, gpu_type_of_node if row.node_names else {}),
             cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
             own_tasks,
             note,
             nodelist,
             time_limit_s=time_limit_s,
-            continued=continued,
+            continuations=continued,
             throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
             leader=row.het_job_id,
             mail=stamp.mail if stamp is not None else "",

@@ -13,13 +13,13 @@ from synergy_core.steering import Steering, steer_job
 
 from synergyd.control.controller import Controller
 from synergyd.control.move_limits import with_move_limits
-from synergyd.control.resize.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.resize.events import JobObserved, Observed, QueueRead, ReportsReceived
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.walltime import Walltime
 from synergyd.control.state.time_view import Reservation, with_time_left
 from synergyd.control.tracked import TrackedJob
 from synergyd.control.waiting import is_slurms_to_start
-from synergyd.daemon.account_limits import AccountReader, use_of
+from synergyd.daemon.account_limits import AccountReader, describe_use
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.ports.report_inbox import ReceivedReport
@@ -27,42 +27,42 @@ from synergyd.daemon.queue_look import QueueLook
 from synergyd.daemon.user_groups import UserGroups
 from synergyd.jobmodel.batch_range import with_range
 from synergyd.jobmodel.exchange_choice import with_exchange
-from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, find_exceeded_limit
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.parsed.crowded import (
     LOOKED_AT,
-    Crowded,
+    CrowdedPlaces,
     find_crowded,
-    held_to_asked,
-    holders_of,
+    find_holders,
+    find_waiting_jobs,
     is_filled_now,
-    reason_of,
-    waiting_of,
+    limit_to_requested_size,
+    wait_reason,
     who_gives_back,
 )
-from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, expanders_of, with_expanders
-from synergyd.slurm.parsed.het_jobs import apart, with_leader
+from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, find_expanders, with_expanders
+from synergyd.slurm.parsed.het_jobs import avoid_other_components, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
-from synergyd.slurm.parsed.job_forms import Forms, forms_of
+from synergyd.slurm.parsed.job_forms import Forms, sort_by_form
 from synergyd.slurm.parsed.needs import open_partitions, placement_obstacle
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partition_cpus import cpu_caps, with_caps
 from synergyd.slurm.parsed.reservations import Shield, read_reservations, read_shields
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import (
-    cluster_of,
+    cluster_from_rows,
     drains,
+    find_overtaken_jobs,
     gpuless,
+    has_launch_failed,
     is_as_submitted,
     is_managed,
-    job_of,
-    launch_failed,
+    job_from_row,
     leaks,
-    node_of,
-    passed_over,
+    node_from_row,
     size_obstacle,
-    state_of,
+    state_from_row,
     with_leaks,
 )
 from synergyd.slurm.parsed.switches import Leaves
@@ -107,25 +107,25 @@ class Observer:
     _by_slurm: frozenset[int] = frozenset()  # jobs that are or were in `left_to_slurm`
     _here: frozenset[int] = frozenset()
     _nodes: tuple[SlurmNodeRow, ...] = ()  # as the last epoch read them
-    _beside: dict[int, tuple[JobRow, ...]] = field(default_factory=dict)  # allocations beside jobs' own, likewise
-    _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
+    _expanders: dict[int, tuple[JobRow, ...]] = field(default_factory=dict)  # allocations beside jobs' own, likewise
+    _read_for_reports: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _unread: set[int] = field(default_factory=set)  # whose first speed since the last epoch is still to be learnt
     _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
     gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
     limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
-    _limited: frozenset[str] = frozenset()  # the partitions that were there then
-    _limits_left: int = 0  # epochs until they are read again
+    _limited_partitions: frozenset[str] = frozenset()  # the partitions that were there then
+    _epochs_to_limits: int = 0  # epochs until they are read again
     _by_group: bool = False  # some partition has AllowGroups
     _groups: UserGroups = field(default_factory=UserGroups)
     _cpu_caps: Mapping[str, int] = field(default_factory=dict)  # by node, for its partition's MaxCPUsPerNode
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
-    _hidden: HiddenNodes = field(default_factory=HiddenNodes)
+    _hidden_nodes: HiddenNodes = field(default_factory=HiddenNodes)
     _reservations: tuple[Reservation, ...] = ()
-    _reserved_left: int = 0  # epochs until they are read again, where there were none
+    _epochs_to_reservations: int = 0  # epochs until they are read again, where there were none
     # since when Slurm says that a plain job, of this id and submit time, waits for what others hold
     _waiting: dict[tuple[int, float], float] = field(default_factory=dict)
-    _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
+    _nodes_with_switch: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(
         self, plain: frozenset[tuple[int, float]], now_s: float, joined: Mapping[int, JoinedNodes] = NONE_JOINED
@@ -136,20 +136,22 @@ class Observer:
         those newly found to have none. Raises SlurmError when Slurm can't be read.
         """
         rows, nodes = self.reader.jobs(), self.reader.nodes()
-        self._beside = expanders_of(rows, joined)
+        self._expanders = find_expanders(rows, joined)
         self.everybodys = rows
-        rows = as_whole_jobs(rows, self._beside)
+        rows = as_whole_jobs(rows, self._expanders)
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
-        nodes = self._hidden.with_hidden(nodes, self.limits)
+        nodes = self._hidden_nodes.with_hidden(nodes, self.limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self.limits)
-        self.cluster = cluster_of(with_caps(nodes, self._cpu_caps), self.settings.partition_names, leaves, self.limits)
+        self.cluster = cluster_from_rows(
+            with_caps(nodes, self._cpu_caps), self.settings.partition_names, leaves, self.limits
+        )
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
         self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
-        self.gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
+        self.gpu_types = {n.name: node_from_row(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         # a job that Slurm has started in another of its partitions is still ours
@@ -158,15 +160,15 @@ class Observer:
         newly_plain = self.registry.learn(ours, self.gpu_types)
         known = self.registry.submitted
         self._nodes = nodes
-        present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
+        present = [with_leader(r, self.registry.parts) for r in rows if state_from_row(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         self._unread.clear()  # the running jobs are known again
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.overtaken = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
-        uses = (use_of(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
+        self.overtaken = find_overtaken_jobs(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
+        uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
@@ -177,7 +179,7 @@ class Observer:
         requeued = set()
         for event in self.moving_events([i for i in moving if i not in self._here]):
             yield event
-            if event.observed.gpuless or event.observed.failed:
+            if event.observation.gpuless or event.observation.failed:
                 requeued.add(event.job_id)
         yield QueueRead(self._here | requeued)
 
@@ -198,8 +200,8 @@ class Observer:
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.submitted[job_id]
-            groups = self._groups.of(row.uid) if self._by_group else None
-            job = job_of(
+            groups = self._groups.groups_of(row.uid) if self._by_group else None
+            job = job_from_row(
                 row,
                 known,
                 self.gpu_types,
@@ -209,12 +211,14 @@ class Observer:
                 topology=topology,
                 qos_flags=self.accounts.qos_flags(row.qos),
             )
-            job = leaves.within(job, row.switches) if row.switches else job
+            job = leaves.keep_in_one_leaf(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = steer_job(job, steering[job_id])
-            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
-                job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
+            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.restart_obstacles:
+                job = replace(job, fixed=self.slurm_limits.restart_obstacles[job_id])
+            job = controller.decidable_job(
+                avoid_other_components(job, row, self.registry.parts, self.cluster, self._nodes), now_s
+            )
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap)
@@ -236,7 +240,7 @@ class Observer:
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
-            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self.limits)):
+            if job.directive is not None and (why := self._hidden_nodes.may_need(job, self.cluster, self.limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             jobs.append(job)
         self.left_to_slurm = frozenset(
@@ -246,7 +250,9 @@ class Observer:
         others = self._find_crowding(controller, jobs, now_s)
         for i, job in enumerate(jobs):
             if why := others.why(job):
-                job = held_to_asked(job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None)
+                job = limit_to_requested_size(
+                    job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None
+                )
             tracked = controller.jobs.get(job.job_id)
             moves = None if tracked is None else tracked.lifecycle.moves
             jobs[i] = job if moves is None else with_move_limits(job, moves, self.settings, now_s, minute)
@@ -278,23 +284,23 @@ class Observer:
         as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.submitted[job.job_id])
         return tracked is not None and as_submitted and is_slurms_to_start(tracked, job)
 
-    def _find_crowding(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
+    def _find_crowding(self, controller: Controller, jobs: list[Job], now_s: float) -> CrowdedPlaces:
         """Return where jobs that Synergy does not decide about wait, and which jobs give GPUs back for them.
 
         It counts them once Slurm has said for an epoch that they wait for what others hold.
         """
         left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left_to_slurm_reason}
         decided = {i for i in self.rows if self.registry.submitted[i].directive is not None} - left - self.left_to_slurm
-        waiting = waiting_of(self._queue, decided)
-        named = {r.job_id: r for r in waiting if reason_of(r) in LOOKED_AT or is_filled_now(reason_of(r))}
+        waiting = find_waiting_jobs(self._queue, decided)
+        named = {r.job_id: r for r in waiting if wait_reason(r) in LOOKED_AT or is_filled_now(wait_reason(r))}
         still = {(r.job_id, r.submit_s) for r in waiting}
         self._waiting = {key: at_s for key, at_s in self._waiting.items() if key in still}
         for row in named.values():
             self._waiting.setdefault((row.job_id, row.submit_s), now_s)
         long = {i for i, r in named.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
         others = find_crowded(waiting, self.cluster.nodes, long)
-        holders = holders_of(j for j in jobs if others.why(j))
-        ready = [r for r in waiting if r.job_id in long and reason_of(r) in LOOKED_AT]
+        holders = find_holders(j for j in jobs if others.why(j))
+        ready = [r for r in waiting if r.job_id in long and wait_reason(r) in LOOKED_AT]
         if not (holders and ready):
             return others
         try:
@@ -316,8 +322,10 @@ class Observer:
         row = self.rows.get(update.job_id)
         if row is None or self.writer.acts_as_owner or not self.accounts.has_limits:
             return ""
-        use = replace(use_of(row, self.registry.submitted[row.job_id], self.gpu_types, 0.0, self.limits), holds=None)
-        return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
+        use = replace(
+            describe_use(row, self.registry.submitted[row.job_id], self.gpu_types, 0.0, self.limits), holds=None
+        )
+        return find_exceeded_limit(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
         known = self.registry.submitted
@@ -327,7 +335,7 @@ class Observer:
         untouched |= {i for i, r in self.rows.items() if r.priority == 0 or placement_obstacle(r, bool(self._leaves))}
         untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left_to_slurm_reason}
         fixed = {i for i in jobs if size_obstacle(self.rows[i], known[i])}
-        self.forms = forms_of(
+        self.forms = sort_by_form(
             self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
         )
         return self.forms
@@ -350,14 +358,16 @@ class Observer:
 
     def partition_obstacle(self, row: JobRow) -> str:
         """Return why this running job's partition would not start it again, as partitions were read last, or "" if it would."""
-        known, groups = self.registry.submitted[row.job_id], self._groups.of(row.uid) if self._by_group else None
+        known, groups = self.registry.submitted[row.job_id], self._groups.groups_of(row.uid) if self._by_group else None
         flags = self.accounts.qos_flags(row.qos)
-        return open_partitions(row, known.asked.nodes, self.limits, groups, flags)[1] or drains(row, self.limits)
+        return open_partitions(row, known.requested_shape.nodes, self.limits, groups, flags)[1] or drains(
+            row, self.limits
+        )
 
     def read_nodes(self) -> Cluster:
         """Read the nodes as they are now, between two epochs. Raises SlurmError."""
-        self._nodes = self._hidden.with_hidden(self.reader.nodes(), self.limits)
-        return cluster_of(
+        self._nodes = self._hidden_nodes.with_hidden(self.reader.nodes(), self.limits)
+        return cluster_from_rows(
             with_caps(self._nodes, self._cpu_caps), self.settings.partition_names, self._leaves, self.limits
         )
 
@@ -381,15 +391,17 @@ class Observer:
         now, then = self.writer.job(job_id), self.rows.get(job_id)
         if now is None or then is None:
             return False
-        now = with_expanders(now, self._beside.get(job_id, ()))
+        now = with_expanders(now, self._expanders.get(job_id, ()))
         same = all(getattr(now, n) == getattr(then, n) for n in ("state", "restarts", "node_names", "tres_per_node"))
         return same and bool(now.priority) == bool(then.priority)
 
     def prepare_for_reports(self) -> None:
         """Prepare for reports: each look reads few single jobs for them."""
-        self._looked.clear()
+        self._read_for_reports.clear()
 
-    def report_events(self, received: ReceivedReport, controller: Controller, model: Predictor) -> Iterator[Reported]:
+    def report_events(
+        self, received: ReceivedReport, controller: Controller, model: Predictor
+    ) -> Iterator[ReportsReceived]:
         """Yield the event of a report of a job in the queue by its owner.
 
         Yield nothing for any other: if it was too early, the next one comes soon.
@@ -402,7 +414,7 @@ class Observer:
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
-        speed = running is None and (_first_speed(report, tracked.report) or report.job_id in self._unread)
+        speed = running is None and (_has_first_step_time(report, tracked.report) or report.job_id in self._unread)
         fresh = self._read_job(report.job_id) if running is None and (speed or report.failure is not None) else None
         if speed:
             (self._unread.add if fresh is None else self._unread.discard)(report.job_id)
@@ -411,13 +423,13 @@ class Observer:
         fresh = fresh if report.failure is not None else None
         known = report, running or fresh, tracked.profile or Profile()
         shape = running.shape if running else None
-        yield Reported((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
+        yield ReportsReceived((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
 
     def _read_job(self, job_id: int) -> Job | None:
         """Return the job as Slurm shows it now, or None if Slurm can't be read or many jobs were read since the last look."""
-        if job_id in self._looked or len(self._looked) >= SINGLE_READS:
+        if job_id in self._read_for_reports or len(self._read_for_reports) >= SINGLE_READS:
             return None  # its launcher says it again, and its agent reports again
-        self._looked.add(job_id)
+        self._read_for_reports.add(job_id)
         try:
             row = self.writer.job(job_id)
         except SlurmError:
@@ -425,10 +437,12 @@ class Observer:
         known = self.registry.submitted.get(job_id)
         if row is None or known is None:
             return None
-        return job_of(with_expanders(row, self._beside.get(job_id, ())), known, self.gpu_types, is_paused=False)
+        return job_from_row(
+            with_expanders(row, self._expanders.get(job_id, ())), known, self.gpu_types, is_paused=False
+        )
 
     def _job_event(self, job_id: int, row: JobRow | None) -> JobObserved:
-        if row is None or (state := state_of(row)) is JobState.DONE:
+        if row is None or (state := state_from_row(row)) is JobState.DONE:
             without = row is not None and gpuless(row, self.limits)
             failed = row is not None and row.state == "FAILED"
             gone = Observed("GONE", row.restarts if row else 0, gpuless=without, failed=failed)
@@ -436,7 +450,7 @@ class Observer:
         pending = state is JobState.PENDING
         observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s, nice=row.nice)
         if pending:
-            failed = launch_failed(row)
+            failed = has_launch_failed(row)
             observed = replace(
                 observed, eligible_s=row.eligible_s, launch_failed=failed, reason=row.reason, queued_s=row.submit_s
             )
@@ -445,7 +459,7 @@ class Observer:
             observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self.limits))
         known = self.registry.submitted[job_id]
         continues = known.directive.continues if known.directive else 0
-        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
+        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continuations=known.continuations)
         requeuing = pending and row.state != "PENDING"
         return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
@@ -455,13 +469,13 @@ class Observer:
         The cluster's own defaults and users' groups are read again when partitions have come or gone and each
         LIMITS_EPOCHS.
         """
-        again = self._limits_left <= 1 or names != self._limited
+        again = self._epochs_to_limits <= 1 or names != self._limited_partitions
         try:
             self.read_partitions(again=again)
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
             return
-        self._limits_left, self._limited = LIMITS_EPOCHS if again else self._limits_left - 1, names
+        self._epochs_to_limits, self._limited_partitions = LIMITS_EPOCHS if again else self._epochs_to_limits - 1, names
         if again:
             self._groups.forget()
 
@@ -472,29 +486,29 @@ class Observer:
 
     def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
         """Read the reservations each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
-        if self._reserved_left > 0 and not shown:
-            self._reserved_left -= 1
+        if self._epochs_to_reservations > 0 and not shown:
+            self._epochs_to_reservations -= 1
             return
         try:
             text = self.writer.reservations()
             self._reservations, self.shields = read_reservations(text, cpus), read_shields(text)
         except SlurmError as problem:
             log.warning("reservations: %s", problem)
-            self._reserved_left = 0
+            self._epochs_to_reservations = 0
             return
-        self._reserved_left = 0 if self._reservations else NO_RESERVATIONS
+        self._epochs_to_reservations = 0 if self._reservations else NO_RESERVATIONS
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""
-        if names != self._switched:
+        if names != self._nodes_with_switch:
             try:
-                self._leaves, self._switched = self.writer.leaf_switches(), names
+                self._leaves, self._nodes_with_switch = self.writer.leaf_switches(), names
             except SlurmError as problem:
                 log.warning("topology: %s", problem)
         return self._leaves
 
 
-def _first_speed(report: Report, before: Report | None) -> bool:
+def _has_first_step_time(report: Report, before: Report | None) -> bool:
     """Return whether the report says how long a step takes, as the first of its incarnation."""
     known = before is not None and before.restarts == report.restarts and before.step_s is not None
     return report.step_s is not None and not known

@@ -11,8 +11,8 @@ from synergyd.daemon.usage_look import gpus_of_job
 from synergyd.jobmodel.prior_cells import hypothetical
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder
 from synergyd.slurm.parsed.needs import placement_obstacle
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, gpu_items, gpus_of
-from synergyd.slurm.parsed.snapshot import SubmittedJob, is_managed, job_of, shape_of, state_of
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, gpu_items, parse_gpus
+from synergyd.slurm.parsed.snapshot import SubmittedJob, is_managed, job_from_row, shape_from_row, state_from_row
 
 _QUEUED = (JobState.PENDING, JobState.RUNNING)
 
@@ -20,13 +20,18 @@ _QUEUED = (JobState.PENDING, JobState.RUNNING)
 def plain_rows(rows: Iterable[JobRow], ours: Container[int], partitions: tuple[str, ...]) -> Iterator[JobRow]:
     """Yield the rows with GPUs that wait or run among the jobs that the setting Partitions names, and are not `ours`."""
     for row in rows:
-        if row.job_id not in ours and state_of(row) in _QUEUED and is_managed(row, partitions) and gpus_of_job(row):
+        if (
+            row.job_id not in ours
+            and state_from_row(row) in _QUEUED
+            and is_managed(row, partitions)
+            and gpus_of_job(row)
+        ):
             yield row
 
 
 def held_gpus(rows: Iterable[JobRow]) -> int:
     """Return the GPUs that the running ones of `rows` hold."""
-    return sum(gpus_of_job(row) for row in rows if state_of(row) is JobState.RUNNING)
+    return sum(gpus_of_job(row) for row in rows if state_from_row(row) is JobState.RUNNING)
 
 
 def hypothetical_jobs(
@@ -38,15 +43,15 @@ def hypothetical_jobs(
     training through synergy-launch, and be fit for a requeue, is assumed. `limits`: partitions by name.
     """
     for row in rows:
-        by_node = gpus_of(row.tres_per_node)[1] and not gpu_items(row.tres_other)
+        by_node = parse_gpus(row.tres_per_node)[1] and not gpu_items(row.tres_other)
         if not by_node or not row.batch or row.het or is_pending_array_remainder(row) or gpus_of_job(row) < 2:
             continue
         if placement_obstacle(row, topology):
             continue
         launched = replace(row, num_tasks=row.num_nodes, requeue=True)
-        asked = shape_of(launched, gpu_types if row.node_names else {})
+        asked = shape_from_row(launched, gpu_types if row.node_names else {})
         cpus = max(1, row.num_cpus // max(1, row.num_nodes))
         known = SubmittedJob(Directive(), "", asked, cpus, nodelist=row.req_nodes, uid=row.uid)
-        job = job_of(launched, known, gpu_types, is_paused=False, partitions=limits, topology=topology)
+        job = job_from_row(launched, known, gpu_types, is_paused=False, partitions=limits, topology=topology)
         if job.directive is not None and not job.fixed:
             yield hypothetical(job)

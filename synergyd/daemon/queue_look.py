@@ -10,9 +10,9 @@ from synergy_core.records import Action, Decision, Job, JobState
 
 from synergyd.control.state.time_view import Reservation
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder
-from synergyd.slurm.parsed.node_states import offer_of
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpu_items, gpus_of
-from synergyd.slurm.parsed.snapshot import state_of
+from synergyd.slurm.parsed.node_states import read_offer
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpu_items, parse_gpus
+from synergyd.slurm.parsed.snapshot import state_from_row
 from synergyd.start_times.records import Amounts, Cap, PendingJob, Program, Queue, QueueNode, RunningJob
 
 START_S = 10.0  # from a decision to the job's start
@@ -42,7 +42,7 @@ class QueueLook:
 def queue_of(look: QueueLook, began_s: Mapping[int, float]) -> Queue:
     """Return the queue. `began_s`: when a job first ran, where that is not its present start."""
     rows = [row for row in look.rows if not (row.het and row.het_offset)]
-    waiting = [_pending(row, look) for row in rows if state_of(row) is JobState.PENDING]
+    waiting = [_pending(row, look) for row in rows if state_from_row(row) is JobState.PENDING]
     priority = {row.job_id: (-row.priority, row.submit_s, row.job_id) for row in rows}
     waiting.sort(key=lambda job: priority[job.job_id])
     caps = {job.cap for job in waiting if job.cap is not None}
@@ -50,7 +50,10 @@ def queue_of(look: QueueLook, began_s: Mapping[int, float]) -> Queue:
     held_ids = {job.job_id for job in held}
     states = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     running = (
-        job for row in rows if state_of(row) in states and row.node_names for job in _running(row, look, began_s, caps)
+        job
+        for row in rows
+        if state_from_row(row) in states and row.node_names
+        for job in _running(row, look, began_s, caps)
     )
     return Queue(
         now_s=look.at_s,
@@ -76,7 +79,7 @@ def name_of_program(name: str) -> str:
 def _nodes(look: QueueLook) -> Iterable[QueueNode]:
     counts_memory = any(p.counts_memory for p in look.partitions.values())
     for row in look.nodes:
-        offer = offer_of(row.state)
+        offer = read_offer(row.state)
         if not (offer.up or offer.wakeable or offer.reserved):
             continue
         kinds = gpu_items(row.gres)
@@ -98,8 +101,8 @@ def _nodes(look: QueueLook) -> Iterable[QueueNode]:
 
 
 def _gpus_of_node(row: JobRow, nodes: int) -> int:
-    counted = gpus_of(row.tres_per_node)[1]
-    return counted or -(-(row.tres_gpus or gpus_of(row.tres_other)[1]) // nodes)
+    counted = parse_gpus(row.tres_per_node)[1]
+    return counted or -(-(row.tres_gpus or parse_gpus(row.tres_other)[1]) // nodes)
 
 
 def _need(row: JobRow, look: QueueLook, nodes: int) -> Amounts:
@@ -118,7 +121,7 @@ def _pending(row: JobRow, look: QueueLook) -> PendingJob:
         nodes=nodes,
         need=_need(row, look, nodes),
         partitions=names,
-        gpu_type=gpus_of(row.tres_per_node)[0] or gpus_of(row.tres_other)[0],
+        gpu_type=parse_gpus(row.tres_per_node)[0] or parse_gpus(row.tres_other)[0],
         features=row.features,
         node_names=frozenset(row.req_nodes),
         whole_nodes=row.oversubscribe in ("NO", "USER", "MCS") or any(p.whole_nodes for p in limits),
@@ -163,7 +166,7 @@ def _running(row: JobRow, look: QueueLook, began_s: Mapping[int, float], caps: s
     leaving: tuple[str, ...] = ()
     if decision is not None and decision.action is Action.RESIZE and decision.node_names:
         leaving = tuple(name for name in row.node_names if name not in decision.node_names)
-    ending = state_of(row) is JobState.COMPLETING
+    ending = state_from_row(row) is JobState.COMPLETING
     whose = {("user", row.user), ("account", row.account), ("qos", row.qos), ("array", str(row.array_job_id))}
     job = RunningJob(
         job_id=row.job_id,
@@ -190,7 +193,7 @@ def _cap(row: JobRow) -> Cap | None:
     if not reason.startswith(("QOS", "Assoc", "MaxJobs", "MaxGRES")) or _is_used_up(reason):
         return None
     measures = {"GRES": "gpus", "Gres": "gpus", "Cpu": "cpus", "CPU": "cpus", "Node": "nodes", "Jobs": "jobs"}
-    other = "gpus" if gpus_of(row.tres_per_node)[1] or row.tres_gpus else "cpus"
+    other = "gpus" if parse_gpus(row.tres_per_node)[1] or row.tres_gpus else "cpus"
     measure = next((kind for word, kind in measures.items() if word in reason), other)
     if "Grp" in reason:
         return ("qos", row.qos, measure) if reason.startswith("QOS") else ("account", row.account, measure)

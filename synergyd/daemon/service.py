@@ -78,7 +78,7 @@ def run(
 
     url = settings.database_url()
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
-    keeper = LeaseKeeper(leader, heartbeat.grace_s_for(settings.epoch_s), waited_s=lambda: writer.paced_s())
+    keeper = LeaseKeeper(leader, heartbeat.compute_grace_s(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.guard_write)
     reader, why = open_reader({}, line=writer)
     log.info("%s", start_message(settings, f"{reader.name} ({why})"))
@@ -126,7 +126,7 @@ def run(
     )
     # a dry run sends its daily account; beside a daemon that acts, that one sends it
     sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, sends)
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().read_own_mail, sends)
     daemon = Daemon(settings, dependencies)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -199,7 +199,7 @@ def _close_to_others(settings: Settings) -> None:
     about = settings.state_dir.stat()
     if about.st_mode & 0o006 and os.geteuid() in (0, about.st_uid):
         settings.state_dir.chmod(about.st_mode & 0o7771)
-    path = private_file.path_of(settings.database_url())
+    path = private_file.sqlite_file(settings.database_url())
     for file in private_file.tighten(path) if path else ():
         log.warning("%s: others could open it; now its owner alone can", file)
 
@@ -209,7 +209,7 @@ def _back_off_s(failures: int, epoch_s: float) -> float:
     return min(MAX_BACK_OFF_S, epoch_s * 2.0 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
 
 
-def _log_standing_by(cause: str, before: str) -> str:
+def _log_standby_cause(cause: str, before: str) -> str:
     """Log why this daemon stands by if that differs from `before` ("" if it does not stand by). Return `cause`."""
     if cause and cause != before:
         log.info("standing by: %s", cause)
@@ -249,7 +249,7 @@ def _loop(
             led = leads
             if now_s >= next_epoch_s or (early := daemon.needs_early_epoch and not once):
                 standing = "" if settings.dry_run or leads else keeper.problem or "another synergyd leads"
-                stood_by = _log_standing_by(standing, stood_by)
+                stood_by = _log_standby_cause(standing, stood_by)
                 if not epochs:
                     may()
                 record = daemon.epoch()

@@ -23,7 +23,7 @@ from synergyd.daemon.queue_look import QueueLook, name_of_program, program_of, q
 from synergyd.daemon.usage_look import gpus_of_job
 from synergyd.slurm.parsed.job_forms import squeue_name
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import state_of
+from synergyd.slurm.parsed.snapshot import state_from_row
 from synergyd.start_times.forecast import JobForecast, StartForecaster
 from synergyd.start_times.records import Program, Queue
 from synergyd.start_times.run_lengths import EndedRun
@@ -143,17 +143,17 @@ class StartKeeper:
         """Learn from what has started and ended since the last look."""
         rows = {row.job_id: row for row in look.rows}
         self._decided |= look.decided.keys()
-        now = {i: row for i, row in rows.items() if state_of(row) in _HOLDING and row.start_s is not None}
+        now = {i: row for i, row in rows.items() if state_from_row(row) in _HOLDING and row.start_s is not None}
         for job_id, (first_s, _, program) in list(self._began.items()):
             row = rows.get(job_id)
             goes_on = job_id in now or (
-                row is not None and state_of(row) is JobState.PENDING and job_id in self._decided
+                row is not None and state_from_row(row) is JobState.PENDING and job_id in self._decided
             )
             if goes_on:
                 continue
             del self._began[job_id]
             if (
-                row is None or state_of(row) is JobState.COMPLETING
+                row is None or state_from_row(row) is JobState.COMPLETING
             ):  # else it was requeued: how long it takes is not known
                 end_s = _end_s(row, self._looked_s, look.at_s)
                 self._forecaster.note_ended(job_id, end_s)
@@ -171,7 +171,7 @@ class StartKeeper:
                     self._forecaster.note_turnaround(start_s - max(freed_s))
             first_s = known[0] if known is not None and job_id in self._decided else start_s
             self._began[job_id] = first_s, start_s, program_of(row, look.partitions)
-        self._waiting = frozenset(i for i, row in rows.items() if state_of(row) is JobState.PENDING)
+        self._waiting = frozenset(i for i, row in rows.items() if state_from_row(row) is JobState.PENDING)
         self._nodes = {job_id: row.node_names for job_id, row in now.items()}
         self._decided &= rows.keys()
         self._looked_s = look.at_s
@@ -203,7 +203,7 @@ def _expected_job(row: JobRow, forecast: JobForecast, reasons: Reasons) -> Expec
         name=row.name,
         user=row.user,
         account=row.account,
-        state=state_of(row).value,
+        state=state_from_row(row).value,
         gpus=gpus_of_job(row),
         nodes=max(1, row.num_nodes),
         start=forecast.start,

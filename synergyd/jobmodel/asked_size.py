@@ -37,10 +37,10 @@ def at_least_linear(cells: Sequence[Cell], asked_gpus: int, measured: Sequence[M
         factor[gpus] = last
     if len(sizes) == 1 and known <= asked_gpus and best.get(known):
         factor |= {size: best[known] / value for size, value in best.items() if size < known and value > best[known]}
-    return [cell if factor[cell.shape.gpus] == 1.0 else _scaled(cell, factor[cell.shape.gpus]) for cell in cells]
+    return [cell if factor[cell.shape.gpus] == 1.0 else _scale_cell(cell, factor[cell.shape.gpus]) for cell in cells]
 
 
-def _scaled(cell: Cell, factor: float) -> Cell:
+def _scale_cell(cell: Cell, factor: float) -> Cell:
     return replace(
         cell,
         throughput=cell.throughput * factor,

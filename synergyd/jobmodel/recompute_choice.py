@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from synergy_core.recompute import CORE, modules_of
+from synergy_core.recompute import CORE, list_modules
 from synergy_core.records import ModelSpec
 
 from synergyd.jobmodel.memory_belief import WORTH_LESS, MemoryBelief
@@ -51,7 +51,7 @@ class Choices:
         """Return the number that stands for no kind of recompute. It is above that of any kind."""
         return len(self.codes)
 
-    def of(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
+    def apply_choice(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
         """Return `plans` with the kinds numbered `chosen`, (N,)."""
         layers = np.zeros(len(plans), dtype=np.int64)
         codes, modules = np.array(self.codes, np.int64), np.array(self.modules, np.int64)
@@ -65,7 +65,7 @@ def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLi
     latent attention (Transformer Engine's layer specs).
     """
     if limits.recompute is not None:
-        mask = modules_mask(modules_of(limits.recompute))
+        mask = modules_mask(list_modules(limits.recompute))
         return Choices((recompute_code(limits.recompute),), (mask,), 0, False)
     may = set(limits.modules)
     core = [] if gpu.flash and fuses(model, plans) else [CORE]

@@ -29,7 +29,7 @@ from synergy_core.wire.codec import encode
 
 from synergyd import __version__
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
-from synergyd.rest.feed import Answer, Feed, answer_of
+from synergyd.rest.feed import Answer, Feed, encode_answer
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
@@ -161,7 +161,7 @@ def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable
             if query := request.scope["query_string"].decode("ascii", "replace"):
                 target += f"?{query}"
             headers = {name.lower(): value for name, value in request.headers.items()}
-            caller = partial(door.identity.caller, request.method, target, headers, body, near=_near(request))
+            caller = partial(door.identity.caller, request.method, target, headers, body, near=_is_near(request))
             user = await asyncio.to_thread(caller)
             return await handler(door, request, user, body)
         except UnknownCallerError as error:
@@ -183,7 +183,7 @@ def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable
     return answer
 
 
-def _near(request: Request) -> bool:
+def _is_near(request: Request) -> bool:
     """Return whether the request came over the Unix socket or from this host."""
     if request.client is None or not request.client.host:
         return True
@@ -225,7 +225,7 @@ async def _status(door: AppState, request: Request, user: str, _body: bytes) -> 
             answer = edition.answer(user, rights, job_id)
             if known_etag != answer.etag or (left_s := end_s - time.monotonic()) <= 0:
                 break
-            edition = await door.feed.after(edition, left_s)
+            edition = await door.feed.wait_for_next(edition, left_s)
             rights = await asyncio.to_thread(door.rights.rights)
     finally:
         door.waits[user] -= 1
@@ -263,7 +263,7 @@ def _session(door: AppState) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint that exchanges a one-time link for a session. No caller has to be known for it: the link is the proof."""
 
     async def answer(request: Request) -> Response:
-        if not _near(request):
+        if not _is_near(request):
             return problem(401, UsageError("link", "came over the network in clear", "use https or an ssh tunnel"))
         try:
             body = _json(await asyncio.wait_for(_body(request), BODY_S))
@@ -298,14 +298,14 @@ async def _cluster(door: AppState, request: Request, user: str, _body: bytes) ->
 
     visible, reasons = _visible(user, rights), sees_all(user, rights)
     make_answer = _chart(door, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
-    return _unless_known(request, await door.read(make_answer))
+    return _answer_if_changed(request, await door.read(make_answer))
 
 
 async def _history(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
     visible = _visible(user, rights)
     make_answer = _chart(door, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
-    return _unless_known(request, await door.read(make_answer))
+    return _answer_if_changed(request, await door.read(make_answer))
 
 
 def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object]) -> Callable[[], Answer]:
@@ -316,7 +316,7 @@ def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object
         cached = door.charts.get(kind) if is_shared else None
         if cached is not None and cached[0] == edition:
             return cached[1]
-        answer = answer_of(json.dumps(encode(make())).encode())
+        answer = encode_answer(json.dumps(encode(make())).encode())
         if is_shared:
             door.charts[kind] = (edition, answer)
         return answer
@@ -324,7 +324,7 @@ def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object
     return make_answer
 
 
-def _unless_known(request: Request, answer: Answer) -> Response:
+def _answer_if_changed(request: Request, answer: Answer) -> Response:
     return _not_modified(answer) if request.headers.get("if-none-match") == answer.etag else _send(request, answer)
 
 
@@ -346,7 +346,7 @@ async def _what_if(door: AppState, request: Request, user: str, body: bytes) -> 
     if request.method == "DELETE":
         return JSONResponse(encode(await door.what_ifs.stop(user)))
     if request.method == "GET":
-        return JSONResponse(encode(door.what_ifs.of(user)))
+        return JSONResponse(encode(door.what_ifs.last_run(user)))
     return JSONResponse(encode(await door.what_ifs.start(user, read_request(_json(body)))), 202)
 
 
@@ -394,7 +394,7 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     rights = await asyncio.to_thread(door.rights.rights)
     is_shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
     make_answer = _chart(door, "usage", is_shared, lambda: usage(door.store, request, user, rights))
-    return _unless_known(request, await door.read_long(user, make_answer))
+    return _answer_if_changed(request, await door.read_long(user, make_answer))
 
 
 async def _would_have(door: AppState, request: Request, user: str, _body: bytes) -> Response:

@@ -39,7 +39,7 @@ class Answer:
     gzip_bytes: bytes
 
 
-def answer_of(plain: bytes) -> Answer:
+def encode_answer(plain: bytes) -> Answer:
     return Answer(f'"{hashlib.sha256(plain).hexdigest()[:32]}"', plain, gzip.compress(plain, 1))
 
 
@@ -74,7 +74,7 @@ class Edition:
         """Return a function that tells whether the user may know of a job in the queue."""
         return lambda job_id: sees(user, self.owner(job_id), rights)
 
-    def _visible_to(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
+    def _filter_body(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
         return json.dumps(hide_invisible(json.loads(body), self.visible(user, rights))).encode()
 
     def answer(self, user: str, rights: SlurmRights, job_id: int | None) -> Answer:
@@ -89,10 +89,10 @@ class Edition:
             for name, rows in ((b"jobs", self.jobs), (b"waiting", self.waiting)):
                 view = rows.values() if job_id is None else [rows[job_id]] if job_id in rows else []
                 bodies = [body for owner, body in view if not whose or sees(user, owner, rights)]
-                bodies = [self._visible_to(user, rights, body) for body in bodies] if whose else bodies
+                bodies = [self._filter_body(user, rights, body) for body in bodies] if whose else bodies
                 parts.append(b', "' + name + b'": [' + b",\n".join(bodies) + b"]")
             head = self.head if nodes else self.others_head
-            answer = answer_of(head[:-1] + b"".join(parts) + b"}")
+            answer = encode_answer(head[:-1] + b"".join(parts) + b"}")
             if job_id is not None and job_id not in self.jobs and job_id not in self.waiting:
                 return answer  # any number may be asked for
             self._answers[key] = answer
@@ -153,7 +153,7 @@ class Feed:
         assert self._edition is not None
         return self._edition
 
-    async def after(self, edition: Edition, within_s: float) -> Edition:
+    async def wait_for_next(self, edition: Edition, within_s: float) -> Edition:
         """Return the next edition, or the same one if none comes within `within_s` seconds."""
         self._asked_s = time.monotonic()
         end_s = self._asked_s + within_s

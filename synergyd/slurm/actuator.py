@@ -37,10 +37,10 @@ from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import directive_key_values
 from synergyd.slurm.mail_types import with_restarts, without_restarts
 from synergyd.slurm.node_return import obstacle_to_leaving, return_nodes
-from synergyd.slurm.owner_file import show_to, write_for
+from synergyd.slurm.owner_file import allow_user, write_for_user
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, slurm_name_of_whole_job
-from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
-from synergyd.slurm.parsed.snapshot import SubmittedJob, launch_failed, size_obstacle, state_of
+from synergyd.slurm.parsed.rows import JobRow, gpu_items, gres_items, parse_gpus
+from synergyd.slurm.parsed.snapshot import SubmittedJob, has_launch_failed, size_obstacle, state_from_row
 from synergyd.slurm.shields import Shields
 
 log = logging.getLogger("synergyd")
@@ -88,8 +88,8 @@ class Actuator:
     report: str
     submissions: dict[int, SubmittedJob]
     links: str = ""
-    put_off: Callable[[JobRow], bool] = lambda _: False
-    request_of: Callable[[int], int] = lambda _: 0
+    is_postponed: Callable[[JobRow], bool] = lambda _: False
+    checkpoint_request: Callable[[int], int] = lambda _: 0
     names: Mapping[int, int | str] = field(default_factory=dict)  # a job's name to Slurm, if that is not its id
     check: PlaceCheck = field(default_factory=PlaceCheck)
     only_reports: bool = False  # a dry run: jobs are handed where to report, in a file, and Slurm is not written to
@@ -140,7 +140,7 @@ class Actuator:
         if name := self.names.get(job_id, job_id):
             self.slurm.update(name, {"AdminComment": self._stamp(self._with_present_note(job_id, submission), plan)})
 
-    def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
+    def renew_parking(self, job_ids: Sequence[int], park_s: float) -> str:
         """Put off the start of jobs that have been parked and stamped before. Return what went wrong, "" if nothing did."""
         ours = [
             i
@@ -174,7 +174,7 @@ class Actuator:
         No resize fails for want of it.
         """
         try:
-            own = self.slurm.mail_of(_mail_name(name, submission))[1]
+            own = self.slurm.read_mail(_mail_name(name, submission))[1]
             types = without_restarts(own)
             if types != own:
                 self._set_mail(name, submission, job_id, types, own)
@@ -185,7 +185,7 @@ class Actuator:
         """Let Slurm mail all that the job's user asked for, once a resized job runs. Raise SlurmError, DeniedError."""
         submission, name = self.submissions[job_id], self.names.get(job_id, job_id)
         if submission.mail and name:
-            types = self.slurm.mail_of(_mail_name(name, submission))[1]
+            types = self.slurm.read_mail(_mail_name(name, submission))[1]
             self._set_mail(name, submission, job_id, with_restarts(types, submission.mail), "")
 
     def _set_mail(self, name: int | str, submission: SubmittedJob, job_id: int, types: str, own: str) -> None:
@@ -219,12 +219,12 @@ class Actuator:
                 nodes=target.nodes,
                 checkpoint=folder,
                 own_batch=submission.keeps_batch(target.plan),
-                asked=submission.asked,
+                requested_shape=submission.requested_shape,
             )
             shown_text = render(request)
         except UsageError:
             return  # no synergy-launch line, or more than is rendered
-        write_for(path, shown_text, row.uid)
+        write_for_user(path, shown_text, row.uid)
 
     def _hand_over(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> None:
         plan_file.write(self._plan_file(job_id, submission, plan), self.state_dir, self._show_to(submission.uid))
@@ -247,7 +247,7 @@ class Actuator:
         plan_file.reserve(self._plan_file(job_id, submission, Plan()), self.state_dir, self._show_to(submission.uid))
 
     def _show_to(self, uid: int) -> Callable[[int], None]:
-        return lambda file: show_to(file, uid, is_secret="jobs" in self.slurm.private)
+        return lambda file: allow_user(file, uid, is_secret="jobs" in self.slurm.private)
 
     def _plan_file(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> plan_file.PlanFile:
         folder = (submission.directive.checkpoint if submission.directive else None) or ""
@@ -260,7 +260,7 @@ class Actuator:
             folder,
             os.getuid(),
             self.links,
-            submission.asked,
+            submission.requested_shape,
             own_batch,
             loop,
             self.only_reports,
@@ -275,8 +275,8 @@ class Actuator:
         name, whole = slurm_name(row), slurm_name_of_whole_job(row)
         if not name or (is_pending_array_remainder(row) and not isinstance(instruction, Park | Split)):
             return "its id names several jobs", False
-        state = state_of(row)
-        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
+        state = state_from_row(row)
+        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.is_postponed(row):
             return "its start was put off meanwhile", True  # the next observation says so too
         if isinstance(instruction, AskCheckpoint | Restart | JoinNodes | ReturnNodes) and (
             state is not JobState.RUNNING or row.restarts != instruction.restarts
@@ -288,7 +288,7 @@ class Actuator:
         match instruction:  # nothing for JoinNodes: the job's launchers ask for the nodes, as its user
             case AskCheckpoint():
                 self._reserve(job_id, submission)
-                if not self.request_of(job_id):
+                if not self.checkpoint_request(job_id):
                     self.slurm.signal_launchers(name, CHECKPOINT_SIGNAL)
             case Requeue():
                 return self._requeue(instruction, row, submission)
@@ -296,7 +296,7 @@ class Actuator:
                 # an incarnation that Slurm starts by itself finds this, such as after a node's failure
                 self._hand_over(job_id, submission, plan)
                 self._note_plan(name, job_id, submission, plan)
-            case ReturnNodes(kept=kept, joined=joined):
+            case ReturnNodes(kept_nodes=kept, joined_nodes=joined):
                 return return_nodes(self.slurm, row, kept, joined)
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
@@ -342,7 +342,7 @@ class Actuator:
             case Wake(nodes=nodes):
                 self.slurm.power_up(nodes)
             case LiftHold(restarts=restarts, park_s=park_s):
-                if row.restarts == restarts and launch_failed(row):
+                if row.restarts == restarts and has_launch_failed(row):
                     # parked first: without its hold it would start by itself, on the same nodes
                     self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
                     self.slurm.release(whole)
@@ -350,7 +350,7 @@ class Actuator:
 
     def _requeue(self, requeue: Requeue, row: JobRow, submission: SubmittedJob) -> tuple[str, bool] | None:
         """Requeue the job. Return as `_do` does."""
-        state, same = state_of(row), row.restarts == requeue.restarts
+        state, same = state_from_row(row), row.restarts == requeue.restarts
         if same and state is JobState.SUSPENDED:
             return "it is suspended", True
         if same and state is JobState.RUNNING:
@@ -369,7 +369,7 @@ class Actuator:
 
     def _release(self, release: Release, row: JobRow) -> tuple[str, bool] | None:
         """Release the job. Return as `_do` does."""
-        if state_of(row) is JobState.PENDING:
+        if state_from_row(row) is JobState.PENDING:
             if silent := self.slurm.unheard(row.req_nodes):
                 return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
             nice = {"Nice": str(_first_nice(row))} if release.first and row.priority else {}
@@ -422,7 +422,7 @@ class Actuator:
     def _stamp(self, submission: SubmittedJob, plan: Plan | None) -> str:
         stamp = admin_comment.AdminCommentStamp(
             directive_key_values(submission.directive or Directive()),
-            asked=submission.asked,
+            requested_shape=submission.requested_shape,
             cpus_per_node=submission.cpus_per_node,
             own_tasks=submission.own_tasks,
             nodelist=submission.nodelist,
@@ -430,10 +430,10 @@ class Actuator:
             own_batch=submission.keeps_batch(plan),
             note=submission.note,
             report=self.report,
-            by=os.getuid(),
+            daemon_uid=os.getuid(),
             links=self.links,
             time_limit_s=None if submission.time_limit_s is None else int(submission.time_limit_s),
-            continued=submission.continued,
+            continuations=submission.continuations,
             throttle=submission.throttle,
             mail=submission.mail,
         )
@@ -442,9 +442,9 @@ class Actuator:
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
         """Read the job back and return how it differs from `target`: an update is not atomic, and some fields are ignored in silence."""
         row = self.slurm.job(job_id)
-        if row is None or state_of(row) is not JobState.PENDING:
+        if row is None or state_from_row(row) is not JobState.PENDING:
             return "it was no longer pending when it was read back", True
-        shape, gpus = target.shape, gpus_of(row.tres_per_node)[1]
+        shape, gpus = target.shape, parse_gpus(row.tres_per_node)[1]
         if (row.num_nodes, gpus) != (shape.nodes, shape.gpus_per_node):
             return f"read back {row.num_nodes} nodes x {gpus} GPUs, wanted {shape.nodes} x {shape.gpus_per_node}", False
         if target.nodes:
@@ -466,7 +466,9 @@ def _first_nice(row: JobRow) -> int:
 
 def _with_time_grant(submission: SubmittedJob, time: TimeGrant | None) -> SubmittedJob:
     """Return the submission with what its next incarnation is granted."""
-    return submission if time is None else replace(submission, time_limit_s=time.asked_s, continued=time.continued)
+    return (
+        submission if time is None else replace(submission, time_limit_s=time.asked_s, continuations=time.continuations)
+    )
 
 
 def _time_limit(row: JobRow, submission: SubmittedJob, time: TimeGrant | None) -> dict[str, str]:
@@ -476,7 +478,7 @@ def _time_limit(row: JobRow, submission: SubmittedJob, time: TimeGrant | None) -
     """
     if time is None or row.time_limit_s == 60 * time.minutes:
         return {}
-    anew = time.continued > submission.continued or time.limit_s == time.asked_s
+    anew = time.continuations > submission.continuations or time.limit_s == time.asked_s
     if not anew and row.time_limit_s is not None and row.time_limit_s <= 60 * time.minutes:
         return {}
     # Slurm refuses a limit below its --time-min
@@ -490,7 +492,7 @@ def _size(shape: Shape, row: JobRow, submission: SubmittedJob) -> dict[str, str]
     There are none if its size is its user's own and right already. Otherwise all of them are returned, even those
     that look right: a refused update leaves some behind that only a whole one mends.
     """
-    kind, gpus = gpus_of(row.tres_per_node)
+    kind, gpus = parse_gpus(row.tres_per_node)
     if why_fixed := size_obstacle(row, submission):
         return (
             {} if (row.num_nodes, gpus) == (shape.nodes, shape.gpus_per_node) else f"it may not be resized: {why_fixed}"

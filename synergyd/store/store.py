@@ -25,7 +25,7 @@ from synergyd.store.notices import WaitingNotice
 from synergyd.store.records import (
     Changes,
     EpochRecord,
-    Keyed,
+    KeyedRow,
     LeaderRecord,
     Recording,
     StoredDecision,
@@ -138,7 +138,7 @@ class Store:
 
     def save_epoch(self, epoch: EpochRecord, write_key: str = "") -> None:
         """Add an epoch with its decisions. A second call with the same `write_key` does nothing."""
-        self.apply(Changes(history=(Keyed(write_key or new_key(), epoch),)))
+        self.apply(Changes(history=(KeyedRow(write_key or new_key(), epoch),)))
 
     def latest_epoch(self) -> EpochRecord | None:
         """Return the epoch that started last, its decisions by job id."""
@@ -162,7 +162,7 @@ class Store:
 
     def append_events(self, events: Sequence[StoredEvent], write_key: str = "") -> None:
         """Add events in order. A second call with the same `write_key` does nothing."""
-        self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
+        self.apply(Changes(history=(KeyedRow(write_key or new_key(), tuple(events)),)))
 
     def find_job_id(self, name: str, *, beginning: bool = False) -> int | None:
         """Return the id of the job that Slurm gave this name last, or None if there was none. A scan of all stories."""
@@ -306,7 +306,7 @@ class Store:
         Rows are read as they are asked for.
         """
         with self._reading() as connection:
-            yield from usage.between(connection, from_s, to_s, user, account)
+            yield from usage.read_between(connection, from_s, to_s, user, account)
 
     def prune_usage(self, older_than_s: float) -> int:
         with self._writing() as connection:
@@ -328,7 +328,7 @@ class Store:
     def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
         """Return the notices that are due, the least tried first, then the oldest."""
         with self._reading() as connection:
-            return notices.due(connection, now_s, limit)
+            return notices.read_due_notices(connection, now_s, limit)
 
     def record_notice_attempt(self, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
         """Store the result of a try of a notice. If `next_s` is None, nothing is left to do for it."""

@@ -146,7 +146,7 @@ def _came_back(again: list[StepRecord], expected: list[StepRecord], is_random: b
 def _moved(leg: Leg, plan: Plan | None) -> str:
     """Propose twice the batch, as the daemon does, and wait until the agent trains with it."""
     folders = list(leg.folder.glob("synergy-*"))
-    inside = [run_folder.read_inside(folder) for folder in folders]  # of a hook in a Megatron-LM script
+    inside = [run_folder.read_hook_state(folder) for folder in folders]  # of a hook in a Megatron-LM script
     if plan is None or not (leg.status().get("rebatching") or any(said.get("rebatching") for said in inside)):
         return "stays"
     size = plan.global_batch

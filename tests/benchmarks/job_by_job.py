@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_sim.comparison import JobRatios, KindRow, compare_jobs, compare_kinds, run_plain
-from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.records import Costs, Scenario, build_cluster
 from synergy_sim.runs import simulate
 
 from synergyd.settings import Settings
@@ -42,7 +42,7 @@ _LEAST_LIFE = 0.02  # shares of life below it are not shown
 def on_nodes(scenario: Scenario, nodes: int) -> Scenario:
     """The scenario on a cluster of so many of its nodes."""
     ((gpu_type, each),) = {(node.gpu_type, node.gpus) for node in scenario.cluster.nodes}
-    return replace(scenario, cluster=cluster_of({gpu_type: (nodes, each)}))
+    return replace(scenario, cluster=build_cluster({gpu_type: (nodes, each)}))
 
 
 def with_standstill(scenario: Scenario, standstill_s: float) -> Scenario:

@@ -76,7 +76,7 @@ class ScriptKind:
     resume_option: str = ""
 
 
-def kind_of(script: str, arguments: Sequence[str] = (), style: str = "auto") -> ScriptKind:
+def classify_script(script: str, arguments: Sequence[str] = (), style: str = "auto") -> ScriptKind:
     """Return the kind of SCRIPT: a path, or `module:` and a name."""
     if style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments)):
         return ScriptKind(trainer=MEGATRON, where=script)
@@ -130,7 +130,7 @@ def is_hooked(script: Sequence[str], style: str, loop: str) -> bool:
 
     `loop`: the directive's `loop=`, "" without.
     """
-    kind = kind_of(script[0], script[1:], style)
+    kind = classify_script(script[0], script[1:], style)
     return not kind.has_adapter and kind.trainer != MEGATRON and (kind.trainer in HOOKED or bool(loop))
 
 
@@ -146,7 +146,9 @@ def heavy_imports(script: str, arguments: Sequence[str] = (), style: str = "auto
     texts = _texts(path, path.parent).values() if path is not None else ()
     if any(_SETS_READ_AT_IMPORT.search(text) for text in texts):
         return ()
-    megatron = kind_of(script, arguments, style).trainer == MEGATRON or any(b"megatron" in text for text in texts)
+    megatron = classify_script(script, arguments, style).trainer == MEGATRON or any(
+        b"megatron" in text for text in texts
+    )
     return ("numpy", "torch", "torch.distributed.run", *(("megatron.core",) if megatron else ()))
 
 

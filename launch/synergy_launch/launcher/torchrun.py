@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, meeting_of
+from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, find_meeting
 from synergy_launch.warm_start import server
 from synergy_launch.warm_start.client import WaitingProcess, fork_here
 from synergy_launch.warm_start.starter import FORKED
@@ -72,7 +72,7 @@ def _fork_ranks(waiting: WaitingProcess, ranks: int) -> None:
 
 def _arguments(given: list[str]) -> list[str]:
     """Return torchrun's arguments with the port that the job's nodes agree on. Raises NoMeetingError."""
-    meeting = meeting_of(given, os.environ)
+    meeting = find_meeting(given, os.environ)
     os.environ.pop(VARIABLE, None)  # it is for this run, not for processes that the script starts
     if meeting is None:
         return given

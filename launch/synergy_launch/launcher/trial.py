@@ -179,7 +179,7 @@ def saved_step(leg: Leg, subject: Subject) -> int:
         return int(status.get("checkpoint_step") or 0)
     if (
         subject.checkpoint
-        and script_kind.kind_of(subject.script[0], subject.script[1:]).trainer == script_kind.MEGATRON
+        and script_kind.classify_script(subject.script[0], subject.script[1:]).trainer == script_kind.MEGATRON
     ):
         newest = newest_iteration(Path(subject.checkpoint))
         return newest if isinstance(newest, int) else 0
@@ -199,7 +199,7 @@ def own_plan(subject: Subject) -> Plan | None:
     arguments = subject.script[1:]
     if subject.style == "env" or not megatron_arguments.is_megatron(arguments):
         return None
-    return megatron_arguments.plan_of(arguments, subject.gpus)
+    return megatron_arguments.read_plan(arguments, subject.gpus)
 
 
 def run_trial(script: str, arguments: Sequence[str], module: bool, checkpoint: str, style: str) -> int:
@@ -277,7 +277,7 @@ def read_subject(script: str, arguments: Sequence[str], module: bool, checkpoint
 
 def moved(subject: Subject, folder: Path) -> Subject:
     """Return the subject with its checkpoints in `folder`: those of the user's runs stay as they are. Raises UsageError."""
-    kind = script_kind.kind_of(subject.script[0], subject.script[1:], subject.style)
+    kind = script_kind.classify_script(subject.script[0], subject.script[1:], subject.style)
     options = {script_kind.MEGATRON: ("--save", "--load"), script_kind.TRAINER: ("--output_dir",)}.get(kind.trainer, ())
     old = {subject.checkpoint.rstrip("/")} if subject.checkpoint.rstrip("/") else set()
     for i, word in enumerate(subject.words):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from synergy_core.records import Job, Profile
 
-from synergyd.jobmodel.learning import inherited
+from synergyd.jobmodel.learning import inherit_profile
 from synergyd.jobmodel.shared_profiles import SharedProfiles
 
 
@@ -22,10 +22,10 @@ def believed_profiles(jobs: Iterable[Job], own: Mapping[int, Profile], shared: S
         profile = own.get(job.job_id)
         if job.directive is not None and job.directive.model and profile is not None and profile.samples:
             of_model.setdefault((job.uid, job.directive.model), []).append(profile)
-    of_models = {key: inherited(Profile(), profiles) for key, profiles in of_model.items()}
+    of_models = {key: inherit_profile(Profile(), profiles) for key, profiles in of_model.items()}
     answer = {}
     for job in jobs:
-        profile = shared.believed(job, own.get(job.job_id, Profile()))
+        profile = shared.complete_profile(job, own.get(job.job_id, Profile()))
         others = of_models.get((job.uid, (job.directive.model if job.directive else None) or ""))
-        answer[job.job_id] = profile if others is None or profile.samples else inherited(profile, [others])
+        answer[job.job_id] = profile if others is None or profile.samples else inherit_profile(profile, [others])
     return answer

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.daemon.links.sessions import ArbiterCounts
-from synergyd.links.arbiter import terms_named
-from synergyd.links.model import Topology, link_named
+from synergyd.links.arbiter import make_terms
+from synergyd.links.model import Topology, make_link
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
@@ -39,7 +39,7 @@ def members_line(members: Mapping[int, Member]) -> bytes:
     return json.dumps([[job_id, *dataclasses.astuple(member)] for job_id, member in members.items()]).encode() + b"\n"
 
 
-def members_from(line: bytes) -> dict[int, Member]:
+def parse_members_line(line: bytes) -> dict[int, Member]:
     """Return the jobs of a line that `members_line` made."""
     return {
         job_id: Member(uid, restarts, tuple(nodes), gpus, float(left_s))
@@ -52,8 +52,8 @@ class LinkProcess:
 
     def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
         """Start the process. Raises UsageError when the port can't be had or the rule or the link does not exist."""
-        terms_named(rule)
-        link_named(node_link)
+        make_terms(rule)
+        make_link(node_link)
         self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -142,12 +142,12 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     _raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
-    terms = terms_named(rule, Topology(link_named(arguments[4])), bound_s)
+    terms = make_terms(rule, Topology(make_link(arguments[4])), bound_s)
     # a process that no longer answers ends, and is started anew
     arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
     threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()
     for line in sys.stdin.buffer:
-        arbiter.follow(members_from(line))
+        arbiter.follow(parse_members_line(line))
     arbiter.close()
     return 0
 

@@ -7,8 +7,8 @@ from synergy_core.errors import UsageError
 from synergy_core.link_names import NETWORK_LINKS as NAMES
 from synergy_core.records import Shape
 
-from synergyd.links.disciplines import AdaDual, Srsf, discipline_named
-from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, link_named, pace
+from synergyd.links.disciplines import AdaDual, Srsf, make_discipline
+from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, make_link, pace
 from synergyd.scheduler.placement.lwf import choose_gpus, place_lwf
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import NodeCapacity
@@ -23,12 +23,12 @@ def test_cost_of_sharing() -> None:
 
 def test_figures_scale_with_the_line_rate() -> None:
     assert LINKS["100gbe"].per_mb == pytest.approx(0.0856)
-    assert link_named("IB-HDR") == TEN_GBE.faster(20)
-    assert link_named("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
-    assert link_named("eth-25") == TEN_GBE.faster(2.5) and link_named("roce-400") == TEN_GBE.faster(40)
+    assert make_link("IB-HDR") == TEN_GBE.faster(20)
+    assert make_link("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
+    assert make_link("eth-25") == TEN_GBE.faster(2.5) and make_link("roce-400") == TEN_GBE.faster(40)
     for wrong in ("nvlink4", "token-ring", "x10gbe", "0x10gbe", "-1x10gbe", "2x", "2x3x10gbe", ""):
         with pytest.raises(UsageError, match="one of 1gbe, 10gbe"):
-            link_named(wrong)
+            make_link(wrong)
 
 
 def test_topology_names_the_links_an_all_reduce_crosses() -> None:
@@ -72,10 +72,10 @@ def test_adadual_at_its_threshold() -> None:
 
 def test_discipline_names_round_trip() -> None:
     for name in ("srsf-1", "srsf-12", "ada-srsf", "ada-srsf-time", "srsf-2-reserve", "srsf-1-time-reserve"):
-        assert discipline_named(name).name == name
+        assert make_discipline(name).name == name
     for name in ("srsf-0", "srsf-", "srsf", "ada", "", "srsf-²", "-time"):
         with pytest.raises(UsageError, match="no discipline"):
-            discipline_named(name)
+            make_discipline(name)
 
 
 def test_lwf_takes_least_loaded_gpus_up_to_kappa_and_whole_nodes_beyond() -> None:
@@ -102,8 +102,8 @@ def test_place_lwf_puts_big_jobs_on_the_idlest_nodes() -> None:
     ]
     placed = place_lwf(rooms, [PlacementRequest(1, Shape("h100", 2, 2))], 1, work)
     assert placed.nodes == {1: ("n1", "n2")}
-    assert placed.left == {"n0": 3, "n1": 2, "n2": 1, "n3": 1}
-    assert not placed.failed
+    assert placed.free_gpus == {"n0": 3, "n1": 2, "n2": 1, "n3": 1}
+    assert not placed.unplaced_reasons
 
 
 def test_place_lwf_fits_small_jobs_tightly_and_spreads_large_ones() -> None:
@@ -126,8 +126,12 @@ def test_place_lwf_keeps_stays_and_says_why_not_like_place() -> None:
     stay = PlacementRequest(1, Shape("h100", 2, 4), nodes=("n2", "n3"), stay=True)
     asked = [stay, PlacementRequest(2, Shape("h100", 3, 4)), PlacementRequest(3, Shape("a100", 1, 1))]
     mine, theirs = place_lwf(ROOMS, asked, 1, {}), place(ROOMS, asked)
-    assert (mine.nodes, mine.failed, mine.left) == (theirs.nodes, theirs.failed, theirs.left)
-    assert mine.nodes == {1: ("n2", "n3")} and set(mine.failed) == {2, 3}
+    assert (mine.nodes, mine.unplaced_reasons, mine.free_gpus) == (
+        theirs.nodes,
+        theirs.unplaced_reasons,
+        theirs.free_gpus,
+    )
+    assert mine.nodes == {1: ("n2", "n3")} and set(mine.unplaced_reasons) == {2, 3}
 
 
 def test_place_lwf_lays_down_all_that_the_counts_allow() -> None:
@@ -135,4 +139,4 @@ def test_place_lwf_lays_down_all_that_the_counts_allow() -> None:
     asked = [PlacementRequest(i, Shape("h100", 1, g)) for i, g in enumerate((1, 1, 2, 4, 1, 1, 2, 4))]
     for first in range(4):
         placed = place_lwf(ROOMS, asked, 2, {f"n{first}": (5.0, 5.0)})
-        assert not placed.failed and sum(placed.left.values()) == 0
+        assert not placed.unplaced_reasons and sum(placed.free_gpus.values()) == 0

@@ -19,7 +19,7 @@ from packages.deb import file_name
 from synergyd import __version__
 from synergyd.cli.init import init
 from synergyd.slurm.directives.conf import load_settings
-from synergyd.slurm.directives.setup import hook_for
+from synergyd.slurm.directives.setup import make_hook
 
 yaml = pytest.importorskip("yaml")
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "VOLUME", "USER", "EXPOSE", "ENTRYPOINT"}
@@ -80,7 +80,7 @@ def test_ansible_reads_the_role(tmp_path: Path) -> None:
 
 def test_the_values_have_our_hook_and_right_settings(tmp_path: Path) -> None:
     values = yaml.safe_load((HERE / "slinky-values.yaml").read_text())
-    hook = hook_for((ROOT / "slurm_plugins/job_submit.hook.lua").read_text(), "/etc/slurm/synergy.lua", "/run/synergy")
+    hook = make_hook((ROOT / "slurm_plugins/job_submit.hook.lua").read_text(), "/etc/slurm/synergy.lua", "/run/synergy")
     code = [line for line in hook.splitlines() if not line.lstrip().startswith("--")]
     assert values["configFiles"]["job_submit.lua"].split() == "\n".join(code).split()
     (tmp_path / "slurm.conf").write_text("ClusterName=c\n" + values["controller"]["extraConf"])

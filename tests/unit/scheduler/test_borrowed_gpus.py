@@ -8,7 +8,7 @@ import pytest
 from synergy_core.records import Action, Cell, Decision, Job, Plan, Shape
 from synergy_core.restarts import RestartBudget, RestartCost
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import cell, job, node, snapshot
 from tests.unit.scheduler.epochs import decide
@@ -84,5 +84,5 @@ def test_a_job_gives_nothing_back_if_its_restart_takes_longer_than_the_other_wou
 
 def test_a_peer_goes_by_its_paper() -> None:
     jobs = [asking(1, 1, on=ALL), asking(2, 1, 1)]
-    found = decided(jobs, {1: STEEP, 2: FLAT}, Settings(), policy=policy_named("optimus"))
+    found = decided(jobs, {1: STEEP, 2: FLAT}, Settings(), policy=load_policy("optimus"))
     assert "borrowed" not in found[2].why

@@ -97,7 +97,7 @@ def test_the_prior_of_plain_jobs_is_of_their_user() -> None:
     for n in range(20):
         shared.learn(job(n, LIAR, f"p{chr(97 + n)}x"), Profile(samples=9, measured=measured))
     priors.learn(shared.programs(), figures)
-    assert priors.of(VICTIM) == PRIOR != priors.of(LIAR)
+    assert priors.prior_for(VICTIM) == PRIOR != priors.prior_for(LIAR)
     fresh = SharedProfiles()
     fresh.load({"like:x:": Profile(samples=9, measured=(Measurement(plan, SHAPE, 60.0, 9),))})
     assert fresh.programs() == {}  # nobody knows whose it is

@@ -15,9 +15,9 @@ from synergy_launch.launcher.script_kind import (
     TORCHTITAN,
     TRAINER,
     UNKNOWN,
+    classify_script,
     heavy_imports,
     is_hooked,
-    kind_of,
 )
 
 
@@ -41,14 +41,14 @@ def test_the_imports_say_it(tmp_path: Path, files: dict[str, str], trainer: str,
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    kind = kind_of(str(tmp_path / "t.py"))
+    kind = classify_script(str(tmp_path / "t.py"))
     assert (kind.trainer, kind.has_adapter) == (trainer, False)
     assert kind.where == (str(tmp_path / where) if where else "")
 
 
 def test_megatron_is_known_by_its_arguments() -> None:
-    assert kind_of("pretrain_gpt.py", ("--num-layers", "2", "--micro-batch-size", "1")).trainer == MEGATRON
-    assert kind_of("x.py", (), "megatron").trainer == MEGATRON
+    assert classify_script("pretrain_gpt.py", ("--num-layers", "2", "--micro-batch-size", "1")).trainer == MEGATRON
+    assert classify_script("x.py", (), "megatron").trainer == MEGATRON
 
 
 def test_what_is_hooked_from_outside(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ DDP = "import torch\ntorch.distributed.init_process_group()\n"
 def test_why_a_loop_can_not_be_resized_at_its_own_checkpoints(tmp_path: Path, text: str, obstacle: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
-    assert kind_of(str(script)).obstacle == obstacle
+    assert classify_script(str(script)).obstacle == obstacle
     detected = detect((str(script),), gpus=2)
     assert not obstacle or (
         detected.can_change == f"nothing: {obstacle}, so the job keeps its size" and "loop=" not in detected.to_do
