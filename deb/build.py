@@ -81,7 +81,7 @@ def copy_python(source: Path, target: Path) -> None:
 
 
 def fill_launch(root: Path) -> None:
-    """The launcher for whatever Python a job's PATH names: torch is the user's."""
+    """Install the launcher for whatever Python a job's PATH names: torch is the user's."""
     library = root / LAUNCH
     copy_python(ROOT / "launch" / "synergy_launch", library / "synergy_launch")
     copy_python(ROOT / "launch" / "synergy_core", library / "synergy_core")
@@ -94,7 +94,7 @@ def fill_launch(root: Path) -> None:
 
 
 def fill_ctl(root: Path) -> None:
-    """The virtual environment and synergyctl."""
+    """Install the virtual environment and synergyctl."""
     with tempfile.TemporaryDirectory() as folder:
         pip("wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, str(source_copy(Path(folder))))
         (wheel,) = Path(folder).glob("*.whl")
@@ -113,7 +113,7 @@ def fill_ctl(root: Path) -> None:
 
 
 def fill_daemon(root: Path) -> None:
-    """Units, settings, the files for Slurm."""
+    """Install units, settings and the files for Slurm."""
     for name in ("synergyd", "synergyrestd"):
         write(root / f"usr/bin/{name}", program(name), 0o755)
         unit = (ROOT / "slurm_plugins" / f"{name}.service").read_text()
@@ -130,12 +130,12 @@ def fill_daemon(root: Path) -> None:
 
 
 def program(name: str) -> str:
-    """-I: neither PYTHONPATH nor packages in the caller's home are seen."""
+    """Return a start script. -I: neither PYTHONPATH nor packages in the caller's home are seen."""
     return f'#!/bin/sh\nexec /{PREFIX}/bin/python3 -I -m synergyd.cli.{name} "$@"\n'
 
 
 def source_copy(folder: Path) -> Path:
-    """What the wheel is made of: setuptools would take what an earlier build left in the checkout."""
+    """Copy what the wheel is made of: setuptools would take what an earlier build left in the checkout."""
     target = folder / "source"
     target.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -197,7 +197,7 @@ PACKAGES = {
 
 
 def commands(names: Iterable[str]) -> dict[str, click.Command]:
-    """The click command of each program."""
+    """Return the click command of each program."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.entry_points"]["console_scripts"].split("\n")
@@ -210,7 +210,7 @@ def commands(names: Iterable[str]) -> dict[str, click.Command]:
 
 
 def add_common(package: Package, root: Path, date_s: float) -> None:
-    """Man pages, completion, changelog and copyright."""
+    """Add man pages, completion, changelog and copyright."""
     for name, command in commands(package.programs).items():
         page = (ROOT / "docs/man" / f"{name}.1").read_bytes()
         compressed(root / f"usr/share/man/man1/{name}.1.gz", page)
@@ -234,7 +234,7 @@ def add_common(package: Package, root: Path, date_s: float) -> None:
 
 
 def copyright_text(package: Package, root: Path) -> str:
-    """Ours, and what each library in the package says of itself."""
+    """Return our copyright, and what each library in the package says of itself."""
     text = (
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: synergy-slurm\n\n"
         "Files: *\nCopyright: 2026 the authors of Synergy\nLicense: Apache-2.0\n"
@@ -266,7 +266,7 @@ def conffiles(root: Path) -> str:
 
 
 def build(package: Package, out: Path, date_s: float) -> Path:
-    """The .deb in `out`. The same sources give the same bytes."""
+    """Build the .deb in `out`. The same sources give the same bytes."""
     with tempfile.TemporaryDirectory(prefix="synergy-deb-") as folder:
         root = Path(folder) / package.name
         root.mkdir(mode=0o755)
@@ -302,7 +302,7 @@ def build(package: Package, out: Path, date_s: float) -> Path:
 
 
 def maintainer() -> str:
-    """DEBFULLNAME <DEBEMAIL>. Exits where they would spoil the control file."""
+    """Return DEBFULLNAME <DEBEMAIL>. Exits where they would spoil the control file."""
     name, address = (os.environ.get(key) or NOBODY[i] for i, key in enumerate(("DEBFULLNAME", "DEBEMAIL")))
     if not re.fullmatch(r"[^<>,@\s]+@[^<>,@\s]+", address) or not name.isprintable() or set(name) & set("<>,@"):
         sys.exit("deb.build: DEBFULLNAME or DEBEMAIL is not right; give a name, and an address as x@example.org alone")
@@ -310,7 +310,7 @@ def maintainer() -> str:
 
 
 def source_date_s() -> float:
-    """Of the last commit, or SOURCE_DATE_EPOCH; now where neither is known."""
+    """Return the time of the last commit, or SOURCE_DATE_EPOCH; now where neither is known."""
     if given := os.environ.get("SOURCE_DATE_EPOCH", ""):
         return float(given)
     log = subprocess.run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True)

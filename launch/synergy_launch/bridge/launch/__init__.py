@@ -30,7 +30,7 @@ def _other_launch() -> ModuleSpec | None:
 
 @functools.cache
 def warn() -> None:
-    """One line, on rank 0. Python's own warnings module would hide it from whoever imports this in a second file."""
+    """Print one line, on rank 0. Python's own warnings module would hide it from whoever imports this in a second file."""
     if (os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0") == "0":
         text = "`launch` is called `synergy_launch` since release 0.2.0: the name `launch` ends with 0.3.0"
         print(f"synergy: DeprecationWarning: {text}", file=sys.stderr, flush=True)
