@@ -43,7 +43,7 @@ def parse_constraint(text: str) -> Constraint | None:
         return None
     tokens = _TOKENS.findall(text)
     try:
-        found, rest = _parse_joined(tokens, 0, 0)
+        found, rest = _parse_alternatives(tokens, 0, 0)
     except _NotHonouredError:
         return None
     return found if rest == len(tokens) else None
@@ -53,7 +53,7 @@ class _NotHonouredError(Exception):
     """The text is not a constraint that placement honours."""
 
 
-def _parse_joined(tokens: list[str], at: int, depth: int) -> tuple[Constraint, int]:
+def _parse_alternatives(tokens: list[str], at: int, depth: int) -> tuple[Constraint, int]:
     """Return (the constraint from token `at` on, the position of the token behind it)."""
     parts, by = [], ""
     while True:
@@ -71,7 +71,7 @@ def _parse_operand(tokens: list[str], at: int, depth: int) -> tuple[Constraint, 
         raise _NotHonouredError
     if tokens[at] != "(":
         return tokens[at], at + 1
-    found, at = _parse_joined(tokens, at + 1, depth + 1)
+    found, at = _parse_alternatives(tokens, at + 1, depth + 1)
     if at == len(tokens) or tokens[at] != ")":
         raise _NotHonouredError
     return found, at + 1

@@ -57,7 +57,7 @@ def parse_link(text: str) -> tuple[int, str] | None:
     return (int(match[1] or 1), name) if match and name in LINK_CLASSES else None
 
 
-def parse_measured(text: str) -> tuple[str, tuple[float, float] | None]:
+def parse_measured_link(text: str) -> tuple[str, tuple[float, float] | None]:
     """Return (the link's name as `parse_link` takes it, its measured b and h in ms/MB) of `NAME@B+H`.
 
     Returns None for the figures where the text has none. Raises ValueError for figures that are none.

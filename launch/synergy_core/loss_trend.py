@@ -37,12 +37,12 @@ _Fit = tuple[float, float, float, float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Worse:
-    """Losses at `batch` around `loss`, where the trend at `good` let expect at most `expected`."""
+    """Losses at `batch` around `loss`, where the trend at `good` let expect at most `expected_loss`."""
 
     batch: int
     good: int
     loss: float
-    expected: float
+    expected_loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class LossTrend:
     step: int = -1
     progress: float = 0.0
     #: at batches up to `good`
-    before: tuple[Point, ...] = ()
+    points_before: tuple[Point, ...] = ()
     #: at larger ones, on trial
     trial: tuple[Point, ...] = ()
     #: the trial has failed; the run has not gone back yet
@@ -76,23 +76,23 @@ def with_loss(trend: LossTrend, step: int, loss: float | None, batch: int, step_
         return trend
     progress = trend.progress + (step - trend.step if trend.step >= 0 else 0) * step_worth
     if progress < trend.progress:
-        trend = _without_points_from(trend, progress)
+        trend = _drop_points_after(trend, progress)
     trend = replace(trend, step=step, progress=progress)
-    newest = (trend.before + trend.trial)[-1:]
+    newest = (trend.points_before + trend.trial)[-1:]
     points = () if newest and newest[0][1] == loss else ((progress, loss),)
     if batch <= trend.good or not trend.good:
-        kept = (*trend.before, *points)[-_MOST:]
-        return replace(trend, batch=batch, good=max(trend.good, batch), before=kept, trial=(), worse=None)
+        kept = (*trend.points_before, *points)[-_MOST:]
+        return replace(trend, batch=batch, good=max(trend.good, batch), points_before=kept, trial=(), worse=None)
     if trend.worse is not None or not points:
         return replace(trend, batch=batch)
-    if len(trend.before) < _LEAST:  # nothing to compare with
-        return replace(trend, batch=batch, good=batch, before=(*trend.before, *points))
+    if len(trend.points_before) < _LEAST:  # nothing to compare with
+        return replace(trend, batch=batch, good=batch, points_before=(*trend.points_before, *points))
     trend = replace(trend, batch=batch, trial=(*trend.trial, *points))
     if (worse := _judge_trial(trend)) is not None:
         return replace(trend, worse=worse)
-    if len(trend.trial) < len(trend.before):
+    if len(trend.trial) < len(trend.points_before):
         return trend
-    return replace(trend, good=batch, before=trend.trial, trial=())
+    return replace(trend, good=batch, points_before=trend.trial, trial=())
 
 
 def can_grow(trend: LossTrend) -> bool:
@@ -100,26 +100,26 @@ def can_grow(trend: LossTrend) -> bool:
 
     Returns True where no loss is told.
     """
-    return not trend.batch or (len(trend.before) >= _LEAST and not trend.trial)
+    return not trend.batch or (len(trend.points_before) >= _LEAST and not trend.trial)
 
 
-def _without_points_from(trend: LossTrend, progress: float) -> LossTrend:
+def _drop_points_after(trend: LossTrend, progress: float) -> LossTrend:
     """Return the trend without the points beyond `progress`, whose steps are done again."""
-    before = tuple(p for p in trend.before if p[0] < progress)
-    return replace(trend, before=before, trial=tuple(p for p in trend.trial if p[0] < progress))
+    before = tuple(p for p in trend.points_before if p[0] < progress)
+    return replace(trend, points_before=before, trial=tuple(p for p in trend.trial if p[0] < progress))
 
 
 def _judge_trial(trend: LossTrend) -> Worse | None:
-    size = max(1, len(trend.before) // _FITTED)
+    size = max(1, len(trend.points_before) // _FITTED)
     if len(trend.trial) % size or len(trend.trial) < max(_BLOCKS * size, _LEAST_ON_TRIAL):
         return None
-    fitted = _means(trend.before, size)
+    fitted = _means(trend.points_before, size)
     last = _means(trend.trial[-_BLOCKS * size :], size)
     expected = [highest_expected_loss(fitted, at) for at, _ in last]
     # neither is so of a prediction that is no number
     if not all(loss > most for (_, loss), most in zip(last, expected, strict=True)):
         return None
-    return Worse(batch=trend.batch, good=trend.good, loss=last[-1][1], expected=expected[-1])
+    return Worse(batch=trend.batch, good=trend.good, loss=last[-1][1], expected_loss=expected[-1])
 
 
 def _means(points: Sequence[Point], size: int) -> list[Point]:

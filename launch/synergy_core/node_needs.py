@@ -68,7 +68,7 @@ class NodeNeeds:
     max_cpus: int = 0
     max_memory_mib: int = 0
 
-    def on(self, gpus: int, threads: int = 1, memory_mib: int = 0) -> Room:
+    def room_for(self, gpus: int, threads: int = 1, memory_mib: int = 0) -> Room:
         """Return what `gpus` GPUs of one node take with them, on a node with so many threads a core and so much memory.
 
         CPUs are given out by whole cores.

@@ -169,15 +169,15 @@ def format_reasons(reasons: Iterable[Reason], is_visible: IsVisible | None = Non
 def hide_jobs(reasons: Iterable[Reason], is_visible: IsVisible) -> Reasons:
     """Return the reasons without the ids of jobs that the reader may not know of, field by field."""
     return tuple(
-        replace(reason, fields={k: _hide_jobs_in(k, v, is_visible) for k, v in reason.fields.items()})
+        replace(reason, fields={k: _hide_jobs(k, v, is_visible) for k, v in reason.fields.items()})
         for reason in reasons
     )
 
 
-def _hide_jobs_in(name: str, value: Any, is_visible: IsVisible) -> Any:
+def _hide_jobs(name: str, value: Any, is_visible: IsVisible) -> Any:
     if isinstance(value, Mapping) and "code" in value:
         fields = value.get("fields", {})
-        return {**value, "fields": {k: _hide_jobs_in(k, v, is_visible) for k, v in fields.items()}}
+        return {**value, "fields": {k: _hide_jobs(k, v, is_visible) for k, v in fields.items()}}
     if name in ("jobs", "after"):
         return [job for job in value if is_visible(job)] if all(map(is_visible, value)) else [None] * len(value)
     if name == "groups":

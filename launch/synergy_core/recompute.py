@@ -27,7 +27,7 @@ class _Recomputes(Protocol):
     def recompute_layers(self) -> int: ...
 
 
-def modules_of(recompute: str) -> tuple[str, ...]:
+def list_modules(recompute: str) -> tuple[str, ...]:
     """Return the modules that a plan's `recompute` computes again, () for none and full."""
     if recompute == SELECTIVE:
         return (CORE,)
@@ -55,7 +55,7 @@ def keeps_as_much(plan: _Recomputes, than: _Recomputes) -> bool:
         return than.recompute == FULL and (plan.recompute_layers or every) <= (than.recompute_layers or every)
     if than.recompute == FULL and than.recompute_layers:
         return plan.recompute == NONE
-    return than.recompute == FULL or set(modules_of(plan.recompute)) <= set(modules_of(than.recompute))
+    return than.recompute == FULL or set(list_modules(plan.recompute)) <= set(list_modules(than.recompute))
 
 
 def format_recompute(recompute: str, layers: int) -> str:

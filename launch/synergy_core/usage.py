@@ -369,11 +369,11 @@ def reconcile_usage(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRu
     for run in ended:
         of_job = sorted(known.get(run.job_id, ()), key=lambda p: p.from_s)
         parts = [p for p in of_job if abs(p.start_s - run.start_s) < 1.0]
-        late = [] if parts and parts[0].start_s == run.start_s else _cut_at_about(run, of_job)
+        late = [] if parts and parts[0].start_s == run.start_s else _cut_near_change(run, of_job)
         if late:
             found.append(replace(without_training(late[0]), to_s=late[0].from_s))
             parts = [_with_begin(late[0], run.start_s), *(replace(p, start_s=run.start_s) for p in late[1:])]
-        of_other = _job_beside(run, known)
+        of_other = _find_owner(run, known)
         for part in parts:
             # one that was open when it was stored last reaches to the end
             to_s = run.to_s if part is parts[-1] else min(part.to_s, run.to_s)
@@ -388,7 +388,7 @@ def reconcile_usage(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRu
     return found
 
 
-def _cut_at_about(run: PastRun, of_job: Sequence[Usage]) -> list[Usage]:
+def _cut_near_change(run: PastRun, of_job: Sequence[Usage]) -> list[Usage]:
     """Return the parts that are `run`, if they began with a change of size that was seen a little before or after it happened."""
 
     def overlap_s(group: Sequence[Usage]) -> float:
@@ -406,7 +406,7 @@ def _with_begin(part: Usage, at_s: float) -> Usage:
     return replace(cut or without_training(part), start_s=at_s, from_s=at_s)
 
 
-def _job_beside(run: PastRun, known: Mapping[int, Iterable[Usage]]) -> int:
+def _find_owner(run: PastRun, known: Mapping[int, Iterable[Usage]]) -> int:
     """Return the job that a run is beside, or 0: anybody can give a job such a name, so it counts with the same user and account only."""
     parts = known.get(run.of_job, ()) if run.of_job else ()
     return run.of_job if any((p.user, p.account, p.of_job) == (run.user, run.account, 0) for p in parts) else 0

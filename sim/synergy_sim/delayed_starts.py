@@ -15,8 +15,8 @@ from synergy_sim.policies.nearest import nearest_tier
 from synergyd.links.model import Topology
 from synergyd.links.sharing import traffic_of
 from synergyd.links.slowdown import Traffic, slowdowns
-from synergyd.scheduler.placement.place import Placement, place, requests_of
-from synergyd.scheduler.problem.delays import Tier, tier_of, timer_s
+from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
+from synergyd.scheduler.problem.delays import Tier, find_tier, timer_s
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.solver.greedy import fill
@@ -48,7 +48,7 @@ def delay_starts(
         for i, cell, _ in allocation.assignments(problem)
         if problem.jobs[i].current is None
         and cell.shape.nodes > 1
-        and tier_of(placement.nodes[problem.jobs[i].job_id], leaf) is Tier.ACROSS
+        and find_tier(placement.nodes[problem.jobs[i].job_id], leaf) is Tier.ACROSS
         and _can_be_delayed(problem.jobs[i])
         and nearest_tier(problem.nodes, cell.shape, problem.jobs[i].node_filter) is Tier.LEAF
     ]
@@ -59,26 +59,26 @@ def delay_starts(
     if not delays:
         return allocation, placement, {}
     kept = allocation_of(
-        problem, [None if i in delays else c for i, c in enumerate(allocation.choice)], allocation.moved
+        problem, [None if i in delays else c for i, c in enumerate(allocation.choice)], allocation.moved_jobs
     )
-    found = place(problem.nodes, requests_of(problem, kept), problem.spanned)
-    if found.failed:
+    found = place(problem.nodes, make_placement_requests(problem, kept), problem.spanned_nodes)
+    if found.unplaced_reasons:
         return allocation, placement, {}
     barred = (
-        replace(job, banned=frozenset(range(len(job.cells)))) if i in delays else job
+        replace(job, banned_cells=frozenset(range(len(job.cells)))) if i in delays else job
         for i, job in enumerate(problem.jobs)
     )
     filled = fill(replace(problem, jobs=tuple(barred)), kept, found.nodes)
-    refound = place(problem.nodes, requests_of(problem, filled), problem.spanned)
-    if not refound.failed:
+    refound = place(problem.nodes, make_placement_requests(problem, filled), problem.spanned_nodes)
+    if not refound.unplaced_reasons:
         kept, found = filled, refound
     return kept, found, delays
 
 
 def _can_be_delayed(job: JobRequest) -> bool:
     """Return whether the job's start may be delayed: it isn't due, was promised no goodput, and requires no nodes by name."""
-    promised = job.deadline_s is not None or job.need > 0
-    return job.overdue_s < 0 and not promised and not job.node_filter.required
+    promised = job.deadline_s is not None or job.needed_goodput > 0
+    return job.overdue_s < 0 and not promised and not job.node_filter.required_nodes
 
 
 def _delay(problem: Problem, allocation: Allocation, i: int, slowdown: float) -> Delay | None:

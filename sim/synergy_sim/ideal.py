@@ -75,7 +75,7 @@ class Ideals:
             self._asked[key] = rates
         return self._asked[key]
 
-    def of(self, job: TraceJob) -> Ideal | None:
+    def find_ideal(self, job: TraceJob) -> Ideal | None:
         """Return the job's ideal, or None where nothing that was measured fits the cluster."""
         batch = job.batch if job.batch_fixed else 0
         key = id(job.truth), batch, 1, job.max_gpus
@@ -132,7 +132,7 @@ class LowerBound:
         return max(self.alone_s, self.work_s, self.both_s)
 
 
-def lower_bound(scenario: Scenario, ideals: Ideals) -> LowerBound:
+def compute_lower_bound(scenario: Scenario, ideals: Ideals) -> LowerBound:
     """Return the bounds on a scenario without outages (they only make it worse).
 
     Each job also starts once: that takes `first_start_s` on one GPU at least.
@@ -140,7 +140,7 @@ def lower_bound(scenario: Scenario, ideals: Ideals) -> LowerBound:
     start_s, gpus = scenario.costs.first_start_s, scenario.gpus
     alone, tails, works, submits = [], [], [], []
     for job in scenario.jobs:
-        found = ideals.of(job)
+        found = ideals.find_ideal(job)
         if found is None:
             return LowerBound(0.0, 0.0, 0.0)
         fast = np.concatenate([[start_s], found.lengths / found.fastest])

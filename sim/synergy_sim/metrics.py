@@ -58,13 +58,13 @@ class RunMetrics:
     simulated_hours_per_s: float
 
 
-def metrics_of(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
+def compute_metrics(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
     """Return all metrics of a run. p99 is interpolated linearly between the two jobs around it."""
     jcts = sorted(result.jct_s for result in run.jobs)
     # from zero of the trace's clock, as the peers print it
     makespan_s = max(result.finish_s for result in run.jobs)
     gpu_s = math.fsum(result.gpu_s for result in run.jobs)
-    found = [ideals.of(result.job) for result in run.jobs]
+    found = [ideals.find_ideal(result.job) for result in run.jobs]
     work_s = math.fsum(one.work_gpu_s for one in found if one is not None)
     unfair = fairness(run.jobs, run.scenario.gpus, ideals, run.scenario.costs.first_start_s)
     count = len(run.jobs)
@@ -108,7 +108,7 @@ def cluster_throughput(run: SimulatedRun) -> float | None:
 def energy_kwh(run: SimulatedRun) -> float | None:
     """Return the energy in kWh, see RunMetrics."""
     watts = {node.name: figures(node.gpu_type).watts for node in run.scenario.cluster.nodes}
-    held = [(watts[name], gpus * (one.end_s - one.start_s)) for one in run.held for name, gpus in one.nodes]
+    held = [(watts[name], gpus * (one.end_s - one.start_s)) for one in run.occupancies for name, gpus in one.nodes]
     return None if any(w <= 0 for w, _ in held) else math.fsum(w * gpu_s for w, gpu_s in held) / 3.6e6
 
 
@@ -128,7 +128,7 @@ def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals, start_s: f
     present = _JobCount(results)
     found = []
     for result in results:
-        best = ideals.of(result.job)
+        best = ideals.find_ideal(result.job)
         if best is None:
             return []
         others = max(1.0, present.mean(result.job.submit_s, result.finish_s))
@@ -149,8 +149,8 @@ class _JobCount:
     def mean(self, start_s: float, end_s: float) -> float:
         if end_s <= start_s:
             return 1.0
-        return (self._until(end_s) - self._until(start_s)) / (end_s - start_s)
+        return (self._integrate_until(end_s) - self._integrate_until(start_s)) / (end_s - start_s)
 
-    def _until(self, time_s: float) -> float:
+    def _integrate_until(self, time_s: float) -> float:
         i = bisect.bisect_right(self._times, time_s) - 1
         return float(self._areas[i] + self._counts[i] * (time_s - self._times[i])) if i >= 0 else 0.0

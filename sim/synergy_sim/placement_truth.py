@@ -31,7 +31,7 @@ class Times:
     by_type: Mapping[str, Mapping[Placement, float]]
     #: GPU type -> placement -> where its time comes from, where that is not a measurement
     origins: Mapping[str, Mapping[Placement, str]] = field(default_factory=dict)
-    _known: dict[tuple[str, Placement], float | None] = field(default_factory=dict, repr=False)
+    _cache: dict[tuple[str, Placement], float | None] = field(default_factory=dict, repr=False)
 
     @property
     def largest(self) -> int:
@@ -44,11 +44,11 @@ class Times:
 
     def step_s(self, placed: PlacedGpus) -> float | None:
         key = placed.gpu_type, tuple(sorted(placed.per_node, reverse=True))
-        if key not in self._known:
+        if key not in self._cache:
             times = self.by_type.get(placed.gpu_type, {})
             inside = [seconds for placement, seconds in times.items() if has_room(placement, key[1])]
-            self._known[key] = times.get(key[1], min(inside, default=None))
-        return self._known[key]
+            self._cache[key] = times.get(key[1], min(inside, default=None))
+        return self._cache[key]
 
     def can_run(self, shape: Shape) -> bool:
         return self.step_s(place_shape(shape)) is not None

@@ -8,12 +8,12 @@ from synergy_sim.delayed_starts import delay_starts
 from synergyd.scheduler.decide import STAGES
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.placement.link_aware import place_link_aware
-from synergyd.scheduler.solve import topology_for, traffic_outside
+from synergyd.scheduler.solve import find_outside_traffic, make_topology
 
 QUIET, DALLY = "quiet", "dally"
 
 
-def stages_of(placement: str) -> tuple[Stage, ...]:
+def make_stages(placement: str) -> tuple[Stage, ...]:
     """Return an epoch's stages with that placement."""
     if placement == QUIET:
         quiet = Stage(
@@ -30,8 +30,8 @@ def stages_of(placement: str) -> tuple[Stage, ...]:
 
 
 def _place_quietly(draft: Draft) -> Draft:
-    answer, topology = draft.answer, topology_for(draft)
-    others = traffic_outside(draft, topology)
+    answer, topology = draft.answer, make_topology(draft)
+    others = find_outside_traffic(draft, topology)
     placed = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes=False)
     return replace(draft, answer=replace(answer, allocation=placed.allocation, placement=placed.placement))
 
@@ -39,8 +39,8 @@ def _place_quietly(draft: Draft) -> Draft:
 def _delay_starts(draft: Draft) -> Draft:
     if draft.policy.rule:
         return draft
-    answer, topology = draft.answer, topology_for(draft)
-    others = traffic_outside(draft, topology)
+    answer, topology = draft.answer, make_topology(draft)
+    others = find_outside_traffic(draft, topology)
     allocation, placement, delays = delay_starts(answer.problem, answer.allocation, answer.placement, topology, others)
     reasons = {answer.problem.jobs[i].job_id: delay.reason() for i, delay in delays.items()}
     answer = replace(answer, allocation=allocation, placement=placement)

@@ -56,7 +56,7 @@ class PolluxTruth:
     name: str
     gpu_type: str
     points: Mapping[tuple[int, ...], tuple[Floats, Floats]]
-    scattered: tuple[Floats, Floats]  # (N, 3) nodes, replicas, local batch; (N, 2) step and sync seconds
+    multi_node_rows: tuple[Floats, Floats]  # (N, 3) nodes, replicas, local batch; (N, 2) step and sync seconds
     validation: Mapping[int, Validation]
     stages: int
     smallest_local: int
@@ -154,10 +154,10 @@ class PolluxTruth:
         if low == high:
             return a.sqr[stage], a.var[stage]
 
-        def between(at_low: float, at_high: float) -> float:
+        def interpolate(at_low: float, at_high: float) -> float:
             return ((batch - low) * at_high + (high - batch) * at_low) / (high - low)
 
-        return between(a.sqr[stage], b.sqr[stage]), between(a.var[stage], b.var[stage])
+        return interpolate(a.sqr[stage], b.sqr[stage]), interpolate(a.var[stage], b.var[stage])
 
     def origin(self, placed: PlacedGpus) -> str:
         """Return the origin of the step times on `placed`: "measured" or "interpolated".
@@ -171,15 +171,15 @@ class PolluxTruth:
         """Return (step, sync) seconds of one pass of `local` sequences a GPU."""
         key = min(per_node[i:] + per_node[:i] for i in range(len(per_node))), local
         if key not in self._times:
-            self._times[key] = self._look_up(*key)
+            self._times[key] = self._find_times(*key)
         return self._times[key]
 
-    def _look_up(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
+    def _find_times(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
         local = max(local, self.smallest_local)
         if placement in self.points:
             batches, times = self.points[placement]
             if local <= batches[-1]:
-                return _between(batches, times, local)
+                return _interpolate_times(batches, times, local)
             found, at = times[-1], float(batches[-1])
         else:
             at_point = np.array([min(len(placement), _MAX_NODES), sum(placement), local], dtype=np.float64)
@@ -187,22 +187,22 @@ class PolluxTruth:
             if not np.isnan(inside).any():
                 return float(inside[0]), float(inside[1])
             nearest = int(self._nearest(at_point)[0])
-            found, at = self.scattered[1][nearest], float(self.scattered[0][nearest][2])
+            found, at = self.multi_node_rows[1][nearest], float(self.multi_node_rows[0][nearest][2])
         step, sync = float(found[0]), float(found[1])
         return sync + (step - sync) * local / at, sync
 
     @cached_property
     def _linear(self) -> Any:
-        return LinearNDInterpolator(*self.scattered)
+        return LinearNDInterpolator(*self.multi_node_rows)
 
     @cached_property
     def _nearest(self) -> Any:
-        coordinates = self.scattered[0]
+        coordinates = self.multi_node_rows[0]
         # per coordinate in its own spread, else the local batch alone would say what is near
         return NearestNDInterpolator(coordinates, np.arange(len(coordinates)), rescale=True)
 
 
-def _between(batches: Floats, times: Floats, local: int) -> tuple[float, float]:
+def _interpolate_times(batches: Floats, times: Floats, local: int) -> tuple[float, float]:
     above = int(np.clip(np.searchsorted(batches, local), 1, len(batches) - 1)) if len(batches) > 1 else 0
     if above == 0:
         return float(times[0][0]), float(times[0][1])
@@ -228,7 +228,7 @@ def read_application(folder: Path, gpu_type: str, cluster: str = "") -> PolluxTr
         text = row.text("placement")
         if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
-        times = row.whole("local_bsz", 1), row.number("step_time", 1e-9), row.number("sync_time", 0)
+        times = row.whole_number("local_bsz", 1), row.number("step_time", 1e-9), row.number("sync_time", 0)
         grouped[tuple(int(c) for c in text)].append(times)
     if not grouped:
         raise UsageError(str(folder / f"placements{suffix}.csv"), "has no rows")

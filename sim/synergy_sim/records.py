@@ -167,7 +167,7 @@ class Scenario:
         return sum(node.gpus for node in self.cluster.nodes)
 
 
-def cluster_of(groups: dict[str, tuple[int, int]]) -> Cluster:
+def build_cluster(groups: dict[str, tuple[int, int]]) -> Cluster:
     """Build the cluster from GPU type -> (nodes, GPUs a node)."""
     nodes = [
         Node(f"{gpu_type}-{i:0{len(str(count - 1))}d}", gpu_type, each)
@@ -232,7 +232,7 @@ class SimulatedRun:
     policy: str
     scenario: Scenario
     jobs: tuple[JobResult, ...]
-    held: tuple[Occupancy, ...]
+    occupancies: tuple[Occupancy, ...]
     decisions_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     goodput: tuple[tuple[float, float], ...] = field(default=(), repr=False)

@@ -16,7 +16,7 @@ from synergy_sim.tiresias_reference import TiresiasReference
 from synergy_sim.world import SimulatedJob, World, results_in_order
 from synergyd.control.arrivals import should_come_early
 from synergyd.jobmodel.model.hardware import GpuFigures
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
 from synergyd.settings.policies import POLICIES
 
@@ -84,27 +84,27 @@ def simulate(
         learnt = LearntForecast(dict(figures or {}), scenario.seed, scenario.lengths_known)
         forecast = OracleForecast() if oracle else learnt
         director = SynergyDirector(
-            told, policy_named(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
+            told, load_policy(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
         )
         early = should_come_early(told, director.policy)
     yardsticks = ideals or Ideals(scenario)
 
-    def worth(live: SimulatedJob) -> float:
-        best = yardsticks.of(live.job)
+    def gpu_s_per_unit(live: SimulatedJob) -> float:
+        best = yardsticks.find_ideal(live.job)
         return 0.0 if best is None else float(best.gpu_s[live.stage])
 
     def usual_s(live: SimulatedJob) -> float:
         rates = yardsticks.requested_rates(live.job)
         return 0.0 if rates is None or rates[live.stage] <= 0 else 1.0 / float(rates[live.stage])
 
-    world = World(scenario, director, early, worth=worth, usual_s=usual_s)
+    world = World(scenario, director, early, gpu_s_per_unit=gpu_s_per_unit, usual_s=usual_s)
     began = time.perf_counter()
     world.run(on_progress)
     return SimulatedRun(
         policy,
         scenario,
         results_in_order(world),
-        tuple(world.held),
+        tuple(world.occupancies),
         tuple(director.decisions_s),
         time.perf_counter() - began,
         tuple(world.goodput),

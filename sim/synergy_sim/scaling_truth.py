@@ -20,11 +20,11 @@ from synergy_sim.records import Floats, PlacedGpus, TrainingSpeed
 
 @dataclass(frozen=True)
 class ScalingTruth:
-    """A `Truth`: `seconds` on `asked` (placed as few nodes as can be) is the whole job, in steps of `step_s` there."""
+    """A `Truth`: `seconds` on `requested_gpus` (placed as few nodes as can be) is the whole job, in steps of `step_s` there."""
 
     gpu_types: tuple[str, ...]
     seconds: float
-    asked: PlacedGpus
+    requested_gpus: PlacedGpus
     batch: int
     parallel: float = 0.98
     network: float = 0.05
@@ -52,7 +52,7 @@ class ScalingTruth:
     def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         if (self.gpu_types and placed.gpu_type not in self.gpu_types) or plan.gpus != placed.gpus:
             return None
-        step_s = self.step_s * self.relative(placed) / self.relative(self.asked)
+        step_s = self.step_s * self.relative(placed) / self.relative(self.requested_gpus)
         sync_s = step_s * self._network_time(placed) / self.relative(placed)
         return TrainingSpeed(1.0 / step_s, step_s, None, sync_s, sync_s)
 

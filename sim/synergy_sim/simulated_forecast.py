@@ -106,7 +106,7 @@ class LearntForecast:
         """Prepare for calls of `cells` for `jobs`: fit the profiles that have changed, all together."""
         jobs = tuple(jobs)
         simulated = {live.job_id: live.job for live, _, _ in jobs}
-        self._cache.fit_changed(
+        self._cache.fit_changed_jobs(
             [job for _, job, _ in jobs],
             {job.job_id: profile for _, job, profile in jobs},
             cluster,
@@ -147,7 +147,7 @@ class OracleForecast:
 
     learns: bool = False
     lengths: bool = True
-    _kept: dict[int, tuple[object, CellSearchResult]] = field(default_factory=dict)
+    _by_job: dict[int, tuple[object, CellSearchResult]] = field(default_factory=dict)
 
     def reports(self, live: SimulatedJob, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
         """Return one report of the present pace at once: an oracle learns nothing, and nobody waits for its jobs' reports."""
@@ -168,7 +168,7 @@ class OracleForecast:
         self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> CellSearchResult:
         key = live.stage, live.plan, job.shape, job.directive, cluster.kinds
-        kept = self._kept.get(live.job_id)
+        kept = self._by_job.get(live.job_id)
         if kept is None or kept[0] != key:
             shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
             batch = fixed_batch(job)
@@ -181,14 +181,14 @@ class OracleForecast:
                 known = any((c.shape, c.plan) == (job.shape, live.plan) for c in cells)
                 cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and not known]
             why_none = "" if cells else "nothing was measured within its limits"
-            kept = self._kept[live.job_id] = key, CellSearchResult(tuple(cells), why_none)
+            kept = self._by_job[live.job_id] = key, CellSearchResult(tuple(cells), why_none)
         return kept[1]
 
     def progress(self, live: SimulatedJob) -> Progress:
         return reported_progress(live)
 
     def forget(self, job_id: int) -> None:
-        self._kept.pop(job_id, None)
+        self._by_job.pop(job_id, None)
 
     def _best(self, live: SimulatedJob, shapes: Sequence[Shape], batch: int | None, option: Exchange) -> list[Cell]:
         """Return the best Cell of each shape where replicas exchange by `option`.
@@ -228,7 +228,7 @@ def _cell(live: SimulatedJob, shape: Shape, plan: Plan) -> Cell | None:
     return Cell(shape, plan, throughput, goodput / throughput, goodput, pace.step_s, 0, sync_s=pace.sync_s)
 
 
-def directive_of(job: TraceJob, *, rigid: bool) -> Directive:
+def make_directive(job: TraceJob, *, rigid: bool) -> Directive:
     """Return the directive that the job's user would have written. `rigid`: the size is the one asked for, and so is the batch."""
     if rigid or job.batch_fixed:
         # a batch that does not divide by its GPUs is rounded up, as the job itself would
@@ -273,5 +273,5 @@ def queued_job(live: SimulatedJob, cluster: Cluster, *, rigid: bool) -> Job:
         restarts=0,
         shape=asked,
         asked=asked,
-        directive=directive_of(job, rigid=rigid),
+        directive=make_directive(job, rigid=rigid),
     )

@@ -14,10 +14,10 @@ from synergyd.control.resize.events import (
     CarriedOut,
     CheckpointTaken,
     ControlEvent,
+    DecisionUnblocked,
     JobObserved,
     Observed,
-    Ticked,
-    Unblocked,
+    TimePassed,
 )
 from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Release, Requeue, Target
 from synergyd.control.resize.lifecycle import (
@@ -58,9 +58,9 @@ class SimulatedSlurm:
     def on_finish(self, world: World, job_id: int) -> None:
         self.shapes.pop(job_id, None)
         self._released.pop(job_id, None)
-        self._start_released(world)
+        self._start_released_jobs(world)
 
-    def _costs_of(self, live: SimulatedJob) -> Costs:
+    def _find_costs(self, live: SimulatedJob) -> Costs:
         return live.job.costs or self._costs
 
     def schedule_tick(self, world: World, lifecycle: JobLifecycle, was: ResizeState) -> None:
@@ -73,28 +73,28 @@ class SimulatedSlurm:
             ResizeState.RELEASED: wait_ends_s(lifecycle, times),
         }.get(lifecycle.state, -1.0)
         if due_s >= world.now_s:
-            world.call_at(due_s, ACTION, lambda: self._tell(world, Ticked(job_id)))
+            world.schedule_call(due_s, ACTION, lambda: self._tell(world, TimePassed(job_id)))
 
     def carry_out(self, world: World, instruction: Instruction) -> CarriedOut:
         job_id = instruction.job_id
         match instruction:
             case AskCheckpoint(restarts=restarts):
                 world.pause(world.jobs[job_id])
-                due_s = world.now_s + self._costs_of(world.jobs[job_id]).checkpoint_s
-                world.call_at(due_s, ACTION, lambda: self._finish_checkpoint(world, job_id, restarts))
+                due_s = world.now_s + self._find_costs(world.jobs[job_id]).checkpoint_s
+                world.schedule_call(due_s, ACTION, lambda: self._finish_checkpoint(world, job_id, restarts))
             case Requeue():
                 world.halt(world.jobs[job_id])
                 self.shapes.pop(job_id, None)
                 # the rest of the machine comes after this job's own events
-                world.call_at(world.now_s, ACTION, lambda: self._finish_requeue(world, job_id))
+                world.schedule_call(world.now_s, ACTION, lambda: self._finish_requeue(world, job_id))
             case Release():
                 lifecycle = self._controller.jobs[job_id].lifecycle
                 if (target := lifecycle.target) is not None:
                     # in a resize that time is part of its requeue
                     waited = lifecycle.origin is None or not lifecycle.origin.nodes
-                    grant_s = self._costs_of(world.jobs[job_id]).grant_s if waited else 0.0
+                    grant_s = self._find_costs(world.jobs[job_id]).grant_s if waited else 0.0
                     self._released[job_id] = target, world.now_s + grant_s
-                    world.call_at(world.now_s + grant_s, ACTION, lambda: self._start_released(world))
+                    world.schedule_call(world.now_s + grant_s, ACTION, lambda: self._start_released_jobs(world))
         return CarriedOut(instruction)
 
     def _finish_checkpoint(self, world: World, job_id: int, restarts: int) -> None:
@@ -111,18 +111,20 @@ class SimulatedSlurm:
         live = world.jobs.get(job_id)
         if live is not None and not live.grant:
             self._tell(world, JobObserved(job_id, live.job.submit_s, Observed("PENDING", live.starts)))
-        self._start_released(world)
-        if any(tracked.blocked for tracked in self._controller.jobs.values()):
+        self._start_released_jobs(world)
+        if any(tracked.blocked_decision for tracked in self._controller.jobs.values()):
             # its processes end first, as before its own next start
-            world.call_at(world.now_s + self._costs.requeue_s, ACTION, lambda: self._report_unblocked(world))
+            world.schedule_call(world.now_s + self._costs.requeue_s, ACTION, lambda: self._carry_out_unblocked(world))
 
-    def _report_unblocked(self, world: World) -> None:
+    def _carry_out_unblocked(self, world: World) -> None:
         """Do what this epoch decided and could not do yet, as soon as others have left its GPUs."""
-        jobs = {i: self._job(world, live) for i, live in world.jobs.items() if self._controller.jobs[i].blocked}
+        jobs = {
+            i: self._job(world, live) for i, live in world.jobs.items() if self._controller.jobs[i].blocked_decision
+        }
         for job_id in self._controller.jobs_to_unblock(cluster_now(world), world.now_s, jobs):
-            self._tell(world, Unblocked(job_id, jobs[job_id]))
+            self._tell(world, DecisionUnblocked(job_id, jobs[job_id]))
 
-    def _start_released(self, world: World) -> None:
+    def _start_released_jobs(self, world: World) -> None:
         """Start the released jobs whose nodes are free, as Slurm does."""
         for job_id, (target, from_s) in list(self._released.items()):
             each = target.shape.gpus_per_node
@@ -137,6 +139,6 @@ class SimulatedSlurm:
             del self._released[job_id]
             self.shapes[job_id] = target.shape
             grant = tuple((name, each) for name in nodes)
-            costs = self._costs_of(live)
+            costs = self._find_costs(live)
             world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
             self._tell(world, JobObserved(job_id, live.job.submit_s, Observed("RUNNING", live.restarts)))

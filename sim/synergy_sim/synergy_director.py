@@ -20,7 +20,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cell, Cluster, Decision, Job, JobState, Measurement, Plan, Profile, Snapshot
 
 from synergy_sim.beside_plain_jobs import beside_plain_jobs
-from synergy_sim.placements import DALLY, stages_of
+from synergy_sim.placements import DALLY, make_stages
 from synergy_sim.records import Costs
 from synergy_sim.simulated_forecast import queued_job
 from synergy_sim.simulated_slurm import SimulatedSlurm, cluster_now
@@ -29,20 +29,20 @@ from synergyd.control.controller import Controller
 from synergyd.control.epoch import collect_inputs, pump
 from synergyd.control.move_limits import with_move_limits
 from synergyd.control.resize.events import (
-    Answered,
     BatchReviewed,
     ControlEvent,
-    Decided,
     EpochDecided,
     GpuTimeKnown,
+    InstructionAnswered,
+    JobDecided,
     JobObserved,
     NodesRead,
     Observed,
-    Reported,
+    ReportsReceived,
     SnapshotTaken,
 )
 from synergyd.control.resize.instructions import AskCheckpoint
-from synergyd.control.resize.lifecycle import IN_TRANSIT, times_of
+from synergyd.control.resize.lifecycle import IN_TRANSIT, make_resize_times
 from synergyd.control.state.node_health import DrainNode, RememberNodes
 from synergyd.control.state.progress import with_likely
 from synergyd.control.state.size_changes import SizeChanges
@@ -52,7 +52,7 @@ from synergyd.jobmodel.exchange_choice import with_exchange
 from synergyd.scheduler.epoch import EpochInputs, begin, run
 from synergyd.scheduler.problem.delays import NO_DELAYS, DelayHistory
 from synergyd.scheduler.problem.records import Policy, Progress
-from synergyd.scheduler.problem.rules import rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules
 from synergyd.settings import Settings
 
 
@@ -73,9 +73,9 @@ class Forecast(Protocol):
     def forget(self, job_id: int) -> None: ...
 
 
-def decide_simulated(inputs: EpochInputs, settings: Settings, policy: Policy) -> tuple[Decision, ...]:
+def decide_simulated_epoch(inputs: EpochInputs, settings: Settings, policy: Policy) -> tuple[Decision, ...]:
     """Return what a simulated epoch decides from these inputs: those of a run's own epoch, or of one that a daemon has recorded."""
-    return run(stages_of(settings.placement), begin(inputs, rules_of(settings), policy)).decisions
+    return run(make_stages(settings.placement), begin(inputs, make_decision_rules(settings), policy)).decisions
 
 
 @dataclass
@@ -93,7 +93,9 @@ class SynergyDirector:
 
     def __post_init__(self) -> None:
         timeout_s = max(self.settings.checkpoint_timeout_s, 2 * self.costs.checkpoint_s)
-        times = replace(times_of(self.settings), checkpoint_timeout_s=timeout_s, restart_delay_s=self.costs.requeue_s)
+        times = replace(
+            make_resize_times(self.settings), checkpoint_timeout_s=timeout_s, restart_delay_s=self.costs.requeue_s
+        )
         # simulated jobs have an agent
         sizes = SizeChanges(assumed=True)
         self.controller = Controller(times, self.settings.epoch_s, learns=self.forecast.learns, size_changes=sizes)
@@ -111,14 +113,16 @@ class SynergyDirector:
         if (told := self._due_reports(world, live)) is not None:
             self._process(world, told)
 
-    def _due_reports(self, world: World, live: SimulatedJob, stops: bool = False) -> Reported | None:
+    def _due_reports(self, world: World, live: SimulatedJob, stops: bool = False) -> ReportsReceived | None:
         if live.pace is None or world.now_s <= live.ready_s:
             return None
         job = self._job(world, live)
         reports = self.forecast.reports(live, job, world.now_s, stops)
         if not reports:
             return None
-        return Reported(reports, live.restarts, self.forecast.predict_run(live, job, self._profile(live)), job.shape)
+        return ReportsReceived(
+            reports, live.restarts, self.forecast.predict_run(live, job, self._profile(live)), job.shape
+        )
 
     def on_finish(self, world: World, live: SimulatedJob) -> None:
         self._process(world, GpuTimeKnown(live.job_id, live.gpu_s, tells=self.forecast.lengths))
@@ -170,13 +174,13 @@ class SynergyDirector:
             delays=self._delays,
         )
         self._delays = inputs.delays
-        decisions = decide_simulated(inputs, self.settings, self.policy)
+        decisions = decide_simulated_epoch(inputs, self.settings, self.policy)
         self.decisions_s.append(time.perf_counter() - began)
         self._process(world, EpochDecided(decisions))
         for job_id, one in cells.items():
             self._review_batch(world, world.jobs[job_id], one.cells)
         for decision in decisions:
-            self._process(world, Decided(decision))
+            self._process(world, JobDecided(decision))
 
     def _review_batch(self, world: World, live: SimulatedJob, cells: tuple[Cell, ...]) -> None:
         if live.plan is None or live.pace is None or world.now_s <= live.ready_s:
@@ -215,7 +219,7 @@ class SynergyDirector:
         moves = self.controller.jobs[live.job_id].lifecycle.moves
         minute = int(world.now_s // 60) % 1440  # a trace begins at midnight
         return with_move_limits(
-            self.controller.as_decided_about(running, world.now_s), moves, self.settings, world.now_s, minute
+            self.controller.decidable_job(running, world.now_s), moves, self.settings, world.now_s, minute
         )
 
     def _process(self, world: World, event: ControlEvent) -> None:
@@ -231,11 +235,11 @@ class SynergyDirector:
                 # its agent's state changes, which is told at once
                 if (told := self._due_reports(world, world.jobs[job_id], stops=True)) is not None:
                     yield told
-                yield Answered(self._slurm.carry_out(world, output))
+                yield InstructionAnswered(self._slurm.carry_out(world, output))
             case Remember() | KeepReport() | ParkAgain() | RememberNodes() | DrainNode():
                 pass
             case _:
-                yield Answered(self._slurm.carry_out(world, output))
+                yield InstructionAnswered(self._slurm.carry_out(world, output))
 
     def follow(self, world: World, step: Remember) -> None:
         """Let the simulated cluster do what follows from a job's new state."""

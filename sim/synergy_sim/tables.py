@@ -47,7 +47,7 @@ class TableRow:
             raise self.wrong(column, f"{text} is out of bounds", f"it must be from {low:g} to {high:g}")
         return value
 
-    def whole(self, column: str, low: int = 0, high: int = 10**12) -> int:
+    def whole_number(self, column: str, low: int = 0, high: int = 10**12) -> int:
         value = self.number(column, low, high)
         if value != int(value):
             raise self.wrong(column, f"{self.text(column)} is not a whole number")

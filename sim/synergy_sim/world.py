@@ -37,7 +37,7 @@ class SimulatedJob:
     grant: tuple[tuple[str, int], ...] = ()
     plan: Plan | None = None  # as executed
     pace: TrainingSpeed | None = None  # with what neighbours on shared links cost
-    own: TrainingSpeed | None = None  # with its links to itself
+    undisturbed_speed: TrainingSpeed | None = None  # with its links to itself
     slowdown: float = 1.0
     stage: int = 0
     progress: float = 0.0
@@ -89,11 +89,11 @@ class World:
     now_s: float = 0.0
     jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
-    held: list[Occupancy] = field(default_factory=list)
+    occupancies: list[Occupancy] = field(default_factory=list)
     goodput: list[tuple[float, float]] = field(default_factory=list)
     # work that was done from the first to the last submission, in seconds at the pace asked for
     usual_work_s: float = 0.0
-    worth: Callable[[SimulatedJob], float] = field(
+    gpu_s_per_unit: Callable[[SimulatedJob], float] = field(
         default=lambda live: 1.0
     )  # least GPU seconds of one unit of a job's progress
     # seconds of one unit of a job's progress as its user asked for it
@@ -117,8 +117,8 @@ class World:
     def run(self, on_progress: Callable[[int, float], None] | None = None) -> None:
         """Run to the end of the last job. Raises UsageError where the rest of the jobs can never run."""
         for outage in self.scenario.outages:
-            self.call_at(outage.start_s, NODE, lambda name=outage.node: self._fail_node(name))  # type: ignore[misc]
-            self.call_at(outage.end_s, NODE, lambda name=outage.node: self._return_node(name))  # type: ignore[misc]
+            self.schedule_call(outage.start_s, NODE, lambda name=outage.node: self._fail_node(name))  # type: ignore[misc]
+            self.schedule_call(outage.end_s, NODE, lambda name=outage.node: self._return_node(name))  # type: ignore[misc]
         self._next_arrival()
         reported_s = 0.0
         while self._left:
@@ -133,7 +133,7 @@ class World:
                 reported_s = self.now_s
                 on_progress(len(self.scenario.jobs) - self._left, self.now_s)
 
-    def call_at(self, time_s: float, kind: int, act: Callable[[], None]) -> None:
+    def schedule_call(self, time_s: float, kind: int, act: Callable[[], None]) -> None:
         """Call `act` at `time_s`, after the events of a lower kind at that instant."""
         heapq.heappush(self._heap, (time_s, kind, next(self._order), act))
 
@@ -155,7 +155,7 @@ class World:
         self._changed_s = self.now_s
         self._plan_stage(live)
         if self.scenario.topology is not None and delay_s > 0 and len(grant) > 1:
-            self.call_at(live.ready_s, STAGE, self._update_shared_speeds)
+            self.schedule_call(live.ready_s, STAGE, self._update_shared_speeds)
 
     def halt(self, live: SimulatedJob) -> None:
         """Take a job's GPUs; its progress is kept as it stands."""
@@ -164,7 +164,7 @@ class World:
         if not live.grant:
             return
         if self.now_s > live.granted_s:
-            self.held.append(Occupancy(live.job_id, live.granted_s, self.now_s, live.grant))
+            self.occupancies.append(Occupancy(live.job_id, live.granted_s, self.now_s, live.grant))
         live.gpu_s += live.gpus * (self.now_s - live.granted_s)
         # a start cut short counts as far as it came, and so does what passed since it paused
         live.idle_s += self.now_s - live.synced_s if live.pace is None else min(0.0, self.now_s - live.ready_s)
@@ -211,7 +211,7 @@ class World:
         if live.pace is not None and seconds > 0:
             self.usual_work_s += live.pace.rate * self.usual_s(live) * seconds
 
-    def placement_of(self, live: SimulatedJob) -> PlacedGpus:
+    def find_placement(self, live: SimulatedJob) -> PlacedGpus:
         return PlacedGpus(self._types[live.grant[0][0]], tuple(gpus for _, gpus in live.grant))
 
     def schedule_epoch(self, early: bool = False) -> None:
@@ -225,7 +225,7 @@ class World:
             next_s = min(next_s, max(self.now_s + period / LOOKS, self._last_epoch_s + period / EARLIEST))
         if self._epoch_at_s is None or next_s < self._epoch_at_s:
             self._epoch_at_s = next_s
-            self.call_at(next_s, EPOCH, self._run_epoch)
+            self.schedule_call(next_s, EPOCH, self._run_epoch)
 
     def running(self) -> Iterator[SimulatedJob]:
         return (live for live in self.jobs.values() if live.grant)
@@ -236,7 +236,7 @@ class World:
         found = next(self._arrivals, None)
         if found is not None:
             job_id, job = found
-            self.call_at(job.submit_s, ARRIVAL, lambda: self._admit_job(job_id, job))
+            self.schedule_call(job.submit_s, ARRIVAL, lambda: self._admit_job(job_id, job))
 
     def _admit_job(self, job_id: int, job: TraceJob) -> None:
         live = SimulatedJob(job_id, job)
@@ -256,23 +256,23 @@ class World:
         if not self.jobs:
             return
         self.director.run_epoch(self)
-        speed = sum(live.pace.rate * self.worth(live) for live in self.running() if live.pace is not None)
+        speed = sum(live.pace.rate * self.gpu_s_per_unit(live) for live in self.running() if live.pace is not None)
         self.goodput.append((self.now_s, speed))
         if not any(live.grant for live in self.jobs.values()) and self.now_s - self._changed_s > STUCK_S:
             names = ", ".join(live.job.where or live.job.name for live in list(self.jobs.values())[:3])
             raise UsageError(names, "never starts under this policy", "look at its size and at the cluster's")
         period = self.scenario.epoch_s
         self._epoch_at_s = (math.floor(self.now_s / period + 1e-9) + 1) * period
-        self.call_at(self._epoch_at_s, EPOCH, self._run_epoch)
+        self.schedule_call(self._epoch_at_s, EPOCH, self._run_epoch)
 
     def _plan_stage(self, live: SimulatedJob) -> None:
         """Schedule the end of the present stage."""
         assert live.plan is not None
-        live.own = live.job.truth.pace(live.stage, self.placement_of(live), live.plan)
-        if live.own is None or live.own.rate <= 0:
+        live.undisturbed_speed = live.job.truth.pace(live.stage, self.find_placement(live), live.plan)
+        if live.undisturbed_speed is None or live.undisturbed_speed.rate <= 0:
             raise UsageError(
                 live.job.where or live.job.name,
-                f"nothing was measured of {live.plan} on {self.placement_of(live)}",
+                f"nothing was measured of {live.plan} on {self.find_placement(live)}",
                 "the trace's job can't be simulated there",
             )
         self._continue_stage(live)
@@ -286,11 +286,13 @@ class World:
         training = [live for live in self.jobs.values() if live.pace is not None and live.synced_s <= self.now_s]
         traffic = []
         for live in training:
-            assert live.own is not None
-            if len(live.grant) > 1 and live.own.sync_s > 0:
-                mb = live.own.sync_s * 1000.0 / topology.nic.per_mb
+            assert live.undisturbed_speed is not None
+            if len(live.grant) > 1 and live.undisturbed_speed.sync_s > 0:
+                mb = live.undisturbed_speed.sync_s * 1000.0 / topology.nic.per_mb
                 names = tuple(name for name, _ in live.grant)
-                traffic.append(Traffic(live.job_id, names, live.own.step_s - live.own.sync_s, mb))
+                traffic.append(
+                    Traffic(live.job_id, names, live.undisturbed_speed.step_s - live.undisturbed_speed.sync_s, mb)
+                )
         found = slowdowns(traffic, topology)
         for live in training:
             slowdown = found[live.job_id].slowdown if live.job_id in found else 1.0
@@ -303,8 +305,8 @@ class World:
 
     def _continue_stage(self, live: SimulatedJob) -> None:
         """Continue at the present pace to the end of the stage."""
-        assert live.own is not None
-        truth, own = live.job.truth, live.own
+        assert live.undisturbed_speed is not None
+        truth, own = live.job.truth, live.undisturbed_speed
         live.version += 1
         live.pace = replace(own, rate=own.rate / live.slowdown, step_s=own.step_s * live.slowdown)
         needed_s = max(0.0, (truth.end(live.stage) - live.progress) / live.pace.rate)
@@ -315,7 +317,7 @@ class World:
             # a stage rounded down into a decision's instant was in truth not over when the decision was taken
             kind = LATE if end_s < exact_s else STAGE
         version = live.version
-        self.call_at(end_s, kind, lambda: self._end_stage(live, version))
+        self.schedule_call(end_s, kind, lambda: self._end_stage(live, version))
 
     def _end_stage(self, live: SimulatedJob, version: int) -> None:
         if live.version != version:
@@ -337,7 +339,7 @@ class World:
             return
         starts = live.starts
         self._update_shared_speeds()
-        self.call_at(
+        self.schedule_call(
             self.now_s + end_s, STAGE, lambda: self._end_job(live) if live.grant and live.starts == starts else None
         )
 

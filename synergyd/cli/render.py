@@ -45,7 +45,7 @@ def render(context: Context, name: str) -> None:
                 checkpoint=(directive.checkpoint if directive else None) or "",
                 why=decision.why,
                 own_batch=stamp.own_batch if stamp is not None and stamp.plan is not None else own_batch,
-                asked=stamp.asked if stamp is not None else None,
+                requested_shape=stamp.requested_shape if stamp is not None else None,
             )
         ),
         nl=False,

@@ -25,7 +25,7 @@ class CellInputs(NamedTuple):
     """The inputs that a job's Cells depend on."""
 
     directive: Directive | None
-    asked: Shape
+    requested_shape: Shape
     shape: Shape
     partition: str
     state: JobState
@@ -53,16 +53,16 @@ class Advisor(Protocol):
 class CellCache:
     """The Cells of all jobs; the answers are those of pure functions.
 
-    `figures_of` returns the figures of a cluster's GPU type; `figures` are those known so far. Other types have the built-in ones.
+    `gpu_figures` returns the figures of a cluster's GPU type; `figures` are those known so far. Other types have the built-in ones.
     """
 
-    figures_of: Callable[[str], GpuFigures] = figures
+    gpu_figures: Callable[[str], GpuFigures] = figures
     figures: dict[str, GpuFigures] = field(default_factory=dict)
     advisor: Advisor | None = None
     _priors: UserPriors = field(default_factory=UserPriors)
     _coarse: CoarseProfiles = field(default_factory=CoarseProfiles)
-    _kept: dict[int, tuple[CellInputs, CellSearchResult]] = field(default_factory=dict)
-    _like: dict[object, CellSearchResult] = field(default_factory=dict)  # results of like jobs, the latest last
+    _by_job: dict[int, tuple[CellInputs, CellSearchResult]] = field(default_factory=dict)
+    _by_inputs: dict[object, CellSearchResult] = field(default_factory=dict)  # results of like jobs, the latest last
 
     def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], cluster: Cluster) -> None:
         """Learn the prior of each user's jobs that are not measured yet from what that user's `programs` have measured."""
@@ -73,10 +73,10 @@ class CellCache:
         """Return `figures` with those of all GPU types of `cluster`."""
         for gpu_type in cluster.gpu_types():
             if gpu_type not in self.figures:
-                self.figures[gpu_type] = self.figures_of(gpu_type)
+                self.figures[gpu_type] = self.gpu_figures(gpu_type)
         return self.figures
 
-    def fit_changed(
+    def fit_changed_jobs(
         self,
         jobs: Iterable[Job],
         profiles: Mapping[int, Profile],
@@ -94,7 +94,7 @@ class CellCache:
             profile = profiles[job.job_id]
             if profile.measured and profile.model is None and not has_model(job):
                 in_use = self._coarse.of(job.job_id, profile, self._priors.of(job.uid))
-                kept = self._kept.get(job.job_id)
+                kept = self._by_job.get(job.job_id)
                 if kept is None or (kept[0].profile, kept[0].prior) != in_use:
                     to_fit.append(JobPlanner(job, in_use[0], None, known, prior=in_use[1]).to_fit())
         fit_ahead(one for one in to_fit if one is not None)
@@ -130,18 +130,18 @@ class CellCache:
             job.batch_cap,
             job.exact,
         )
-        kept = self._kept.get(job.job_id)
+        kept = self._by_job.get(job.job_id)
         if kept is not None and kept[0] == key and not self._can_advise(kept[1]):
             return kept[1]
         model = model_of(profile)
         alike = (*key, model, job.directive_error, job.node_names)
-        answer = self._like.pop(alike, None)
+        answer = self._by_inputs.pop(alike, None)
         if answer is None or self._can_advise(answer):
             answer = self._search(job, key, model, cluster)
-        self._kept[job.job_id] = (key, answer)
-        self._like[alike] = answer
-        while len(self._like) > _LIKE:
-            del self._like[next(iter(self._like))]
+        self._by_job[job.job_id] = (key, answer)
+        self._by_inputs[alike] = answer
+        while len(self._by_inputs) > _LIKE:
+            del self._by_inputs[next(iter(self._by_inputs))]
         return answer
 
     def _search(self, job: Job, inputs: CellInputs, model: ModelSpec | None, cluster: Cluster) -> CellSearchResult:
@@ -149,7 +149,7 @@ class CellCache:
         planner = JobPlanner(job, inputs.profile, model, known, inputs.present, dict(bans.memory), inputs.prior)
         possible = planner.cells(cluster)
         # the values that an epoch derives from them are kept with them
-        cells = CellIndex(cell for cell in possible if not bans.rules_out(cell))
+        cells = CellIndex(cell for cell in possible if not bans.is_banned(cell))
         if possible and not cells:
             return CellSearchResult((), "all plans that fit have failed for this program", all_failed=True)
         result = CellSearchResult(cells, "" if cells else planner.why_no_cell(cluster))
@@ -160,5 +160,5 @@ class CellCache:
 
     def forget(self, job_id: int) -> None:
         """Forget a job that is gone."""
-        self._kept.pop(job_id, None)
+        self._by_job.pop(job_id, None)
         self._coarse.forget(job_id)

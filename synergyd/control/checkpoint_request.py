@@ -25,9 +25,9 @@ def hear_launcher(tracked: TrackedJob, report: Report) -> list[Remember]:
     """Take in that the incarnation's launcher is there; what it says of its training follows elsewhere."""
     tracked.launchers = tracked.launchers.with_report(report)
     life = tracked.lifecycle
-    if life.launched >= report.restarts:
+    if life.launched_incarnation >= report.restarts:
         return []
-    tracked.lifecycle = replace(life, launched=report.restarts)
+    tracked.lifecycle = replace(life, launched_incarnation=report.restarts)
     return [Remember(tracked.lifecycle, life.state, "Launched")]
 
 

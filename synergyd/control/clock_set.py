@@ -68,8 +68,8 @@ def read_back(life: JobLifecycle, now_s: float, times: ResizeTimes) -> JobLifecy
         ended_s=min(life.ended_s, now_s),
         retry_after_s=min(life.retry_after_s, now_s + longest_retry_s(life, times)),
         failures=failures,
-        restart_history=life.restart_history.not_after(now_s),
-        moves=life.moves.not_after(now_s),
+        restart_history=life.restart_history.without_times_after(now_s),
+        moves=life.moves.without_times_after(now_s),
         hangs=replace(life.hangs, until_s=min(life.hangs.until_s, now_s + SHUN_S)),
     )
 

@@ -1,8 +1,8 @@
 """All that Synergy keeps of its jobs between two looks at the cluster, as one pure class: events in, instructions out.
 
-    QueueRead, JobObserved, NodesRead ──┐                        ┌── Instruction (to Slurm) ── answered by Answered
-    Reported, CheckpointTaken ──────────┤── Controller.handle ──├── Remember (to the store, before what follows it)
-    SnapshotTaken, Decided, Ticked ─────┘   one TrackedJob a job    └── TellBatch, ParkAgain
+    QueueRead, JobObserved, NodesRead ────┐                        ┌── Instruction (to Slurm), with InstructionAnswered
+    ReportsReceived, CheckpointTaken ─────┤── Controller.handle ──├── Remember (to the store, before what follows it)
+    SnapshotTaken, JobDecided, TimePassed ┘   one TrackedJob a job └── TellBatch, ParkAgain
 
 The daemon's loop and the simulator's director are shells over it: they ask `decide` for decisions, hand events in, and carry out what
 comes back, each output in its order. No clock, no I/O: every event comes with its time. `validate` says what may never be.
@@ -22,38 +22,38 @@ from synergy_core.records import Action, Cluster, Job, JobState, Plan, Profile, 
 
 from synergyd.control.checkpoint_request import checkpoint_events, hear_launcher
 from synergyd.control.clock_set import read_back, set_clock
-from synergyd.control.decidable import as_decided_about
+from synergyd.control.decidable import decidable_job
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.fault_monitor import FaultMonitor, is_stall_common
 from synergyd.control.in_place import clear_speed_of_last_report, join_event, restart_event, tell_crash
-from synergyd.control.in_transit import as_if_done, decisions_under_way, keeps_allocation
+from synergyd.control.in_transit import decisions_under_way, keeps_allocation, with_changes_done
 from synergyd.control.learning import learn_safely
-from synergyd.control.power_up import PowerUps, power_ups_for
+from synergyd.control.power_up import PowerUps, find_power_ups
 from synergyd.control.resize.events import (
     Acknowledged,
-    Answered,
     BatchReviewed,
     CarriedOut,
     CheckpointTaken,
     ClockSet,
     ControlEvent,
-    Decided,
+    DecisionUnblocked,
     EpochDecided,
     GpuTimeKnown,
     HealthReviewed,
     Hung,
+    InstructionAnswered,
+    JobDecided,
     JobObserved,
     NodesRead,
     Observed,
     Preempted,
     QueueRead,
     Refused,
-    Reported,
+    ReportsReceived,
     ResizeEvent,
     SnapshotTaken,
     Tick,
-    Ticked,
-    Unblocked,
+    TimePassed,
     Unwanted,
     Wanted,
 )
@@ -67,10 +67,10 @@ from synergyd.control.restart_budgets import RestartBudgets
 from synergyd.control.reviews import review_batch, review_health, review_time
 from synergyd.control.state.believed_profiles import believed_profiles
 from synergyd.control.state.job_durations import JobDurations
-from synergyd.control.state.progress import progress_of, with_likely
+from synergyd.control.state.progress import compute_progress, with_likely
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import KeepReport, Output, Remember, StoryEntry, TrackedJob
-from synergyd.control.waiting import count_kept, park_if_waiting
+from synergyd.control.waiting import count_held_back_time, park_if_waiting
 from synergyd.jobmodel.likely_lengths import LearntLengths
 from synergyd.jobmodel.shared_profiles import SharedProfiles
 from synergyd.links.sharing import slowdowns_of
@@ -125,8 +125,8 @@ class Controller:
     def progress(self, jobs: Iterable[Job]) -> dict[int, Progress]:
         """Return by job id how far each job has come, according to its reports as far as its own steps do not refute them."""
         jobs = tuple(jobs)
-        refuted = frozenset(i for i, t in self.jobs.items() if t.claim is not None and t.claim.refuted)
-        return with_likely(progress_of(jobs, self.reports, self.attained_gpu_s, refuted), jobs, self.lengths)
+        refuted = frozenset(i for i, t in self.jobs.items() if t.claim is not None and t.claim.is_refuted)
+        return with_likely(compute_progress(jobs, self.reports, self.attained_gpu_s, refuted), jobs, self.lengths)
 
     @property
     def in_transit(self) -> list[int]:
@@ -150,20 +150,20 @@ class Controller:
         """Return whether a job lost a node a moment ago that no epoch has decided about yet. `up`: nodes that can take jobs."""
         return any([t.needs_early_epoch(up, now_s) for t in self.jobs.values()])
 
-    def to_decide_about(self, snapshot: Snapshot) -> Snapshot:
+    def decidable_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot that `decide` should see: what is being carried out counts as done."""
-        return as_if_done(snapshot, decisions_under_way(self.lifecycles))
+        return with_changes_done(snapshot, decisions_under_way(self.lifecycles))
 
     def has_reported(self, job_id: int, restarts: int) -> bool:
         """Return whether this incarnation has reported, so that it can be asked for a checkpoint."""
         report = self.jobs[job_id].report if job_id in self.jobs else None
         return report is not None and report.restarts == restarts
 
-    def as_decided_about(self, job: Job, now_s: float) -> Job:
+    def decidable_job(self, job: Job, now_s: float) -> Job:
         """Return the job as an epoch may decide about it."""
         tracked = self.jobs.get(job.job_id)
-        size = self.size_changes.of(job, tracked.report if tracked else None)
-        return as_decided_about(job, tracked, now_s, self.failed_plans.of(job), size)
+        size = self.size_changes.find_answer(job, tracked.report if tracked else None)
+        return decidable_job(job, tracked, now_s, self.failed_plans.bans_for(job), size)
 
     def plans(self) -> dict[int, Plan]:
         """Return the plans of the running jobs by job id: the plan that the job reports, else the one that Synergy gave it."""
@@ -178,11 +178,11 @@ class Controller:
         free = []
         for job_id, tracked in self.jobs.items():
             job = (jobs or {}).get(job_id, tracked.job)
-            if tracked.blocked is None or job is None:
+            if tracked.blocked_decision is None or job is None:
                 continue
             if tracked.lifecycle.state not in _DECIDABLE:
-                tracked.blocked = None
-            elif gpus_free(tracked.blocked, Snapshot(now_s, cluster, (job,))):
+                tracked.blocked_decision = None
+            elif gpus_free(tracked.blocked_decision, Snapshot(now_s, cluster, (job,))):
                 free.append(job_id)
         return free
 
@@ -196,32 +196,32 @@ class Controller:
             case QueueRead(here=here):
                 self._unseen = {i: t for i, t in self._unseen.items() if i in here}
                 return [o for i in list(self.jobs) if i not in here for o in self._tell(i, Observed("GONE"), now_s)]
-            case NodesRead(up=up):
-                return self._give_up_lost(up, now_s)
+            case NodesRead(up_nodes=up):
+                return self._withdraw_lost_targets(up, now_s)
             case SnapshotTaken():
                 return self._take_snapshot(event, now_s)
             case EpochDecided(decisions=decisions):
                 slowdowns = slowdowns_of(decisions)
                 for job_id, tracked in self.jobs.items():
-                    tracked.blocked, tracked.slowdown = None, slowdowns.get(job_id, 1.0)
+                    tracked.blocked_decision, tracked.slowdown = None, slowdowns.get(job_id, 1.0)
                 return []
-            case Reported():
+            case ReportsReceived():
                 return self._take_reports(event, now_s)
             case GpuTimeKnown(job_id=job_id, gpu_s=gpu_s, tells=tells):
                 if job_id in self.jobs:
-                    self.jobs[job_id].attained_gpu_s, self.jobs[job_id].tells = gpu_s, tells
+                    self.jobs[job_id].attained_gpu_s, self.jobs[job_id].reports_length = gpu_s, tells
                 return []
             case CheckpointTaken():
                 return self._count_checkpoint(event.job_id, event.restarts, event.count, now_s)
-            case Decided():
+            case JobDecided():
                 return self._take_decision(event, now_s)
-            case Unblocked(job_id=job_id, job=job):
+            case DecisionUnblocked(job_id=job_id, job=job):
                 return self._unblock(self.jobs.get(job_id), job, now_s)
             case BatchReviewed():
                 return review_batch(self.jobs.get(event.job_id), event)
             case HealthReviewed():
                 return self._review(event.drains, now_s)
-            case Answered(answer=answer):
+            case InstructionAnswered(answer=answer):
                 return self._take_answer(answer, now_s)
             case ClockSet(by_s=by_s):
                 self.power_ups.set_clock(by_s)
@@ -229,11 +229,11 @@ class Controller:
                     set_clock(unseen, by_s)
                 self.faults.nodes.set_clock(by_s)
                 return [o for t in self.jobs.values() for o in set_clock(t, by_s)]
-            case Ticked(job_id=job_id, cluster=cluster):
+            case TimePassed(job_id=job_id, cluster=cluster):
                 tick = self.jobs[job_id].tick(self._cluster, cluster) if job_id in self.jobs else Tick()
                 return self._tell(job_id, tick, now_s)
 
-    def take_over(self) -> None:
+    def adopt_stored_state(self) -> None:
         """Replace what a daemon that stood by made of the jobs with what the leader wrote.
 
         The standby's own observations stay.
@@ -259,7 +259,7 @@ class Controller:
             job_id, again = lifecycle.job_id, replace(read_back(lifecycle, now_s, self.times), sent_s=0.0)
             if job_id not in self.jobs:
                 self._track(job_id, again)
-                self.jobs[job_id].count_time_before(now_s)
+                self.jobs[job_id].count_earlier_time(now_s)
         for job_id in profiles.keys() | reports.keys():
             kept = self.jobs.get(job_id) or self._unseen.setdefault(
                 job_id, TrackedJob(lifecycle=JobLifecycle(job_id, 0.0))
@@ -276,7 +276,7 @@ class Controller:
     # -- one function an event -----------------------------------------------------------------------------------------
 
     def _observe_job(self, event: JobObserved, now_s: float) -> list[Output]:
-        job_id, observed = event.job_id, event.observed
+        job_id, observed = event.job_id, event.observation
         if job_id not in self.jobs:
             if observed.state == "GONE":
                 return []
@@ -300,7 +300,7 @@ class Controller:
         written = self.jobs[job_id].lifecycle.written_start if job_id in self.jobs else None
         return put_off_until_s(written, restarts, eligible_s, None, now_s) is not None
 
-    def _give_up_lost(self, up: frozenset[str], now_s: float) -> list[Output]:
+    def _withdraw_lost_targets(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs = [o for t in self.jobs.values() for o in self.faults.note_lost_nodes(t, up, now_s)]
         for job_id in self.in_transit:
             if lost := self.jobs[job_id].lost_target(up):
@@ -312,17 +312,17 @@ class Controller:
         self.restart_budgets.cluster = self._cluster
         for job_id, tracked in self.jobs.items():
             tracked.job = jobs.get(job_id)
-            count_kept(tracked, event.passed_s, now_s)
+            count_held_back_time(tracked, event.passed_s, now_s)
             if tracked.job is not None and tracked.job.state is JobState.RUNNING:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
                 tracked.before_s = 0.0
-                tracked.ran_on = tracked.job
+                tracked.last_running_job = tracked.job
         found = [
             o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
         ]
         return [*found, *self.faults.look(self._cluster.nodes, now_s)]
 
-    def _take_reports(self, event: Reported, now_s: float) -> list[Output]:
+    def _take_reports(self, event: ReportsReceived, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
         tracked = self.jobs.get(latest.job_id) if latest else None
         if latest is None or tracked is None:
@@ -362,7 +362,7 @@ class Controller:
             self.jobs[job_id].count_checkpoints(restarts, count)
         return self._tell(job_id, Acknowledged(restarts, count), now_s)
 
-    def _take_decision(self, event: Decided, now_s: float) -> list[Output]:
+    def _take_decision(self, event: JobDecided, now_s: float) -> list[Output]:
         decision = event.decision
         tracked = self.jobs.get(decision.job_id)
         job = tracked.job if tracked else None
@@ -382,14 +382,14 @@ class Controller:
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
             return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)
-        tracked.blocked = decision
+        tracked.blocked_decision = decision
         waits = park_if_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s)
-        return [*waits, *power_ups_for(decision, self._cluster)]
+        return [*waits, *find_power_ups(decision, self._cluster)]
 
     def _unblock(self, tracked: TrackedJob | None, job: Job | None, now_s: float) -> list[Output]:
         if tracked is None:
             return []
-        decision, tracked.blocked = tracked.blocked, None
+        decision, tracked.blocked_decision = tracked.blocked_decision, None
         if decision is None or job is None:
             return []
         return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)
@@ -399,9 +399,9 @@ class Controller:
         if isinstance(answer.instruction, Wake):
             return self.power_ups.note_answer(answer.instruction, answer, tracked, now_s)
         if tracked is not None and isinstance(answer, CarriedOut) and isinstance(answer.instruction, Park):
-            tracked.parked = tracked.job.restarts if tracked.job else None
+            tracked.parked_incarnation = tracked.job.restarts if tracked.job else None
         if tracked is not None and isinstance(answer, Refused) and isinstance(answer.instruction, AskCheckpoint):
-            tracked.saved = (0, 0.0)
+            tracked.final_checkpoint = (0, 0.0)
         return self._tell(job_id, answer, now_s)
 
     def _review(self, drains: bool, now_s: float) -> list[Output]:
@@ -440,9 +440,9 @@ class Controller:
         job_id, learnt, gpu_s = tracked.lifecycle.job_id, {}, tracked.attained_gpu_s
         if tracked.job is not None:
             self.durations.add(gpu_s, tracked.job.asked.gpus)
-        if (job := tracked.job or tracked.ran_on) is not None:
+        if (job := tracked.job or tracked.last_running_job) is not None:
             learnt = self.size_changes.note_end(job, tracked.report, gpu_s / max(1, job.shape.gpus))
-            learnt |= self.lengths.ended(job, gpu_s) if tracked.tells is False else {}
+            learnt |= self.lengths.ended(job, gpu_s) if tracked.reports_length is False else {}
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
         self.restart_budgets.forget(job_id)

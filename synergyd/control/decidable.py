@@ -24,7 +24,7 @@ UNMEASURED_S = 600.0
 FIRST_UNMEASURED_S = 180.0
 
 
-def as_decided_about(
+def decidable_job(
     job: Job,
     tracked: TrackedJob | None,
     now_s: float,
@@ -113,9 +113,9 @@ def _is_unmeasured(job: Job, tracked: TrackedJob, now_s: float) -> bool:
 
 def _with_loss(job: Job, tracked: TrackedJob) -> Job:
     """Return the job with the shape and nodes that it ran on, if it waits because it has lost a node."""
-    if tracked.lost is None or job.restarts != tracked.lost[0].restarts + 1:
+    if tracked.node_loss is None or job.restarts != tracked.node_loss[0].restarts + 1:
         return job
-    ran_on, names = tracked.lost
+    ran_on, names = tracked.node_loss
     return replace(job, lost=names, lost_shape=ran_on.shape)
 
 

@@ -68,7 +68,7 @@ def collect_inputs(
     `found` and all other mappings are by job id; `delays`: the history that the epoch before has left, which
     `observes_delays` continues.
     """
-    deciding, now_s = controller.to_decide_about(snapshot), snapshot.time_s
+    deciding, now_s = controller.decidable_snapshot(snapshot), snapshot.time_s
     return EpochInputs(
         snapshot=deciding,
         cells={job_id: one.cells for job_id, one in found.items()},
@@ -79,7 +79,7 @@ def collect_inputs(
         typical_s=controller.durations.typical_s,
         slurm_limits=slurm_limits,
         caps=remaining_move_caps(controller.jobs, settings, now_s),
-        restarts=controller.restart_budgets.of(snapshot.jobs, controller.jobs, now_s),
+        restarts=controller.restart_budgets.compute(snapshot.jobs, controller.jobs, now_s),
         overtaken=overtaken,
         delays=with_observation(delays, deciding) if observes_delays else delays,
     )

@@ -18,7 +18,7 @@ from synergy_core.recompute import keeps_as_much
 from synergy_core.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
 
 from synergyd.control.in_place import run_number
-from synergyd.control.resize.events import PlanFailed, Reported
+from synergyd.control.resize.events import PlanFailed, ReportsReceived
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ON_NODES, JobLifecycle
 from synergyd.control.tracked import Output, Remember, TrackedJob
@@ -44,18 +44,18 @@ _WORDS = {
 class Bans:
     """The failures of one program: (GPU type, plan)."""
 
-    failed: frozenset[tuple[str, Plan]] = frozenset()
+    failed_plans: frozenset[tuple[str, Plan]] = frozenset()
     too_big: frozenset[tuple[str, Plan]] = frozenset()
     #: measured over predicted peak memory at the least, by GPU type
     memory: tuple[tuple[str, float], ...] = ()
     #: its script has ended before its training began after a resize
     script: bool = False
 
-    def rules_out(self, cell: Cell) -> bool:
-        if not self.failed and not self.too_big:
+    def is_banned(self, cell: Cell) -> bool:
+        if not self.failed_plans and not self.too_big:
             return False  # true of most programs, and an epoch asks about each of their Cells
         gpu_type, plan = cell.shape.gpu_type, _same(cell.plan)
-        return (gpu_type, plan) in self.failed or any(
+        return (gpu_type, plan) in self.failed_plans or any(
             gpu_type == kind and needs_as_much(plan, failed) for kind, failed in self.too_big
         )
 
@@ -86,7 +86,7 @@ class FailedPlans:
     `Bans.memory`.
     """
 
-    _known: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by program
+    _profiles: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by program
     _bans: dict[str, Bans] = field(default_factory=dict)  # likewise
     _of_job: dict[int, set[tuple[str, Plan]]] = field(default_factory=dict)  # (key, plan) that this job has banned
     _survivors: set[str] = field(default_factory=set)  # programs that have trained again after a restart
@@ -120,15 +120,15 @@ class FailedPlans:
         resize: then a node or Slurm failed, and not the script. Such a program is not banned, and an earlier ban is
         lifted.
         """
-        job, life = tracked.job or tracked.ran_on, tracked.lifecycle
+        job, life = tracked.job or tracked.last_running_job, tracked.lifecycle
         if job is None:
             return {}
         key, program = f"{PREFIX}{_SCRIPT}:{program_of(job)}:", program_of(job)
-        if _trains_resized(life) and program not in self._survivors:
+        if _is_training_after_resize(life) and program not in self._survivors:
             if len(self._survivors) >= _PROGRAMS:
                 self._survivors.clear()  # a matter of memory: each is seen again at its next restart
             self._survivors.add(program)
-            return self._keep(key, Profile()) if self.of(job).script else {}
+            return self._keep(key, Profile()) if self.bans_for(job).script else {}
         if life.reruns <= before.reruns or program in self._survivors:
             return {}
         return self._keep(key, Profile(samples=1))
@@ -144,7 +144,7 @@ class FailedPlans:
             )
         return changed
 
-    def of(self, job: Job) -> Bans:
+    def bans_for(self, job: Job) -> Bans:
         """Return what is banned for the job's program."""
         return self._bans.get(program_of(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
 
@@ -153,23 +153,23 @@ class FailedPlans:
         self._of_job.pop(job_id, None)
 
     def _profile(self, key: str) -> Profile:
-        return self._known.get(_program_in(key), {}).get(key, Profile())
+        return self._profiles.get(_program_name(key), {}).get(key, Profile())
 
     def _keep(self, key: str, profile: Profile) -> dict[str, Profile]:
-        kept = self._known.setdefault(_program_in(key), {})
+        kept = self._profiles.setdefault(_program_name(key), {})
         kept[key] = profile
-        self._known[_program_in(key)] = self._known.pop(_program_in(key))  # the latest last
-        self._index(_program_in(key))
-        while len(self._known) > _PROGRAMS:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+        self._profiles[_program_name(key)] = self._profiles.pop(_program_name(key))  # the latest last
+        self._index(_program_name(key))
+        while len(self._profiles) > _PROGRAMS:
+            oldest = next(iter(self._profiles))
+            del self._profiles[oldest]
             self._bans.pop(oldest, None)
         return {key: profile}
 
     def _index(self, mark: str) -> None:
         plans: dict[str, set[tuple[str, Plan]]] = {_PLAN: set(), _MEMORY: set()}
         memory, script = [], False
-        for key, profile in self._known[mark].items():
+        for key, profile in self._profiles[mark].items():
             _, kind, _, gpu_type = key.split(":", 3)
             plans.setdefault(kind, set()).update((gpu_type, m.plan) for m in profile.measured)
             script |= kind == _SCRIPT and profile.samples > 0
@@ -179,11 +179,11 @@ class FailedPlans:
         self._bans[mark] = bans
 
 
-def _trains_resized(life: JobLifecycle) -> bool:
+def _is_training_after_resize(life: JobLifecycle) -> bool:
     """Return whether a launcher was heard after a restart at another size than was asked for. A rerun at the former size tells nothing."""
-    if life.ran is None or life.asked is None or life.reruns:
+    if life.ran is None or life.requested_target is None or life.reruns:
         return False
-    return life.launched > 0 and life.ran.shape != life.asked.shape
+    return life.launched_incarnation > 0 and life.ran.shape != life.requested_target.shape
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class FollowUp:
 NOTHING_FOLLOWS = FollowUp()
 
 
-def follow_up(tracked: TrackedJob, event: Reported, failed_plans: FailedPlans) -> FollowUp:
+def follow_up(tracked: TrackedJob, event: ReportsReceived, failed_plans: FailedPlans) -> FollowUp:
     """Take in the latest report of the job's present incarnation: `tracked.lifecycle` then knows what ran and what failed."""
     report, job, before = event.reports[-1], event.job or tracked.job, tracked.lifecycle
     failure = report.failure
@@ -212,12 +212,12 @@ def follow_up(tracked: TrackedJob, event: Reported, failed_plans: FailedPlans) -
     if job.state is not JobState.RUNNING or job.restarts != report.restarts or before.state not in ON_NODES:
         return NOTHING_FOLLOWS  # Slurm has not been seen to start it: the launcher says it again
     run = run_number(report)
-    if tracked.began is None or tracked.began[:2] != run:
-        tracked.began = (*run, report.step)
+    if tracked.first_report is None or tracked.first_report[:2] != run:
+        tracked.first_report = (*run, report.step)
     if failure is not None and failure.plan is not None and fresh:
         return _take_in_plan_failure(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
     ran = Target(job.shape, (), before.plan)
-    if before.ran == ran or report.step - tracked.began[2] < FIRST_STEPS:
+    if before.ran == ran or report.step - tracked.first_report[2] < FIRST_STEPS:
         return NOTHING_FOLLOWS
     tracked.lifecycle = replace(before, ran=ran)
     return FollowUp((Remember(tracked.lifecycle, before.state, "Ran"),))
@@ -249,15 +249,15 @@ def _take_in_plan_failure(
         told = format_plan(failure.next_plan) if failure.next_plan else "its own arguments"
         text = f"{text}: started again in place with {told}"
     elif life.returns < MAX_RETURNS:
-        back = Target(job.shape) if tracked.keeps_size else size_to_fall_back_to(life.ran, plan, job)
+        back = Target(job.shape) if tracked.keeps_size else fallback_target(life.ran, plan, job)
         life = replace(life, returns=life.returns + 1)
-        tracked.blocked = None
+        tracked.blocked_decision = None
         event = PlanFailed(back, f"requeued with {format_size(back.shape, back.plan)}")
     tracked.lifecycle = life
     return FollowUp((Remember(life, life.state, "Failed", (text,)),), profiles, event)
 
 
-def size_to_fall_back_to(ran: Target | None, failed: Plan, job: Job) -> Target:
+def fallback_target(ran: Target | None, failed: Plan, job: Job) -> Target:
     """Return the last size and plan that ran, unless that plan fails like `failed`: else the user's own."""
     if ran is not None and (ran.plan is None or _same(ran.plan) != _same(failed)):
         return ran
@@ -273,5 +273,5 @@ def _same(plan: Plan) -> Plan:
     return replace(plan, global_batch=plan.dp * plan.micro_batch)
 
 
-def _program_in(key: str) -> str:
+def _program_name(key: str) -> str:
     return key.split(":", 3)[2]

@@ -50,14 +50,19 @@ class FaultMonitor:
         if len(job.node_names) > 1:
             for name in set(report.slow_nodes) & set(job.node_names):
                 changed += self.nodes.mark(SLOW, name, job.uid, job.job_id, now_s)
-        elif tracked.began is not None and report.step_s is not None and report.stalled_s is None and job.node_names:
+        elif (
+            tracked.first_report is not None
+            and report.step_s is not None
+            and report.stalled_s is None
+            and job.node_names
+        ):
             run = (
                 _program(job),
                 replace(report.plan, recompute="", recompute_layers=0) if report.plan else None,
                 job.shape,
             )
             step_s = tracked.without_contention(report).step_s or 0.0
-            slow = self.paces.add(run, job.node_names[0], step_s, report.step - tracked.began[2])
+            slow = self.paces.add(run, job.node_names[0], step_s, report.step - tracked.first_report[2])
             if slow:
                 changed += self.nodes.mark(SLOW, job.node_names[0], job.uid, job.job_id, now_s)
             elif slow is False:
@@ -67,7 +72,7 @@ class FaultMonitor:
     def note_lost_nodes(self, tracked: TrackedJob, up: frozenset[str], now_s: float) -> list[Output]:
         """Note the nodes that Slurm took the job off just now because they can't take jobs any more. `up`: the nodes that can."""
         found = tracked.lose_nodes(up, now_s)
-        names = tracked.lost[1] if found and tracked.lost is not None else ()
+        names = tracked.node_loss[1] if found and tracked.node_loss is not None else ()
         return [*found, *_remember_nodes(self.nodes.lose(names, tracked.lifecycle.job_id, now_s))]
 
     def look(self, nodes: Iterable[Node], now_s: float) -> list[Output]:
@@ -101,7 +106,7 @@ class FaultMonitor:
         self, tracked: TrackedJob, job: Job, report: Report, hangs: Hangs, stalled_s: float, now_s: float
     ) -> list[Output | Wanted | Hung]:
         elsewhere = bool(hangs.count) and not set(hangs.nodes) & set(job.node_names)
-        began = tracked.began
+        began = tracked.first_report
         # before its first step the place is that of the checkpoint, whatever the fault
         moved = began is not None and began[0] == job.restarts and report.step > began[2]
         if hangs.count and report.step == hangs.step and (elsewhere or moved):
@@ -142,7 +147,7 @@ class FaultMonitor:
 
     def drains(self, now_s: float, wanted: bool) -> list[Output]:
         """Return the nodes to be drained, if draining is `wanted`."""
-        self.nodes.forget_faded(now_s)
+        self.nodes.forget_weak_records(now_s)
         found: list[RememberNodes | DrainNode] = self.nodes.drains(now_s) if wanted else []
         return [*found]
 
@@ -172,7 +177,7 @@ def is_stall_common(jobs: Iterable[TrackedJob]) -> bool:
 
 def idle_seconds(tracked: TrackedJob, job: Job, now_s: float) -> float | None:
     """Return the seconds for which the running job has done nothing, if it has made no step since its start, else None."""
-    report, began = tracked.report, tracked.began
+    report, began = tracked.report, tracked.first_report
     if tracked.idle is None or tracked.idle[0] != job.restarts or job.state is not JobState.RUNNING:
         return None
     speaks = report is not None and report.restarts == job.restarts
@@ -201,9 +206,9 @@ def _restart_obstacle(tracked: TrackedJob, job: Job) -> str:
 
 def _warn_once(tracked: TrackedJob, job: Job, kind: str, text: str) -> list[Output | Wanted | Hung]:
     """Return a line for the job's story, once for each incarnation."""
-    if tracked.told == (job.restarts, kind):
+    if tracked.last_warning == (job.restarts, kind):
         return []
-    tracked.told = (job.restarts, kind)
+    tracked.last_warning = (job.restarts, kind)
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", (text,))]
 
 

@@ -26,7 +26,7 @@ def decisions_under_way(lives: Mapping[int, JobLifecycle]) -> dict[int, Decision
     return found
 
 
-def as_if_done(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
+def with_changes_done(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:
     """Return the snapshot that `decide` should see while decisions are being carried out.
 
     Each job of `deciding` (`decisions_under_way`) runs on its target nodes with its target shape, and is fixed there; one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synergy_core.errors import one_line
 from synergy_core.records import Profile
 
-from synergyd.control.resize.events import Reported
+from synergyd.control.resize.events import ReportsReceived
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import Remember, TrackedJob
 from synergyd.jobmodel.batch_range import after_loss, may_move
@@ -14,15 +14,17 @@ from synergyd.jobmodel.learning import update_profile
 from synergyd.jobmodel.shared_profiles import SharedProfiles
 
 
-def learn(tracked: TrackedJob, event: Reported, shared: SharedProfiles, sizes: SizeChanges) -> dict[str, Profile]:
+def learn(
+    tracked: TrackedJob, event: ReportsReceived, shared: SharedProfiles, sizes: SizeChanges
+) -> dict[str, Profile]:
     """Return the profiles that changed, by key of the store; `tracked`, `shared` and `sizes` know them from now on."""
-    profile, (step_s, memory) = tracked.profile or Profile(), event.predicted or (None, None)
+    profile, (step_s, memory) = tracked.profile or Profile(), event.prediction or (None, None)
     for report in event.reports:
         profile = update_profile(profile, tracked.without_contention(report), step_s, memory or None, event.shape)
         if tracked.job is not None and may_move(tracked.job.directive):
             tracked.losses = after_loss(tracked.losses, report, profile.noise_scale)
         if tracked.job is not None and tracked.job.directive is not None and tracked.job.directive.comm:
-            tracked.exchanged = after_exchange(tracked.exchanged, report, profile.noise_scale)
+            tracked.exchange_losses = after_exchange(tracked.exchange_losses, report, profile.noise_scale)
     tracked.profile = profile
     learnt = {f"job:{tracked.lifecycle.job_id}": profile}
     if tracked.job is None:
@@ -31,7 +33,7 @@ def learn(tracked: TrackedJob, event: Reported, shared: SharedProfiles, sizes: S
 
 
 def learn_safely(
-    tracked: TrackedJob, event: Reported, shared: SharedProfiles, sizes: SizeChanges
+    tracked: TrackedJob, event: ReportsReceived, shared: SharedProfiles, sizes: SizeChanges
 ) -> tuple[dict[str, Profile], list[Remember]]:
     """Learn as `learn` does.
 

@@ -28,7 +28,7 @@ def with_move_limits(job: Job, moves: Moves, settings: Settings, now_s: float, m
     """
     if job.state is not JobState.RUNNING or job.fixed or job.directive is None or needs_change(job, settings, now_s):
         return job
-    end, most = quiet_until(settings.quiet_hours, minute), settings.max_resizes_per_day
+    end, most = find_quiet_end_minute(settings.quiet_hours, minute), settings.max_resizes_per_day
     if end is not None:
         return replace(job, fixed=f"no running job is resized before {end // 60:02d}:{end % 60:02d} (QuietHours)")
     if most and (again_s := moves.again_s(most, now_s)) > 0:
@@ -46,7 +46,7 @@ def needs_change(job: Job, settings: Settings, now_s: float) -> bool:
     return (job.cut_s is not None and job.cut_s - now_s <= near_s) or bool(job.gives_back)
 
 
-def quiet_until(spans: Iterable[tuple[int, int]], minute: int) -> int | None:
+def find_quiet_end_minute(spans: Iterable[tuple[int, int]], minute: int) -> int | None:
     """Return the minute of the day at which the present quiet hours end, or None outside of them. A span may pass midnight."""
     ends = [end for begin, end in spans if (begin <= minute < end if begin < end else minute >= begin or minute < end)]
     return max(ends, key=lambda end: (end - minute) % 1440, default=None)
@@ -66,7 +66,7 @@ def remaining_move_caps(jobs: Mapping[int, TrackedJob], settings: Settings, now_
         under_way=sum(is_changing(t.lifecycle) for t in jobs.values()),
         writing_gib_s=sum(rates.get(i, settings.max_checkpoint_gibps) for i in writing),
         rates_gib_s=rates,
-        needed=frozenset(i for i, t in jobs.items() if t.job is not None and needs_change(t.job, settings, now_s)),
+        urgent_jobs=frozenset(i for i, t in jobs.items() if t.job is not None and needs_change(t.job, settings, now_s)),
     )
 
 

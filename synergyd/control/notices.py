@@ -27,7 +27,7 @@ DEADLINE = "Deadline"  # the event in the story
 _BACK = (ResizeState.RELEASED, ResizeState.RESIZED, ResizeState.RESTARTING, ResizeState.RETURNING)
 
 
-def notice_of(step: Remember, job: Job | None, now_s: float) -> Notice | None:
+def make_notice(step: Remember, job: Job | None, now_s: float) -> Notice | None:
     """Return the notice of a step that is about to be remembered, or None for most steps. `job`: as it was last seen."""
     life = step.lifecycle
     if step.event == DEADLINE and job is not None and job.directive is not None:

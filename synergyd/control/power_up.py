@@ -28,24 +28,24 @@ class PowerUps:
     """The power-ups of nodes, by node name. `see` is called once an epoch."""
 
     #: when it was first seen to power up, and whether it was seen asleep before
-    _since: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    _first_seen: dict[str, tuple[float, bool]] = field(default_factory=dict)
     _asleep: set[str] = field(default_factory=set)
     _took_s: dict[str, float] = field(default_factory=dict)
     #: when Slurm took the request for it, until it is seen to power up
     _asked_s: dict[str, float] = field(default_factory=dict)
     #: (failed in a row, not taken again before)
-    _failed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _failures: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def see(self, cluster: Cluster, now_s: float) -> Cluster:
         """Return the cluster with what is expected of each node that sleeps.
 
         `wake_s` is the node's ResumeTimeout before; it becomes infinite for a node that failed to power up lately.
         """
-        if not (self._since or self._asleep or any(n.wakeable for n in cluster.nodes)):
+        if not (self._first_seen or self._asleep or any(n.wakeable for n in cluster.nodes)):
             return cluster
         found = tuple(self._see(node, now_s) for node in cluster.nodes)
         self._asleep = {n.name for n in cluster.nodes if n.wakeable and not n.waking}
-        self._since = {name: since for name, since in self._since.items() if name in cluster.by_name}
+        self._first_seen = {name: since for name, since in self._first_seen.items() if name in cluster.by_name}
         self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if name in cluster.by_name}
         return Cluster(found)
 
@@ -66,19 +66,19 @@ class PowerUps:
 
     def set_clock(self, by_s: float) -> None:
         """Shift all times by `by_s` seconds, by which somebody has set the clock."""
-        self._since = {name: (at_s + by_s, whole) for name, (at_s, whole) in self._since.items()}
+        self._first_seen = {name: (at_s + by_s, whole) for name, (at_s, whole) in self._first_seen.items()}
         self._asked_s = {name: at_s + by_s for name, at_s in self._asked_s.items()}
-        self._failed = {name: (count, at_s + by_s) for name, (count, at_s) in self._failed.items()}
+        self._failures = {name: (count, at_s + by_s) for name, (count, at_s) in self._failures.items()}
 
     def _see(self, node: Node, now_s: float) -> Node:
         name = node.name
         if node.waking:
             self._asked_s.pop(name, None)
-            self._since.setdefault(name, (now_s, name in self._asleep))
-        elif name in self._since:
-            since_s, whole = self._since.pop(name)
+            self._first_seen.setdefault(name, (now_s, name in self._asleep))
+        elif name in self._first_seen:
+            since_s, whole = self._first_seen.pop(name)
             if node.up:
-                self._failed.pop(name, None)
+                self._failures.pop(name, None)
                 if whole:
                     self._took_s[name] = max(0.0, now_s - since_s)
             else:  # DOWN after ResumeTimeout, or called off; one that Slurm does not show any more counts as asleep
@@ -89,20 +89,20 @@ class PowerUps:
                 self._fail(name, now_s)
         if not node.wakeable:
             return node
-        if now_s < self._failed.get(name, (0, -math.inf))[1] and not node.waking:
+        if now_s < self._failures.get(name, (0, -math.inf))[1] and not node.waking:
             return replace(node, wake_s=math.inf)
         expected_s = self._took_s.get(name, node.wake_s)
-        began_s = self._since[name][0] if node.waking else self._asked_s.get(name, now_s)
+        began_s = self._first_seen[name][0] if node.waking else self._asked_s.get(name, now_s)
         left_s = max(0.0, expected_s - max(0.0, now_s - began_s))
         # one that was asked for is not asked for again
         return replace(node, waking=node.waking or name in self._asked_s, wake_s=left_s)
 
     def _fail(self, name: str, now_s: float) -> None:
-        count = self._failed.get(name, (0, 0.0))[0] + 1
-        self._failed[name] = count, now_s + AGAIN_S * 2.0 ** min(count - 1, _DOUBLINGS)
+        count = self._failures.get(name, (0, 0.0))[0] + 1
+        self._failures[name] = count, now_s + AGAIN_S * 2.0 ** min(count - 1, _DOUBLINGS)
 
 
-def power_ups_for(decision: Decision, cluster: Cluster) -> list[Wake]:
+def find_power_ups(decision: Decision, cluster: Cluster) -> list[Wake]:
     """Return what has to be powered up before the decision can be carried out: nothing is stopped for it before that."""
     nodes = (cluster.by_name[name] for name in decision.node_names if name in cluster.by_name)
     asleep = tuple(node.name for node in nodes if node.wakeable and not node.waking)

@@ -45,13 +45,13 @@ class QueueHistory:
             "jobs_gone": gone,
             "node_changes": [row for key, row in nodes.items() if self._nodes.get(key) != row],
             "nodes_gone": [key for key in self._nodes if key not in nodes],
-            "points": [report_point(r) for job_id in jobs if (r := reports.get(job_id)) and self._due(r, now_s)],
+            "points": [report_point(r) for job_id in jobs if (r := reports.get(job_id)) and self._is_due(r, now_s)],
         }
         self._jobs, self._nodes = jobs, nodes
         self._points = {job_id: kept for job_id, kept in self._points.items() if job_id in jobs}
         return {key: value for key, value in told.items() if value is not False and value != []}
 
-    def _due(self, report: Report, now_s: float) -> bool:
+    def _is_due(self, report: Report, now_s: float) -> bool:
         first_s, last_s, last = self._points.get(report.job_id, (now_s, now_s, None))
         if last is not None:
             if (last.step, last.restarts) == (report.step, report.restarts):

@@ -40,7 +40,7 @@ class RestartBudgets:
         self.costs = RestartCostModel(self.times.restart_cost_s)
         self.live_costs = RestartCostModel(self.times.restart_cost_s, LIVE_PREFIX)
 
-    def of(self, jobs: Iterable[Job], tracked: Mapping[int, TrackedJob], now_s: float) -> dict[int, RestartBudget]:
+    def compute(self, jobs: Iterable[Job], tracked: Mapping[int, TrackedJob], now_s: float) -> dict[int, RestartBudget]:
         """Return by job id what the next restart of each job would cost, and what those that Synergy chose have taken so far."""
         found = {}
         for job in jobs:
@@ -77,7 +77,11 @@ class RestartBudgets:
     def measure(self, tracked: TrackedJob, report: Report, now_s: float) -> tuple[dict[str, Profile], list[Output]]:
         """Return (what to store, what to tell) if the job has come back from a restart, by its report."""
         life, job = tracked.lifecycle, tracked.job
-        began = tracked.began[2] if tracked.began is not None and tracked.began[0] == report.restarts else report.step
+        began = (
+            tracked.first_report[2]
+            if tracked.first_report is not None and tracked.first_report[0] == report.restarts
+            else report.step
+        )
         account, times = measure(life, report, began, now_s)
         if account is life.restart_history or job is None:
             return {}, []

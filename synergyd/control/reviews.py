@@ -32,11 +32,11 @@ def review_batch(tracked: TrackedJob | None, event: BatchReviewed) -> list[Outpu
     plan = better_batch(job, report, event.cells, noise)
     if plan is not None and _too_soon(tracked, job, report, plan):
         plan = None
-    before, tracked.told_plan = tracked.told_plan, (job.restarts, plan) if plan else None
+    before, tracked.announced_plan = tracked.announced_plan, (job.restarts, plan) if plan else None
     if plan is None:
         return []
     told: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
-    if before != tracked.told_plan:
+    if before != tracked.announced_plan:
         text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
         told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
     return told
@@ -66,7 +66,7 @@ def take_back(tracked: TrackedJob) -> list[Output]:
     if worse is not None and bound == worse.good:
         text = (
             f"global batch {worse.batch} is taken back, and none above {bound} comes again: the loss is {worse.loss:.4g}, where its "
-            f"trend let expect {worse.expected:.4g} at the most"
+            f"trend let expect {worse.expected_loss:.4g} at the most"
         )
     return [Remember(tracked.lifecycle, life.state, "Batch", (text,))]
 
@@ -76,14 +76,14 @@ def take_back_exchange(tracked: TrackedJob) -> list[Output]:
 
     The next epoch has no other plan.
     """
-    life, worse = tracked.lifecycle, tracked.exchanged.worse
+    life, worse = tracked.lifecycle, tracked.exchange_losses.worse
     if worse is None or life.exact_only:
         return []
     tracked.lifecycle = replace(life, exact_only=True)
     how = tracked.plan.exchange if tracked.plan is not None else "less"
     text = (
         f"exchange {how} is taken back, and every gradient is exchanged from its next start on: the loss is {worse.loss:.4g}, where its "
-        f"trend let expect {worse.expected:.4g} at the most"
+        f"trend let expect {worse.expected_loss:.4g} at the most"
     )
     return [Remember(tracked.lifecycle, life.state, "Exchange", (text,))]
 
@@ -93,12 +93,12 @@ def review_health(tracked: TrackedJob, now_s: float) -> list[Output]:
     report, job = tracked.report, tracked.job
     running = tracked.lifecycle.state is ResizeState.RUNNING
     if report is None or job is None or not running or report.restarts != job.restarts:
-        tracked.warned = (0, frozenset())
+        tracked.warning_kinds = (0, frozenset())
         return []
     present = warnings(report, tracked.heard_s, now_s)
-    known = tracked.warned[1] if tracked.warned[0] == job.restarts else frozenset()
+    known = tracked.warning_kinds[1] if tracked.warning_kinds[0] == job.restarts else frozenset()
     fresh = tuple(w.text for w in present if w.kind not in known)
-    tracked.warned = (job.restarts, frozenset(w.kind for w in present))
+    tracked.warning_kinds = (job.restarts, frozenset(w.kind for w in present))
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
 
@@ -132,7 +132,7 @@ def review_loss(tracked: TrackedJob, now_s: float) -> Wanted | None:
             tracked.checkpoints_taken,
             present,
             Target(job.asked),
-            due=True,
+            is_due=True,
         )
     return None
 
@@ -157,11 +157,11 @@ def review_time(tracked: TrackedJob, now_s: float, lead_s: float) -> list[Output
     if life.walltime.can_begin_anew and by_limit and not job.paused:
         present = Target(job.shape, job.node_names, life.plan)
         cause, asked = "its time limit begins anew", Target(job.asked)
-        return [Wanted(present, cause, tracked.checkpoints_taken, present, asked, due=True)]
-    restarts, before_s = tracked.saved
+        return [Wanted(present, cause, tracked.checkpoints_taken, present, asked, is_due=True)]
+    restarts, before_s = tracked.final_checkpoint
     if restarts == job.restarts and due < before_s + lead_s:
         return []
-    tracked.saved = (job.restarts, due)
+    tracked.final_checkpoint = (job.restarts, due)
     end = "its time limit ends it" if by_limit else (job.cut_why or "a reservation takes its nodes")
     over = not by_limit and job.cut_s is not None and job.cut_s <= now_s
     text = f"checkpoint asked for{':' if over else ' before'} {end}"

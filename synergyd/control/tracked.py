@@ -81,7 +81,7 @@ class TrackedJob:
     #: why it is pending, as Slurm said last
     reason: str = ""
     #: nodes that it was refused, as they were then
-    refused_on: dict[str, Node] = field(default_factory=dict)
+    refusing_nodes: dict[str, Node] = field(default_factory=dict)
     #: when a pending job may start by itself, as Slurm said last
     eligible_s: float | None = None
     #: until when its user or an admin has put off its start
@@ -98,7 +98,7 @@ class TrackedJob:
     #: its loss, before and after its latest change to a larger batch
     losses: LossTrend = NO_LOSSES
     #: its loss, before and after its replicas began to exchange less
-    exchanged: LossTrend = NO_LOSSES
+    exchange_losses: LossTrend = NO_LOSSES
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
     #: the launchers of the present incarnation, as they have reported themselves
@@ -110,23 +110,23 @@ class TrackedJob:
     #: seconds in which it might not start: held, put off, or waiting for another job
     kept_s: float = 0.0
     #: a snapshot has shown it to this daemon
-    looked: bool = False
+    is_seen: bool = False
     #: its reports tell how much is left to do; None: there is none so far
-    tells: bool | None = None
+    reports_length: bool | None = None
     #: slowdown by neighbours on shared links, as the latest decisions have it
     slowdown: float = 1.0
     #: the latest epoch's decision, while others still hold its GPUs
-    blocked: Decision | None = None
+    blocked_decision: Decision | None = None
     #: (restarts, the plan that it was told to go on with)
-    told_plan: tuple[int, Plan] | None = None
+    announced_plan: tuple[int, Plan] | None = None
     #: (restarts, kinds of warnings that are in its story)
-    warned: tuple[int, frozenset[str]] = (0, frozenset())
+    warning_kinds: tuple[int, frozenset[str]] = (0, frozenset())
     #: (restarts, when the checkpoint before its end was due that it was asked for)
-    saved: tuple[int, float] = (0, 0.0)
+    final_checkpoint: tuple[int, float] = (0, 0.0)
     #: the incarnation that was kept from starting, with its own size stamped
-    parked: int | None = None
+    parked_incarnation: int | None = None
     #: (restarts, failed runs of that incarnation, step) of the present run's first report
-    began: tuple[int, int, int] | None = None
+    first_report: tuple[int, int, int] | None = None
     #: all plans that it could have have failed for its program, as the last epoch found
     out_of_plans: bool = False
     #: since when it runs on fewer GPUs than it holds, after the loss of a node; None: it does not
@@ -142,17 +142,17 @@ class TrackedJob:
     #: it keeps its size for want of an agent's word alone
     at_asked_size: bool = False
     #: (restarts, what its story says of it last: it hung, or does nothing)
-    told: tuple[int, str] = (0, "")
+    last_warning: tuple[int, str] = (0, "")
     #: as it was seen running last, with all its nodes
-    ran_on: Job | None = None
+    last_running_job: Job | None = None
     #: the same, and the nodes that it has lost since, where Slurm has requeued it for that
-    lost: tuple[Job, tuple[str, ...]] | None = None
+    node_loss: tuple[Job, tuple[str, ...]] | None = None
     #: (restarts, since when epochs come early since it has lost a node)
-    hurried: tuple[int, float] = (-1, 0.0)
+    early_epochs: tuple[int, float] = (-1, 0.0)
     #: when it was last seen suspended; 0: never
     suspended_s: float = 0.0
 
-    def count_time_before(self, now_s: float) -> None:
+    def count_earlier_time(self, now_s: float) -> None:
         """Count the time since its first start, if it was read from a store.
 
         Time that this daemon has seen itself is counted already.
@@ -167,9 +167,9 @@ class TrackedJob:
             return problem
         if state is ResizeState.GONE:
             return "gone, and still tracked"
-        if self.blocked is not None and state in IN_TRANSIT:
+        if self.blocked_decision is not None and state in IN_TRANSIT:
             return "waits for GPUs and is being resized"
-        others = [r for r in (self.blocked, self.job, self.report) if r is not None and r.job_id != job_id]
+        others = [r for r in (self.blocked_decision, self.job, self.report) if r is not None and r.job_id != job_id]
         if others:
             return f"has a {type(others[0]).__name__} of job {others[0].job_id}"
         if self.slowdown < 1.0 or self.attained_gpu_s < 0.0 or self.checkpoints[1] < 0:
@@ -181,7 +181,7 @@ class TrackedJob:
         low = self.job.batch_range if self.job is not None else None
         self.claim = follow_claim(self.claim, report, low[0] if low else None, heard_s)
         if report.step > 0:  # before its first step a program that tells its length has not told it yet
-            self.tells = bool(self.tells) or (report.done is not None and report.total is not None)
+            self.reports_length = bool(self.reports_length) or (report.done is not None and report.total is not None)
         self.report, self.heard_s = report, heard_s
         self.launchers = self.launchers.with_report(report)
         self.count_checkpoints(report.restarts, self.launchers.most_checkpoints_taken)
@@ -244,12 +244,15 @@ class TrackedJob:
         """Remember nodes that Slurm took the job off just now, and that can't take jobs: they are not taken again for a while."""
         life = self.lifecycle
         # its own requeues, and nodes that only do not answer for a moment (slurmctld starts again), are no loss
-        if self.job is None or self.ran_on is None or life.state is not ResizeState.QUEUED:
+        if self.job is None or self.last_running_job is None or life.state is not ResizeState.QUEUED:
             return []
-        if self.job.state not in (JobState.RUNNING, JobState.COMPLETING) or self.ran_on.restarts != self.job.restarts:
+        if (
+            self.job.state not in (JobState.RUNNING, JobState.COMPLETING)
+            or self.last_running_job.restarts != self.job.restarts
+        ):
             return []
-        names = frozenset(self.ran_on.node_names) - up
-        self.lost = (self.ran_on, tuple(sorted(names))) if names else None
+        names = frozenset(self.last_running_job.node_names) - up
+        self.node_loss = (self.last_running_job, tuple(sorted(names))) if names else None
         failures = after_loss(life.failures, names, now_s)
         if failures == life.failures:
             return []
@@ -261,15 +264,15 @@ class TrackedJob:
 
         This holds for HURRY_S, since a node may be only drained. `up`: the nodes that can.
         """
-        job = self.ran_on
+        job = self.last_running_job
         if job is None or self.job is None or self.job.restarts - job.restarts not in (0, 1):
             return False
         waits = self.job.state is not JobState.RUNNING and self.lifecycle.state is ResizeState.QUEUED
         if up.issuperset(job.node_names) or not (waits or self.job.state is JobState.RUNNING):
             return False
-        if self.hurried[0] != job.restarts:
-            self.hurried = job.restarts, now_s
-        return now_s - self.hurried[1] < HURRY_S
+        if self.early_epochs[0] != job.restarts:
+            self.early_epochs = job.restarts, now_s
+        return now_s - self.early_epochs[1] < HURRY_S
 
     def note_postponed_start(self, start_s: float) -> Remember:
         """Remember that Synergy is about to write the start time `start_s`: no user has set it."""
@@ -294,9 +297,9 @@ class TrackedJob:
         life = self.lifecycle
         if not life.refusals:
             return []
-        kept = current_refusals(life.refusals, life.refused, self.refused_on, cluster, now_s)
+        kept = current_refusals(life.refusals, life.refused_starts, self.refusing_nodes, cluster, now_s)
         names = {name for refusal in kept for name in refusal.nodes}
-        self.refused_on = {n: self.refused_on.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}
+        self.refusing_nodes = {n: self.refusing_nodes.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}
         if kept == life.refusals:
             return []
         self.lifecycle = replace(life, refusals=kept)
@@ -316,7 +319,7 @@ class TrackedJob:
     def checkpoint_request(self) -> int:
         """Return the number of the checkpoint request that is awaited, or of the next one; launchers count over the incarnation."""
         life = self.lifecycle
-        return 1 + (life.acks_before if life.state is ResizeState.CHECKPOINTING else self.checkpoints_taken)
+        return 1 + (life.acks_at_request if life.state is ResizeState.CHECKPOINTING else self.checkpoints_taken)
 
     @property
     def checkpoints_taken(self) -> int:

@@ -45,14 +45,14 @@ class Holding:
     #: it is on its way to another plan or size, or has not been measured there: `lost_s` may lack what that takes
     in_transit: bool = False
     #: GPUs that it trains on by the same report; 0: not known
-    trains_on: int = 0
+    training_gpus: int = 0
     #: earlier incarnations have trained
-    trained_before: bool = False
+    has_trained_before: bool = False
     #: relative goodput of what it runs with, and its relative error (one sigma); None: not known
     relative: float | None = None
     sigma: float = 0.0
     #: its last restart was Synergy's choice
-    chosen: bool = False
+    is_synergys_restart: bool = False
     #: for how long the checkpoint before its present restart held it up
     checkpoint_s: float = 0.0
     #: names of its nodes
@@ -60,7 +60,7 @@ class Holding:
     #: goodput by its last report; None: not known
     goodput: float | None = None
     #: (GPUs, relative goodput) that have just been decided for it in place of what it has
-    decided: tuple[int, float] | None = None
+    decided_change: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class _Change:
 
     relative: float | None
     goodput: float | None
-    decided: tuple[int, float] | None = None
+    decided_change: tuple[int, float] | None = None
 
     def ratio(self, gpus: int) -> float:
         """Return the predicted goodput of a run on so many GPUs over that of the run before, or 0 if it is not known."""
-        if self.decided is None or self.decided[0] != gpus or not self.relative:
+        if self.decided_change is None or self.decided_change[0] != gpus or not self.relative:
             return 0.0
-        return self.decided[1] / self.relative
+        return self.decided_change[1] / self.relative
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Open:
     """A part that goes on.
 
     `run_s`: start of its incarnation, None if that was read from a store. `counted_s`: until when its training has been counted.
-    `order`, `lost_s`, `trains_on`: as in Holding, before the change that is under way.
+    `order`, `lost_s`, `training_gpus`: as in Holding, before the change that is under way.
     """
 
     part: Usage
@@ -91,14 +91,14 @@ class _Open:
     run_s: float | None = None
     order: int | None = None
     lost_s: float | None = None
-    trains_on: int = 0
+    training_gpus: int = 0
     training_s: float | None = None
     counted_s: float | None = None
     relative: float | None = None
     sigma: float = 0.0
     goodput: float | None = None
-    decided: tuple[int, float] | None = None
-    before: Usage | None = None  # the part before it, of the same run
+    decided_change: tuple[int, float] | None = None
+    previous_part: Usage | None = None  # the part before it, of the same run
     seen_s: float = 0.0
     written_s: float = 0.0
 
@@ -112,9 +112,11 @@ class UsageLedger:
 
     midnight: Callable[[float], float]
     _open: dict[int, _Open] = field(default_factory=dict)
-    _ended: dict[int, float] = field(default_factory=dict)  # starts of runs that are over, while they are shown still
+    _ended_starts: dict[int, float] = field(
+        default_factory=dict
+    )  # starts of runs that are over, while they are shown still
     _restarting: dict[int, _Change] = field(default_factory=dict)  # jobs on their way to their next run
-    _changed: dict[tuple[int, float], Usage] = field(default_factory=dict)
+    _changed_parts: dict[tuple[int, float], Usage] = field(default_factory=dict)
 
     def restore(self, parts: Iterable[Usage]) -> None:
         """Restore the parts that were open when they were last stored."""
@@ -128,38 +130,43 @@ class UsageLedger:
             self._follow(job, now_s)
         for job_id in [i for i in self._open if i not in here]:
             # somewhere between two looks; Slurm's accounting, where there is any, knows better
-            self._end(job_id, _between(self._open[job_id].seen_s, now_s))
-        self._ended = {i: s for i, s in self._ended.items() if i in here}
+            self._end(job_id, _estimate_end_s(self._open[job_id].seen_s, now_s))
+        self._ended_starts = {i: s for i, s in self._ended_starts.items() if i in here}
         self._restarting = {i: change for i, change in self._restarting.items() if i in here}
 
     def pending(self) -> list[Usage]:
         """Return the parts that are to be stored."""
-        return list(self._changed.values())
+        return list(self._changed_parts.values())
 
-    def note_stored(self, parts: Iterable[Usage]) -> None:
+    def mark_stored(self, parts: Iterable[Usage]) -> None:
         """Note that these parts have been stored."""
         for part in parts:
-            if self._changed.get((part.job_id, part.from_s)) is part:
-                del self._changed[part.job_id, part.from_s]
+            if self._changed_parts.get((part.job_id, part.from_s)) is part:
+                del self._changed_parts[part.job_id, part.from_s]
 
     def _follow(self, job: Holding, now_s: float) -> None:
         now = self._open.get(job.job_id)
         # Slurm says whole seconds, and may begin a run in the second in which it looks
         start_s = None if job.start_s is None or job.start_s > now_s + 1 else job.start_s
         if now is not None and (start_s is None or not _is_same_run(now, start_s)):
-            self._restarting[job.job_id] = _Change(now.relative, now.goodput, now.decided)
+            self._restarting[job.job_id] = _Change(now.relative, now.goodput, now.decided_change)
             self._end(job.job_id, _over_s(now, job, start_s, now_s), job.checkpoint_s, "REQUEUED")
             now = None
-        if now is None and job.decided is not None and (change := self._restarting.get(job.job_id)) is not None:
-            self._restarting[job.job_id] = replace(change, decided=job.decided)
-        if start_s is None or job.gpus < 1 or start_s < now_s - OLDEST_S or self._ended.get(job.job_id) == start_s:
+        if now is None and job.decided_change is not None and (change := self._restarting.get(job.job_id)) is not None:
+            self._restarting[job.job_id] = replace(change, decided_change=job.decided_change)
+        if (
+            start_s is None
+            or job.gpus < 1
+            or start_s < now_s - OLDEST_S
+            or self._ended_starts.get(job.job_id) == start_s
+        ):
             return
         if now is None:
             now = self._begin(job, start_s, now_s)
         elif now.restarts < 0:
             now.restarts = job.restarts
         now.run_s = start_s
-        now.decided = job.decided or now.decided
+        now.decided_change = job.decided_change or now.decided_change
         until_s = min(now_s, job.ended_s or now_s)
         self._follow_changes(now, job, until_s)
         if job.nodes and job.nodes != now.part.nodes:
@@ -167,7 +174,7 @@ class UsageLedger:
         self._train(now, job, until_s)
         if job.ended_s is not None:
             self._end(job.job_id, job.ended_s)
-            self._ended[job.job_id] = start_s
+            self._ended_starts[job.job_id] = start_s
 
     def _begin(self, job: Holding, start_s: float, now_s: float) -> _Open:
         waited_s, change = max(0.0, start_s - job.submit_s), self._restarting.pop(job.job_id, None)
@@ -175,7 +182,7 @@ class UsageLedger:
             job_id=job.job_id, user=job.user, account=job.account, start_s=start_s, from_s=start_s, to_s=start_s, is_open=True,
             gpus=job.gpus, asked_gpus=job.asked_gpus, nodes=job.nodes, waited_s=waited_s, of_job=job.of_job,
         )  # fmt: skip
-        if job.chosen and job.restarts:
+        if job.is_synergys_restart and job.restarts:
             part = replace(
                 part,
                 stopped_s=waited_s,
@@ -189,15 +196,17 @@ class UsageLedger:
     def _follow_changes(self, now: _Open, job: Holding, until_s: float) -> None:
         """Cut the part of a run that trains with another plan or on other GPUs since the last look, or holds others."""
         ordered = now.order is not None and job.order is not None and job.order > now.order
-        other = bool(now.trains_on and job.trains_on) and now.trains_on != job.trains_on  # a node was lost
+        other = (
+            bool(now.training_gpus and job.training_gpus) and now.training_gpus != job.training_gpus
+        )  # a node was lost
         if job.training_s is not None and (ordered or other):
             self._change(now, job, until_s, ordered)
         now.order = now.order if job.order is None else job.order
-        now.trains_on = job.trains_on or now.trains_on
+        now.training_gpus = job.training_gpus or now.training_gpus
         if now.lost_s is None or not job.in_transit:
             now.lost_s = job.lost_s
         if job.ended_s is None and job.gpus != now.part.gpus:
-            at_s = max(now.part.from_s, _between(now.seen_s, until_s))
+            at_s = max(now.part.from_s, _estimate_end_s(now.seen_s, until_s))
             self._count_until(now, at_s, job)
             began_s = now.part.start_s if now.part.changed_s is None else now.part.changed_s
             now.part = replace(now.part, state=RESIZING)
@@ -209,7 +218,7 @@ class UsageLedger:
         assert job.training_s is not None
         # what is counted already was before the change: its first report took its time to come
         at_s = min(until_s, max(job.training_s, now.seen_s, now.part.from_s))
-        ratio = _Change(now.relative, now.goodput, now.decided).ratio(job.trains_on)
+        ratio = _Change(now.relative, now.goodput, now.decided_change).ratio(job.training_gpus)
         lost_s = max(0.0, job.lost_s - (now.lost_s or 0.0)) if ordered else 0.0
         self._count_until(now, at_s, job)
         self._cut(now, at_s, lost_s)
@@ -220,8 +229,10 @@ class UsageLedger:
             predicted_ratio=ratio if ordered else None,
             before_goodput=now.goodput if ordered else None,
         )
-        now.relative = now.decided[1] if now.decided is not None and ratio else None  # until the next decision
-        now.goodput, now.decided = None, None
+        now.relative = (
+            now.decided_change[1] if now.decided_change is not None and ratio else None
+        )  # until the next decision
+        now.goodput, now.decided_change = None, None
 
     def _count_until(self, now: _Open, until_s: float, job: Holding) -> None:
         """Count what passed since the last look, cut at each midnight."""
@@ -232,10 +243,10 @@ class UsageLedger:
 
     def _cut(self, now: _Open, at_s: float, lost_s: float = 0.0) -> None:
         """End the part, whose last `lost_s` seconds were no training, and begin another one of the same run."""
-        part, before = replace(now.part, is_open=False), now.before
+        part, before = replace(now.part, is_open=False), now.previous_part
         if before is not None and lost_s > part.trained_s:  # its GPUs or the day have changed meanwhile
-            self._changed[before.job_id, before.from_s] = _less_training(before, lost_s - part.trained_s)
-        self._changed[part.job_id, part.from_s] = now.before = _less_training(part, lost_s)
+            self._changed_parts[before.job_id, before.from_s] = _less_training(before, lost_s - part.trained_s)
+        self._changed_parts[part.job_id, part.from_s] = now.previous_part = _less_training(part, lost_s)
         now.part = replace(
             without_training(now.part), from_s=at_s, to_s=at_s, stopped_s=0.0, waited_s=0.0, checkpoint_s=0.0
         )  # fmt: skip
@@ -252,12 +263,12 @@ class UsageLedger:
         self._count_until(now, until_s, job)
         now.seen_s = until_s
         if until_s - now.written_s >= WRITE_S:
-            self._changed[now.part.job_id, now.part.from_s] = now.part
+            self._changed_parts[now.part.job_id, now.part.from_s] = now.part
             now.written_s = until_s
 
     def _count(self, now: _Open, until_s: float, job: Holding) -> None:
         part = replace(now.part, to_s=max(until_s, now.part.from_s))
-        if now.restarts > 0 and (now.training_s is not None or job.trained_before):
+        if now.restarts > 0 and (now.training_s is not None or job.has_trained_before):
             begun_s = min(until_s, now.training_s if now.training_s is not None else until_s)
             part = replace(part, restart_s=max(0.0, begun_s - part.from_s))
         if now.training_s is not None and now.relative is not None and now.counted_s is not None:
@@ -281,7 +292,7 @@ class UsageLedger:
             self._count(now, to_s, _NOBODY)
             part = now.part
         part = replace(with_end_time(part, to_s), state=state)
-        self._changed[job_id, part.from_s] = _less_training(part, checkpoint_s)
+        self._changed_parts[job_id, part.from_s] = _less_training(part, checkpoint_s)
 
 
 def _is_same_run(now: _Open, start_s: float) -> bool:
@@ -304,10 +315,10 @@ def _over_s(now: _Open, job: Holding, start_s: float | None, now_s: float) -> fl
     if start_s is not None and start_s > now.part.start_s and now.restarts in (-1, job.restarts):
         # the same run: once its nodes are powered up Slurm has it begin anew, in the accounts too
         return now.part.from_s
-    return _between(now.seen_s, now_s)
+    return _estimate_end_s(now.seen_s, now_s)
 
 
-def _between(seen_s: float, now_s: float) -> float:
+def _estimate_end_s(seen_s: float, now_s: float) -> float:
     """Return when a run ended that was there at `seen_s` and is not now. After a long time without a look the end is not known."""
     return min((seen_s + now_s) / 2, seen_s + WRITE_S)
 

@@ -55,7 +55,7 @@ def park_if_waiting(tracked: TrackedJob, job: Job, now_s: float, park_s: float, 
         or (tracked.eligible_s is not None and tracked.eligible_s >= soon_s)
     ):
         return []
-    again = tracked.parked == job.restarts
+    again = tracked.parked_incarnation == job.restarts
     grant = tracked.lifecycle.walltime.grant
     return [
         tracked.note_postponed_start(now_s + park_s),
@@ -76,14 +76,14 @@ def is_held_back(tracked: TrackedJob, now_s: float) -> bool:
     return job.held or put_off or job.directive is None or job.reason.startswith("Dependency")
 
 
-def count_kept(tracked: TrackedJob, passed_s: float, now_s: float) -> None:
+def count_held_back_time(tracked: TrackedJob, passed_s: float, now_s: float) -> None:
     """Count the seconds since the last look in which the job was held back.
 
     One that has never started, and is held back as this daemon sees it first, was so before.
     """
     kept = is_held_back(tracked, now_s)
-    if kept and not tracked.looked and tracked.job is not None and not tracked.job.restarts:
+    if kept and not tracked.is_seen and tracked.job is not None and not tracked.job.restarts:
         tracked.kept_s = max(0.0, now_s - tracked.lifecycle.submit_s)
     elif kept:
         tracked.kept_s += max(0.0, passed_s)
-    tracked.looked = tracked.job is not None
+    tracked.is_seen = tracked.job is not None

@@ -47,7 +47,7 @@ class JobUse:
     qos: str
     #: the shape it holds if Slurm counts it, else None
     holds: Shape | None
-    asked: Shape
+    requested_shape: Shape
     cpus_per_node: float
     cpus_per_gpu: float = 0.0
     memory_per_node: float = 0.0
@@ -57,14 +57,21 @@ class JobUse:
     left_min: float | None = None
 
     @property
-    def alike(self) -> Hashable:
+    def limit_key(self) -> Hashable:
         """Return everything but the job's id."""
         whose = self.account, self.user, self.uid, self.partition, self.qos
-        size = self.holds, self.asked, self.cpus_per_node, self.cpus_per_gpu, self.memory_per_node, self.memory_per_gpu
+        size = (
+            self.holds,
+            self.requested_shape,
+            self.cpus_per_node,
+            self.cpus_per_gpu,
+            self.memory_per_node,
+            self.memory_per_gpu,
+        )
         return *whose, *size, self.limit_min, self.left_min
 
 
-def use_of(
+def describe_use(
     row: JobRow,
     known: SubmittedJob,
     gpu_type_of_node: Mapping[str, str],
@@ -88,7 +95,7 @@ def use_of(
         partition=row.partition,
         qos=row.qos,
         holds=shape_of(row, gpu_type_of_node) if using else None,
-        asked=known.asked,
+        requested_shape=known.requested_shape,
         # if a job asks by GPU, the CPUs of a node are those of the size that it had when it was first seen
         cpus_per_node=1.0 if per_gpu else row.num_cpus / nodes if using else float(known.cpus_per_node),
         cpus_per_gpu=per_gpu,
@@ -100,7 +107,7 @@ def use_of(
 
 
 class _Bound(NamedTuple):
-    """One limit on one job. `used`: by everything that Slurm counts; `own`: of this job alone."""
+    """One limit on one job. `used_amount`: by everything that Slurm counts; `is_per_job`: of this job alone."""
 
     kind: str
     name: str
@@ -108,9 +115,9 @@ class _Bound(NamedTuple):
     tres: str
     unit: str
     limit: float
-    used: float
+    used_amount: float
     rate: Rate
-    own: bool = False
+    is_per_job: bool = False
     at_least: bool = False
     #: what this job has of `used`; None: by `rate`
     holds: float | None = None
@@ -142,39 +149,42 @@ class Accounting:
         fair_shares: dict[int, float] = {}
         kinds: dict[Hashable, _Alike] = {}
         for use in uses:
-            key = use.alike
+            key = use.limit_key
             if key not in kinds:
-                kinds[key] = self._alike(use, max(whole.values(), default=0))
+                kinds[key] = self._common_limits(use, max(whole.values(), default=0))
             kind = kinds[key]
             if kind.fair_share is not None:
                 fair_shares[use.job_id] = kind.fair_share
-            if kind.stuck:
-                stuck[use.job_id] = kind.stuck
-            for name, bound in kind.shared:
+            if kind.restart_obstacle:
+                stuck[use.job_id] = kind.restart_obstacle
+            for name, bound in kind.shared_limits:
                 shared.setdefault(name, _Shared(bound)).add(bound, use)
-            if kind.own:
-                own[use.job_id] = kind.own
+            if kind.job_limits:
+                own[use.job_id] = kind.job_limits
         return SlurmLimits(
-            shared=tuple(limit.build() for limit in shared.values()), own=own, stuck=stuck, fair_shares=fair_shares
+            shared_limits=tuple(limit.build() for limit in shared.values()),
+            job_limits=own,
+            restart_obstacles=stuck,
+            fair_shares=fair_shares,
         )
 
-    def _alike(self, use: JobUse, whole: int) -> _Alike:
+    def _common_limits(self, use: JobUse, whole: int) -> _Alike:
         leaf = self.associations.of(use.account, use.user, use.partition)
         fair_share = None if leaf is None else leaf.fair_share
         if not self.rules.limits:
             return _Alike(fair_share=fair_share)
         bounds = list(self._bounds(use, leaf, whole))
-        shared = [((b.kind, b.name, b.slurm, b.tres), b) for b in bounds if not b.own]
+        shared = [((b.kind, b.name, b.slurm, b.tres), b) for b in bounds if not b.is_per_job]
         stuck = ""
         if use.holds is not None:
             if leaf is None:
                 stuck = f"Slurm has no association of {use.user} with account {use.account} any more"
-            over = next((b for _, b in shared if b.used > b.limit), None)
+            over = next((b for _, b in shared if b.used_amount > b.limit), None)
             if over is not None:
-                more = f"{over.kind} {over.name} has {over.used:g} {over.unit} and may have {over.limit:g}"
+                more = f"{over.kind} {over.name} has {over.used_amount:g} {over.unit} and may have {over.limit:g}"
                 stuck = f"{more} ({over.slurm}), so after a restart it would wait"
-        own = tuple(_own_limit(b) for b in bounds if b.own)
-        return _Alike(fair_share=fair_share, stuck=stuck, shared=shared, own=own)
+        own = tuple(_own_limit(b) for b in bounds if b.is_per_job)
+        return _Alike(fair_share=fair_share, restart_obstacle=stuck, shared_limits=shared, job_limits=own)
 
     def _bounds(self, use: JobUse, leaf: Association | None, whole: int) -> Iterator[_Bound]:
         """Yield every limit on one job. Where a QOS sets one, those of associations do not count (Slurm: acct_policy.c)."""
@@ -204,24 +214,26 @@ class Accounting:
         for source, _, usage in _in_force(quality, last, lambda of: {"": Usage(of.job_wall_min)}):
             if use.limit_min is not None and usage.limit is not None:
                 rate = Rate(per_job=use.limit_min, per_gpu=0.0)
-                yield _Bound(source.kind, source.name, "MaxWall", "", "minutes", usage.limit, 0.0, rate, own=True)
+                yield _Bound(
+                    source.kind, source.name, "MaxWall", "", "minutes", usage.limit, 0.0, rate, is_per_job=True
+                )
 
     def _qos(self, use: JobUse) -> list[Qos]:
         """Return the QOS that bind the job, in the order of their precedence."""
         of_partition = self.rules.partition_qos.get(use.partition.split(",")[0], "")
         names = [of_partition, use.qos]
-        if self._rules_of(use.qos).over_partition:
+        if self._qos_rules(use.qos).over_partition:
             names.reverse()
         return [self.associations.qos[name] for name in dict.fromkeys(names) if name in self.associations.qos]
 
-    def _rules_of(self, name: str) -> QosRules:
+    def _qos_rules(self, name: str) -> QosRules:
         return self.rules.qos.get(name, QosRules())
 
     def _holders(self, use: JobUse, leaf: Association | None, rates: _Rates) -> Iterator[_Bound]:
         """Yield the limits on one user's and one account's jobs in a QOS, and MaxJobs of the association where no QOS sets it."""
         taken: set[tuple[str, str]] = set()
         for qos in self._qos(use):
-            rules = self._rules_of(qos.name)
+            rules = self._qos_rules(qos.name)
             user = _holder(qos.users.get(use.uid), rules.user)
             account = _holder(qos.accounts.get(use.account), rules.account)
             for kind, name, what, holder in (
@@ -251,15 +263,15 @@ class Accounting:
             yield from rates.minutes(source, "GrpTRESMins", tres, usage)
             return
         for bound in rates.minutes(source, "GrpTRESMins", tres, usage, own=True):
-            asked, left = rates.use.asked, bound.limit - bound.used
-            enough = bound.rate.of(asked.gpu_type, asked.nodes, asked.gpus_per_node) if left > 0 else 0.0
-            yield bound._replace(limit=max(left, enough, 0.0), used=0.0)
+            asked, left = rates.use.requested_shape, bound.limit - bound.used_amount
+            enough = bound.rate.count_use(asked.gpu_type, asked.nodes, asked.gpus_per_node) if left > 0 else 0.0
+            yield bound._replace(limit=max(left, enough, 0.0), used_amount=0.0)
 
     def _wall(self, use: JobUse, source: _Source, usage: Usage) -> Iterator[_Bound]:
         if usage.limit is None or use.limit_min is None or (usage.used < usage.limit and not self.rules.safe):
             return
         rate, left = Rate(per_job=use.limit_min, per_gpu=0.0), max(0.0, usage.limit - usage.used)
-        yield _Bound(source.kind, source.name, "GrpWall", "", "minutes", left, 0.0, rate, own=True)
+        yield _Bound(source.kind, source.name, "GrpWall", "", "minutes", left, 0.0, rate, is_per_job=True)
 
 
 class _Rates:
@@ -269,13 +281,13 @@ class _Rates:
         self.use = use
         self._rates = {
             "cpu": Rate(0.0, use.cpus_per_node, use.cpus_per_gpu),
-            "node": Rate(0.0, 1.0, 0.0, whole=whole),
+            "node": Rate(0.0, 1.0, 0.0, whole_node_gpus=whole),
             "gres/gpu": GPUS,
         }
         if use.memory_per_node or use.memory_per_gpu:
             self._rates["mem"] = Rate(0.0, use.memory_per_node, use.memory_per_gpu)
 
-    def of(self, tres: str) -> Rate | None:
+    def rate_for(self, tres: str) -> Rate | None:
         """Return the rate of a TRES, or None if it does not depend on a job's GPUs as far as is known: Slurm looks after it."""
         if tres.startswith("gres/gpu:"):
             return GPUS._replace(gpu_type=tres.removeprefix("gres/gpu:"))
@@ -285,21 +297,21 @@ class _Rates:
         self, source: _Source, slurm: str, tres: str, usage: Usage, *, own: bool = False, at_least: bool = False,
         one_node: bool = False,
     ) -> Iterator[_Bound]:  # fmt: skip
-        rate = self.of(tres)
+        rate = self.rate_for(tres)
         if rate is not None and usage.limit is not None:
-            rate = rate._replace(one_node=one_node, whole=0 if own else rate.whole)
+            rate = rate._replace(one_node=one_node, whole_node_gpus=0 if own else rate.whole_node_gpus)
             unit = _unit(tres)
             yield _Bound(source.kind, source.name, slurm, tres, unit, usage.limit, usage.used, rate, own, at_least)
 
     def minutes(self, source: _Source, slurm: str, tres: str, usage: Usage, *, own: bool = False) -> Iterator[_Bound]:
         """Yield the limit on the minutes of the job's time limit, or nothing for a job without one."""
-        rate, use = self.of(tres), self.use
+        rate, use = self.rate_for(tres), self.use
         if rate is None or usage.limit is None or use.limit_min is None:
             return
         holds = None
         if use.holds is not None:
             left = use.limit_min if use.left_min is None else use.left_min
-            holds = left * rate.of(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
+            holds = left * rate.count_use(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
         unit = f"minutes of {_unit(tres)}"
         rate = rate.times(use.limit_min)
         yield _Bound(source.kind, source.name, slurm, tres, unit, usage.limit, usage.used, rate, own, holds=holds)
@@ -310,9 +322,9 @@ class _Alike:
     """The limits that are the same for all jobs that limits do not tell apart."""
 
     fair_share: float | None
-    stuck: str = ""
-    shared: Sequence[tuple[tuple[str, ...], _Bound]] = ()
-    own: tuple[UsageLimit, ...] = ()
+    restart_obstacle: str = ""
+    shared_limits: Sequence[tuple[tuple[str, ...], _Bound]] = ()
+    job_limits: tuple[UsageLimit, ...] = ()
 
 
 class _Shared:
@@ -325,17 +337,19 @@ class _Shared:
     def add(self, bound: _Bound, use: JobUse) -> None:
         self._rates[use.job_id] = bound.rate
         if use.holds is not None:
-            by_rate = bound.rate.of(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
+            by_rate = bound.rate.count_use(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
             self._held += by_rate if bound.holds is None else bound.holds
 
     def build(self) -> UsageLimit:
         b = self._bound
-        most = max(0.0, b.limit - max(0.0, b.used - self._held))
+        most = max(0.0, b.limit - max(0.0, b.used_amount - self._held))
         return UsageLimit(b.kind, b.name, most, b.limit, unit=b.unit, slurm=b.slurm, rates=self._rates)
 
 
 def _own_limit(b: _Bound) -> UsageLimit:
-    return UsageLimit(b.kind, b.name, b.limit, b.limit, unit=b.unit, slurm=b.slurm, at_least=b.at_least, own=b.rate)
+    return UsageLimit(
+        b.kind, b.name, b.limit, b.limit, unit=b.unit, slurm=b.slurm, at_least=b.at_least, job_rate=b.rate
+    )
 
 
 def _in_force(

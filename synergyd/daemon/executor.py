@@ -9,10 +9,10 @@ from pathlib import Path
 
 from synergy_core.records import Job, Plan
 from synergy_core.wire.codec import encode
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
-from synergyd.control.notices import notice_of
-from synergyd.control.resize.events import Answered, Refused
+from synergyd.control.notices import make_notice
+from synergyd.control.resize.events import InstructionAnswered, Refused
 from synergyd.control.resize.instructions import AskCheckpoint, JoinNodes, Park, Restart, Split, Update
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.state.node_health import DrainNode, RememberNodes
@@ -40,22 +40,24 @@ class Executor:
     actuator: Actuator
     state_dir: Path
     clock: Callable[[], float]
-    beyond: Callable[[Update], str] = lambda _: ""  # which of Slurm's limits such a write would lift, "" for none
+    find_lifted_limit: Callable[[Update], str] = lambda _: (
+        ""
+    )  # which of Slurm's limits such a write would lift, "" for none
     job: Callable[[int], Job | None] = lambda _: None  # as it was seen last
     notifies: bool = False  # somebody is told of what happens to jobs
-    batches: dict[tuple[int, int], Told] = field(default_factory=dict)
-    orders: dict[tuple[int, int], Told] = field(default_factory=dict)
-    requests: dict[tuple[int, int], Told] = field(default_factory=dict)
-    _again: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
+    batches: dict[tuple[int, int], ReportAnswer] = field(default_factory=dict)
+    orders: dict[tuple[int, int], ReportAnswer] = field(default_factory=dict)
+    requests: dict[tuple[int, int], ReportAnswer] = field(default_factory=dict)
+    _to_park: dict[float, list[int]] = field(default_factory=dict)  # to be put off once more, by seconds
     _grace_ended: set[int] = field(default_factory=set)  # jobs of the last epoch
     _parked: set[int] = field(default_factory=set)  # array tasks that wait for others, and bear our stamp
     _problem: str = ""  # with keeping jobs from starting: told once, not for every job at every epoch
 
     def begin(self) -> None:
         """Discard what an earlier epoch left undone: a new epoch's outputs follow."""
-        self.batches, self._again = {}, {}
+        self.batches, self._to_park = {}, {}
 
-    def do(self, output: Output) -> Answered | None:
+    def do(self, output: Output) -> InstructionAnswered | None:
         """Carry out `output`.
 
         Return the answer to an instruction, or None if there is none. Raises DeniedError if this daemon may not write
@@ -69,9 +71,9 @@ class Executor:
                     self.store.put_reports([StoredReport(report, heard_s)])
                 self.store.put_profiles(profiles, heard_s)
             case TellBatch(job_id=job_id, restarts=restarts, plan=plan):
-                self.batches[job_id, restarts] = Told(plan)
+                self.batches[job_id, restarts] = ReportAnswer(plan)
             case ParkAgain(job_id=job_id, park_s=park_s):
-                self._again.setdefault(park_s, []).append(job_id)
+                self._to_park.setdefault(park_s, []).append(job_id)
             case RememberNodes(records=records):
                 now_s = self.clock()
                 self.store.put_nodes([StoredNode(r.name, encode(r), now_s) for r in records])
@@ -79,22 +81,24 @@ class Executor:
                 self._drain(output)
             case _:
                 self.store.flush()  # what is intended is stored before it is done
-                lifts = self.beyond(output) if isinstance(output, Update) else ""
+                lifts = self.find_lifted_limit(output) if isinstance(output, Update) else ""
                 # other jobs of the account may be on their way out: ask a few times more, then decide anew
                 answer = Refused(output, lifts, transient=False) if lifts else self.actuator.carry_out(output)
                 if isinstance(output, AskCheckpoint) and not isinstance(answer, Refused):
-                    number = self.actuator.request_of(output.job_id)
+                    number = self.actuator.checkpoint_request(output.job_id)
                     if number:  # it counts as asked when its launcher says that it has heard
-                        self.requests[output.job_id, output.restarts] = Told(Plan(), request=number)
+                        self.requests[output.job_id, output.restarts] = ReportAnswer(Plan(), request=number)
                         return None
                 if isinstance(output, Restart) and not isinstance(answer, Refused):
-                    self.orders[output.job_id, output.restarts] = Told(output.plan, output.number, nodes=output.nodes)
+                    self.orders[output.job_id, output.restarts] = ReportAnswer(
+                        output.plan, output.number, nodes=output.nodes
+                    )
                 if isinstance(output, JoinNodes) and not isinstance(answer, Refused):
-                    told = Told(output.plan, output.number, nodes=output.nodes, joins=True)
+                    told = ReportAnswer(output.plan, output.number, nodes=output.nodes, joins=True)
                     self.orders[output.job_id, output.restarts] = told
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
-                return Answered(answer)
+                return InstructionAnswered(answer)
         return None
 
     def keep_forms(
@@ -114,7 +118,7 @@ class Executor:
                 self._parked |= set() if isinstance(answer, Refused) else {job_id}
             elif (eligible_s := rows[job_id].eligible_s) is None or eligible_s < soon_s:
                 note_postponed_start(job_id)
-                self._again.setdefault(park_s, []).append(job_id)
+                self._to_park.setdefault(park_s, []).append(job_id)
         for job_id, task in forms.split:
             answer = self.actuator.carry_out(Split(job_id, task, park_s))
             if isinstance(answer, Refused):
@@ -136,11 +140,11 @@ class Executor:
             except SlurmError as problem:  # tried again at the next epoch
                 log.warning("job %d: its MailType could not be restored: %s", job_id, problem)
 
-    def park_again(self) -> None:
+    def renew_parking(self) -> None:
         """Postpone again the jobs that were parked before, in one call for all with the same `park_s`."""
-        again, self._again = self._again, {}
+        again, self._to_park = self._to_park, {}
         for park_s, job_ids in again.items():
-            self._tell(job_ids[0], self.actuator.park_again(job_ids, park_s))
+            self._tell(job_ids[0], self.actuator.renew_parking(job_ids, park_s))
 
     def _remember(self, step: Remember) -> None:
         lifecycle, now_s = step.lifecycle, self.clock()
@@ -152,7 +156,7 @@ class Executor:
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
         self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])
-        if self.notifies and (notice := notice_of(step, self.job(job_id), now_s)) is not None:
+        if self.notifies and (notice := make_notice(step, self.job(job_id), now_s)) is not None:
             self.store.put_notices([notice])
         if lifecycle.state is ResizeState.GONE:
             self.store.delete_lifecycles([job_id])

@@ -71,7 +71,7 @@ class Forecast:
         self._settings = settings
         self._predictor = read_profile(settings.profile) if settings.profile else None
         self._advisor = BatchAdvisor(self._own_fault)
-        self._cache = CellCache(self._figures_of, advisor=self._advisor)
+        self._cache = CellCache(self._gpu_figures, advisor=self._advisor)
         self._models = user_models.UserModels()
         self._faults: set[tuple[int, str]] = set()  # logged, by job
 
@@ -84,10 +84,10 @@ class Forecast:
         """Learn the prior of each user's jobs that are not measured yet from what that user's `programs` have measured."""
         self._cache.learn_prior(programs, cluster)
 
-    def fit_changed(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
+    def fit_changed_jobs(self, jobs: Iterable[Job], profiles: Mapping[int, Profile], cluster: Cluster) -> None:
         """Fit together the changed jobs among `jobs` whose model is not known: their Cells are about to be asked for."""
         try:
-            self._cache.fit_changed(jobs, profiles, cluster, _names_model)
+            self._cache.fit_changed_jobs(jobs, profiles, cluster, _names_model)
         except Exception:  # each is fitted by itself then, where a fault costs that job alone
             log.exception("plain jobs' models could not be fitted together")
 
@@ -144,7 +144,7 @@ class Forecast:
             self._faults.add((job_id, text))
         return text
 
-    def _figures_of(self, gpu_type: str) -> GpuFigures:
+    def _gpu_figures(self, gpu_type: str) -> GpuFigures:
         own = self._settings.gpu_figures
         return self._predictor.figures(gpu_type, overrides=own) if self._predictor else figures(gpu_type, own)
 
@@ -154,7 +154,7 @@ class Forecast:
         if not name:
             return profile.model
         try:
-            return self._models.of(name, job.uid)
+            return self._models.load_cached(name, job.uid)
         except UsageError:
             if profile.model is not None:
                 return profile.model

@@ -13,7 +13,7 @@ CLAIM = "leads-without-database"  # names the holder that wants to lead without 
 BEAT_S = 15.0  # between two
 
 
-def grace_s_for(epoch_s: float) -> float:
+def compute_grace_s(epoch_s: float) -> float:
     """Return for how many seconds a daemon that completes no epoch is waited for."""
     return max(30.0, 3 * epoch_s)
 

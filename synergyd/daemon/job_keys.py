@@ -60,7 +60,9 @@ class JobKeys:
             except OSError as error:
                 return error
             try:
-                write_for(key_path(self._state_dir, job_id), job_key.key_of(secret, job_id, *life).text(), life[1])
+                write_for(
+                    key_path(self._state_dir, job_id), job_key.derive_job_key(secret, job_id, *life).text(), life[1]
+                )
                 self._given[job_id] = life
                 self._refused.discard(job_id)
             except OSError as error:

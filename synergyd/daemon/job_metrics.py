@@ -124,7 +124,7 @@ class JobMetrics:
         for each in tracked.values():
             job = each.job
             if job is not None and job.state is JobState.RUNNING:
-                self.gpu_seconds.labels(self._account(job), use_of(each, job)).inc(seconds * job.shape.gpus)
+                self.gpu_seconds.labels(self._account(job), classify_use(each, job)).inc(seconds * job.shape.gpus)
 
     def _queue(self, jobs: Iterable[Job]) -> None:
         here = {job.job_id: job for job in jobs}
@@ -158,7 +158,7 @@ class JobMetrics:
         self._last = fresh[0] if fresh else self._last
 
 
-def use_of(tracked: TrackedJob, job: Job) -> str:
+def classify_use(tracked: TrackedJob, job: Job) -> str:
     """Return what a running job does with its GPUs, judged by its reports."""
     report = tracked.report
     if report is not None and report.restarts == job.restarts:

@@ -98,14 +98,14 @@ class JobRegistry:
             if known is None:
                 found.add((row.job_id, row.submit_s))
                 continue
-            if first is not None and first.asked is None and (stamp is None or stamp.asked is None):
+            if first is not None and first.requested_shape is None and (stamp is None or stamp.requested_shape is None):
                 known = replace(known, put_off_s=float(first.begin_s or 0))
             self.submitted[row.job_id] = known
             if known.throttle:
                 self.throttles.setdefault(row.array_job_id, known.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
-            if stamp is not None and stamp.asked is not None:
+            if stamp is not None and stamp.requested_shape is not None:
                 self._stamped.add(row.job_id)
         self.plain |= found
         self._look_at_scripts(rows, budget, began_s)
@@ -121,7 +121,7 @@ class JobRegistry:
         known = self.submitted.get(row.job_id)
         return (known.put_off_s or None) if known is not None else None
 
-    def release_at_once(self, row: JobRow, now_s: float) -> bool:
+    def is_held_by_grace_alone(self, row: JobRow, now_s: float) -> bool:
         """Return whether only the plugin's grace, which a decision would have ended, keeps this pending job from starting."""
         known = self.submitted[row.job_id]
         if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
@@ -220,10 +220,10 @@ class JobRegistry:
         asked, cpus, note, nodelist = None, None, "", row.req_nodes
         time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
-            asked, cpus, note = stamp.asked, stamp.cpus_per_node, stamp.note
-            own_tasks = stamp.own_tasks if stamp.asked else own_tasks
-            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continued
-            nodelist = stamp.nodelist if stamp.asked else nodelist
+            asked, cpus, note = stamp.requested_shape, stamp.cpus_per_node, stamp.note
+            own_tasks = stamp.own_tasks if stamp.requested_shape else own_tasks
+            time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continuations
+            nodelist = stamp.nodelist if stamp.requested_shape else nodelist
         if (
             row.cpus_per_gpu
         ):  # Slurm counts its CPUs anew when it starts; those that it holds belong to its present GPUs
@@ -237,7 +237,7 @@ class JobRegistry:
             note,
             nodelist,
             time_limit_s=time_limit_s,
-            continued=continued,
+            continuations=continued,
             throttle=(self.throttles.get(row.array_job_id) or (stamp.throttle if stamp else 0)) if row.array else 0,
             leader=row.het_job_id,
             mail=stamp.mail if stamp is not None else "",

@@ -26,15 +26,15 @@ from synergyd.control.resize.events import (
     BatchReviewed,
     ClockSet,
     ControlEvent,
-    Decided,
+    DecisionUnblocked,
     EpochDecided,
     HealthReviewed,
+    JobDecided,
     NodesRead,
     SnapshotTaken,
-    Ticked,
-    Unblocked,
+    TimePassed,
 )
-from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, jobs_with_awaited_end, times_of
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, jobs_with_awaited_end, make_resize_times
 from synergyd.control.tracked import Output, Remember
 from synergyd.control.waiting import is_put_off
 from synergyd.daemon.account_limits import AccountReader
@@ -43,10 +43,10 @@ from synergyd.daemon.day_time import DayTime
 from synergyd.daemon.dependencies import DaemonDependencies
 from synergyd.daemon.executor import Executor
 from synergyd.daemon.forecast import Forecast
-from synergyd.daemon.heartbeat import Heartbeat, grace_s_for
+from synergyd.daemon.heartbeat import Heartbeat, compute_grace_s
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.daemon.links.members import members_of
+from synergyd.daemon.links.members import find_members
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restart_place import RestartPlace
 from synergyd.daemon.restore import restore
@@ -54,9 +54,9 @@ from synergyd.daemon.usage_look import holdings
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.scheduler.decide import STAGES
 from synergyd.scheduler.epoch import begin, run
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.delays import NO_DELAYS, clock_set
-from synergyd.scheduler.problem.rules import rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules
 from synergyd.settings import Settings
 from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
@@ -76,7 +76,7 @@ class Daemon:
     def __init__(self, settings: Settings, dependencies: DaemonDependencies, times: ResizeTimes | None = None) -> None:
         self.settings, self.dependencies = settings, dependencies
         # longest that a new job waits for a daemon that has stopped deciding
-        self.grace_s = grace_s_for(settings.epoch_s)
+        self.grace_s = compute_grace_s(settings.epoch_s)
         self.registry = JobRegistry(dependencies.writer, self.grace_s)
         accounts = AccountReader(
             dependencies.writer,
@@ -84,7 +84,7 @@ class Daemon:
             clock=dependencies.monotonic or dependencies.clock,
         )
         self.observer = Observer(settings, dependencies.reader, dependencies.writer, self.registry, accounts)
-        self.controller = Controller(times or times_of(settings), settings.epoch_s, live=settings.live)
+        self.controller = Controller(times or make_resize_times(settings), settings.epoch_s, live=settings.live)
         addresses = dependencies.report_address, dependencies.links_address
         self.actuator = Actuator(
             dependencies.writer,
@@ -93,7 +93,7 @@ class Daemon:
             self.registry.submitted,
             addresses[1],
             self._is_start_postponed,
-            self._request_of,
+            self._checkpoint_request,
             names=self.registry.names,
             check=RestartPlace(self.observer, self.controller, dependencies.clock),
         )
@@ -119,7 +119,7 @@ class Daemon:
         self.needs_early_epoch = False  # a job has lost a node, or was submitted: the next epoch should not wait
         self._arrivals = Arrivals(settings.epoch_s)
         self._count_denied = False
-        self._policy, self._rules = policy_named(settings.policy), rules_of(settings)
+        self._policy, self._rules = load_policy(settings.policy), make_decision_rules(settings)
         self._comes_early = should_come_early(settings, self._policy)
 
     @property
@@ -135,7 +135,7 @@ class Daemon:
     def epoch(self) -> EpochRecord:
         """Observe, decide, store, and (unless dry-run) act. Raises SlurmError when Slurm can't be read."""
         began, counted_s, self.needs_early_epoch = self.now_s(), self._monotonic(), False
-        phase = self.dependencies.phases.of
+        phase = self.dependencies.phases.time_phase
         self._arrivals.begin_epoch(counted_s, self._job_counts())
         with phase("observe"):
             snapshot = self._observe(began)
@@ -177,7 +177,7 @@ class Daemon:
         waits = any(tracked.waits_for_nodes for tracked in self.controller.jobs.values())
         cluster = self.observer.read_nodes() if waits else None
         for event in events:
-            self._run(Ticked(event.job_id, cluster))
+            self._run(TimePassed(event.job_id, cluster))
         if leaving - self.controller.leaving:
             self._unblock()
         self._look_for_losses()
@@ -193,7 +193,7 @@ class Daemon:
         term = self.dependencies.term() if self.is_acting else None
         if term is not None and term != self._acted and store.is_loaded:
             # another daemon led until now: its records are better than what this one saw
-            self.controller.take_over()
+            self.controller.adopt_stored_state()
             self._history = QueueHistory()
             self._loaded = self._cleared = False
             self.executor.orders, self.executor.requests = {}, {}
@@ -205,7 +205,9 @@ class Daemon:
         self._take_reports()  # the last words of a job that this look finds gone
         self.registry.kept = jobs_with_awaited_end(self.controller.lifecycles)
         lives = self.controller.lifecycles.items()
-        joined = {i: JoinedNodes(restarts=x.incarnation, names=frozenset(x.joined)) for i, x in lives if x.joined}
+        joined = {
+            i: JoinedNodes(restarts=x.incarnation, names=frozenset(x.joined_nodes)) for i, x in lives if x.joined_nodes
+        }
         newly_plain = self.observer.read(store.state.no_directive, now_s, joined)
         if newly_plain:
             store.add_no_directive(newly_plain, now_s)
@@ -224,8 +226,8 @@ class Daemon:
         plans, believed = self.controller.plans(), self.controller.believed_profiles(jobs)
         self.forecast.begin_epoch()
         self.forecast.learn_prior(self.controller.shared_profiles.programs(), snapshot.cluster)
-        self.forecast.fit_changed(jobs, believed, snapshot.cluster)
-        bans, cells = self.controller.failed_plans.of, self.forecast.cells
+        self.forecast.fit_changed_jobs(jobs, believed, snapshot.cluster)
+        bans, cells = self.controller.failed_plans.bans_for, self.forecast.cells
         found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
         for job_id, offered in found.items():
             self.controller.jobs[job_id].out_of_plans = offered.all_failed
@@ -237,7 +239,7 @@ class Daemon:
         links, acts = self.dependencies.links, self.is_acting
         self.executor.begin()
         if links is not None:
-            links.follow(members_of(snapshot.jobs, self.controller.reports) if acts else {})
+            links.follow(find_members(snapshot.jobs, self.controller.reports) if acts else {})
         if acts:
             jobs = [j for j in snapshot.jobs if self.registry.submitted[j.job_id].directive is not None]
             lives = self.controller.lifecycles
@@ -253,7 +255,7 @@ class Daemon:
                 if decision.job_id in self.observer.left_to_slurm:
                     continue  # Slurm carries it out, in the order of its own queue
                 offered = forecasts.get(decision.job_id)
-                self._run(Decided(decision, schedulable=offered is not None and bool(offered.cells)))
+                self._run(JobDecided(decision, schedulable=offered is not None and bool(offered.cells)))
                 self.heartbeat.beat_if_due(
                     self.now_s()
                 )  # many starts at Slurm's pace for one user (rl_enable) take minutes
@@ -265,9 +267,9 @@ class Daemon:
             lives = self.controller.lifecycles
             self.executor.restore_mails(i for i in hushed if i in lives and lives[i].state is ResizeState.RUNNING)
             if self.observer.shields and not self._cleared:
-                self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded})
+                self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded_nodes})
             self._cleared = True
-            self.executor.park_again()
+            self.executor.renew_parking()
             self.heartbeat.note_completed_epoch(self.now_s())
 
     def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> tuple[Decision, ...]:
@@ -325,7 +327,7 @@ class Daemon:
                 none = offered is not None and not offered.cells and not self.observer.waits_for_nodes
                 nothing = job.shape.gpus < 1 or none  # to decide about
                 slurms = job.directive is None or (nothing and not job.held)
-            if slurms and self.registry.release_at_once(self.observer.rows[job_id], snapshot.time_s):
+            if slurms and self.registry.is_held_by_grace_alone(self.observer.rows[job_id], snapshot.time_s):
                 yield job_id
 
     def _tell(self) -> None:
@@ -395,10 +397,10 @@ class Daemon:
 
         Leave out a job that is not as it was, which the next epoch decides about.
         """
-        if any(tracked.blocked for tracked in self.controller.jobs.values()):
+        if any(tracked.blocked_decision for tracked in self.controller.jobs.values()):
             for job_id in self.controller.jobs_to_unblock(self.observer.read_nodes(), self.now_s()):
                 job = self.controller.jobs[job_id].job
-                self._run(Unblocked(job_id, job if self.observer.is_unchanged(job_id) else None))
+                self._run(DecisionUnblocked(job_id, job if self.observer.is_unchanged(job_id) else None))
 
     def now_s(self) -> float:
         """Return the time of day. If somebody has set it, first move everything that waits with it."""
@@ -413,7 +415,7 @@ class Daemon:
                     self.executor.do(output)
         return now_s
 
-    def _request_of(self, job_id: int) -> int:
+    def _checkpoint_request(self, job_id: int) -> int:
         return current_request_number(self.controller.jobs.get(job_id)) if self.dependencies.inbox is not None else 0
 
     def _is_start_postponed(self, row: JobRow) -> bool:

@@ -13,25 +13,25 @@ from synergy_core.steering import Steering, steer_job
 
 from synergyd.control.controller import Controller
 from synergyd.control.move_limits import with_move_limits
-from synergyd.control.resize.events import JobObserved, Observed, QueueRead, Reported
+from synergyd.control.resize.events import JobObserved, Observed, QueueRead, ReportsReceived
 from synergyd.control.resize.instructions import Update
 from synergyd.control.resize.walltime import Walltime
 from synergyd.control.state.time_view import Reservation, with_time_left
 from synergyd.control.tracked import TrackedJob
 from synergyd.control.waiting import is_slurms_to_start
-from synergyd.daemon.account_limits import AccountReader, use_of
+from synergyd.daemon.account_limits import AccountReader, describe_use
 from synergyd.daemon.day_time import minute_of_day
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.ports.report_inbox import ReceivedReport
 from synergyd.daemon.user_groups import UserGroups
 from synergyd.jobmodel.batch_range import with_range
 from synergyd.jobmodel.exchange_choice import with_exchange
-from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, beyond
+from synergyd.scheduler.problem.gpu_limits import NO_SLURM_LIMITS, SlurmLimits, find_exceeded_limit
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError, SlurmReader, SlurmWriter
 from synergyd.slurm.parsed.crowded import (
     LOOKED_AT,
-    Crowded,
+    CrowdedPlaces,
     find_crowded,
     held_to_asked,
     holders_of,
@@ -103,25 +103,25 @@ class Observer:
     _by_slurm: frozenset[int] = frozenset()  # jobs that are or were in `left_to_slurm`
     _here: frozenset[int] = frozenset()
     _nodes: tuple[SlurmNodeRow, ...] = ()  # as the last epoch read them
-    _beside: dict[int, tuple[JobRow, ...]] = field(default_factory=dict)  # allocations beside jobs' own, likewise
-    _looked: set[int] = field(default_factory=set)  # read one by one for the reports of this look
+    _expanders: dict[int, tuple[JobRow, ...]] = field(default_factory=dict)  # allocations beside jobs' own, likewise
+    _read_for_reports: set[int] = field(default_factory=set)  # read one by one for the reports of this look
     _unread: set[int] = field(default_factory=set)  # whose first speed since the last epoch is still to be learnt
     _queue: tuple[JobRow, ...] = ()  # as the last epoch read it
     gpu_types: Mapping[str, str] = field(default_factory=dict)  # by node name
     _leaves: dict[str, str] = field(default_factory=dict)  # leaf switch by node name
     limits: dict[str, PartitionRow] = field(default_factory=dict)  # by partition
-    _limited: frozenset[str] = frozenset()  # the partitions that were there then
-    _limits_left: int = 0  # epochs until they are read again
+    _limited_partitions: frozenset[str] = frozenset()  # the partitions that were there then
+    _epochs_to_limits: int = 0  # epochs until they are read again
     _by_group: bool = False  # some partition has AllowGroups
     _groups: UserGroups = field(default_factory=UserGroups)
     _cpu_caps: Mapping[str, int] = field(default_factory=dict)  # by node, for its partition's MaxCPUsPerNode
     _leaks: dict[str, int] = field(default_factory=dict)  # by node, as the last epoch saw them
-    _hidden: HiddenNodes = field(default_factory=HiddenNodes)
+    _hidden_nodes: HiddenNodes = field(default_factory=HiddenNodes)
     _reservations: tuple[Reservation, ...] = ()
-    _reserved_left: int = 0  # epochs until they are read again, where there were none
+    _epochs_to_reservations: int = 0  # epochs until they are read again, where there were none
     # since when Slurm says that a plain job, of this id and submit time, waits for what others hold
     _waiting: dict[tuple[int, float], float] = field(default_factory=dict)
-    _switched: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
+    _nodes_with_switch: frozenset[str] = frozenset()  # the nodes whose leaf switches are known
 
     def read(
         self, plain: frozenset[tuple[int, float]], now_s: float, joined: Mapping[int, JoinedNodes] = NONE_JOINED
@@ -132,11 +132,11 @@ class Observer:
         those newly found to have none. Raises SlurmError when Slurm can't be read.
         """
         rows, nodes = self.reader.jobs(), self.reader.nodes()
-        self._beside = expanders_of(rows, joined)
+        self._expanders = expanders_of(rows, joined)
         self.everybodys = rows
-        rows = as_whole_jobs(rows, self._beside)
+        rows = as_whole_jobs(rows, self._expanders)
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
-        nodes = self._hidden.with_hidden(nodes, self.limits)
+        nodes = self._hidden_nodes.with_hidden(nodes, self.limits)
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self.limits)
@@ -161,7 +161,7 @@ class Observer:
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
         self.overtaken = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
-        uses = (use_of(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
+        uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
@@ -172,7 +172,7 @@ class Observer:
         requeued = set()
         for event in self.moving_events([i for i in moving if i not in self._here]):
             yield event
-            if event.observed.gpuless or event.observed.failed:
+            if event.observation.gpuless or event.observation.failed:
                 requeued.add(event.job_id)
         yield QueueRead(self._here | requeued)
 
@@ -193,7 +193,7 @@ class Observer:
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.submitted[job_id]
-            groups = self._groups.of(row.uid) if self._by_group else None
+            groups = self._groups.groups_of(row.uid) if self._by_group else None
             job = job_of(
                 row,
                 known,
@@ -207,9 +207,9 @@ class Observer:
             job = leaves.within(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = steer_job(job, steering[job_id])
-            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.stuck:
-                job = replace(job, fixed=self.slurm_limits.stuck[job_id])
-            job = controller.as_decided_about(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
+            if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.restart_obstacles:
+                job = replace(job, fixed=self.slurm_limits.restart_obstacles[job_id])
+            job = controller.decidable_job(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap)
@@ -231,7 +231,7 @@ class Observer:
                 )
             if job.directive is not None and job_id in waits:
                 job = replace(job, directive=None, directive_error=waits[job_id])
-            if job.directive is not None and (why := self._hidden.may_need(job, self.cluster, self.limits)):
+            if job.directive is not None and (why := self._hidden_nodes.may_need(job, self.cluster, self.limits)):
                 job = replace(job, directive=None, directive_error=f"Synergy leaves the job to Slurm: {why}")
             jobs.append(job)
         self.left_to_slurm = frozenset(
@@ -260,7 +260,7 @@ class Observer:
         as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.submitted[job.job_id])
         return tracked is not None and as_submitted and is_slurms_to_start(tracked, job)
 
-    def _find_crowding(self, controller: Controller, jobs: list[Job], now_s: float) -> Crowded:
+    def _find_crowding(self, controller: Controller, jobs: list[Job], now_s: float) -> CrowdedPlaces:
         """Return where jobs that Synergy does not decide about wait, and which jobs give GPUs back for them.
 
         It counts them once Slurm has said for an epoch that they wait for what others hold.
@@ -298,8 +298,10 @@ class Observer:
         row = self.rows.get(update.job_id)
         if row is None or self.writer.acts_as_owner or not self.accounts.has_limits:
             return ""
-        use = replace(use_of(row, self.registry.submitted[row.job_id], self.gpu_types, 0.0, self.limits), holds=None)
-        return beyond(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
+        use = replace(
+            describe_use(row, self.registry.submitted[row.job_id], self.gpu_types, 0.0, self.limits), holds=None
+        )
+        return find_exceeded_limit(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
         known = self.registry.submitted
@@ -332,13 +334,15 @@ class Observer:
 
     def partition_obstacle(self, row: JobRow) -> str:
         """Return why this running job's partition would not start it again, as partitions were read last, or "" if it would."""
-        known, groups = self.registry.submitted[row.job_id], self._groups.of(row.uid) if self._by_group else None
+        known, groups = self.registry.submitted[row.job_id], self._groups.groups_of(row.uid) if self._by_group else None
         flags = self.accounts.qos_flags(row.qos)
-        return open_partitions(row, known.asked.nodes, self.limits, groups, flags)[1] or drains(row, self.limits)
+        return open_partitions(row, known.requested_shape.nodes, self.limits, groups, flags)[1] or drains(
+            row, self.limits
+        )
 
     def read_nodes(self) -> Cluster:
         """Read the nodes as they are now, between two epochs. Raises SlurmError."""
-        self._nodes = self._hidden.with_hidden(self.reader.nodes(), self.limits)
+        self._nodes = self._hidden_nodes.with_hidden(self.reader.nodes(), self.limits)
         return cluster_of(with_caps(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
 
     @property
@@ -361,15 +365,17 @@ class Observer:
         now, then = self.writer.job(job_id), self.rows.get(job_id)
         if now is None or then is None:
             return False
-        now = with_expanders(now, self._beside.get(job_id, ()))
+        now = with_expanders(now, self._expanders.get(job_id, ()))
         same = all(getattr(now, n) == getattr(then, n) for n in ("state", "restarts", "node_names", "tres_per_node"))
         return same and bool(now.priority) == bool(then.priority)
 
     def prepare_for_reports(self) -> None:
         """Prepare for reports: each look reads few single jobs for them."""
-        self._looked.clear()
+        self._read_for_reports.clear()
 
-    def report_events(self, received: ReceivedReport, controller: Controller, model: Predictor) -> Iterator[Reported]:
+    def report_events(
+        self, received: ReceivedReport, controller: Controller, model: Predictor
+    ) -> Iterator[ReportsReceived]:
         """Yield the event of a report of a job in the queue by its owner.
 
         Yield nothing for any other: if it was too early, the next one comes soon.
@@ -382,7 +388,7 @@ class Observer:
             return
         job = tracked.job
         running = job if job and job.restarts == report.restarts and job.state is JobState.RUNNING else None
-        speed = running is None and (_first_speed(report, tracked.report) or report.job_id in self._unread)
+        speed = running is None and (_has_first_step_time(report, tracked.report) or report.job_id in self._unread)
         fresh = self._read_job(report.job_id) if running is None and (speed or report.failure is not None) else None
         if speed:
             (self._unread.add if fresh is None else self._unread.discard)(report.job_id)
@@ -391,13 +397,13 @@ class Observer:
         fresh = fresh if report.failure is not None else None
         known = report, running or fresh, tracked.profile or Profile()
         shape = running.shape if running else None
-        yield Reported((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
+        yield ReportsReceived((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
 
     def _read_job(self, job_id: int) -> Job | None:
         """Return the job as Slurm shows it now, or None if Slurm can't be read or many jobs were read since the last look."""
-        if job_id in self._looked or len(self._looked) >= SINGLE_READS:
+        if job_id in self._read_for_reports or len(self._read_for_reports) >= SINGLE_READS:
             return None  # its launcher says it again, and its agent reports again
-        self._looked.add(job_id)
+        self._read_for_reports.add(job_id)
         try:
             row = self.writer.job(job_id)
         except SlurmError:
@@ -405,7 +411,7 @@ class Observer:
         known = self.registry.submitted.get(job_id)
         if row is None or known is None:
             return None
-        return job_of(with_expanders(row, self._beside.get(job_id, ())), known, self.gpu_types, is_paused=False)
+        return job_of(with_expanders(row, self._expanders.get(job_id, ())), known, self.gpu_types, is_paused=False)
 
     def _job_event(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_of(row)) is JobState.DONE:
@@ -425,7 +431,7 @@ class Observer:
             observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self.limits))
         known = self.registry.submitted[job_id]
         continues = known.directive.continues if known.directive else 0
-        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continued=known.continued)
+        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continuations=known.continuations)
         requeuing = pending and row.state != "PENDING"
         return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
@@ -435,13 +441,13 @@ class Observer:
         The cluster's own defaults and users' groups are read again when partitions have come or gone and each
         LIMITS_EPOCHS.
         """
-        again = self._limits_left <= 1 or names != self._limited
+        again = self._epochs_to_limits <= 1 or names != self._limited_partitions
         try:
             self.read_partitions(again=again)
         except SlurmError as problem:
             log.warning("partitions' limits: %s", problem)
             return
-        self._limits_left, self._limited = LIMITS_EPOCHS if again else self._limits_left - 1, names
+        self._epochs_to_limits, self._limited_partitions = LIMITS_EPOCHS if again else self._epochs_to_limits - 1, names
         if again:
             self._groups.forget()
 
@@ -452,29 +458,29 @@ class Observer:
 
     def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
         """Read the reservations each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
-        if self._reserved_left > 0 and not shown:
-            self._reserved_left -= 1
+        if self._epochs_to_reservations > 0 and not shown:
+            self._epochs_to_reservations -= 1
             return
         try:
             text = self.writer.reservations()
             self._reservations, self.shields = read_reservations(text, cpus), read_shields(text)
         except SlurmError as problem:
             log.warning("reservations: %s", problem)
-            self._reserved_left = 0
+            self._epochs_to_reservations = 0
             return
-        self._reserved_left = 0 if self._reservations else NO_RESERVATIONS
+        self._epochs_to_reservations = 0 if self._reservations else NO_RESERVATIONS
 
     def _leaf_switches(self, names: frozenset[str]) -> dict[str, str]:
         """Read again when nodes have come or gone: Slurm itself reads a new topology only when it starts again."""
-        if names != self._switched:
+        if names != self._nodes_with_switch:
             try:
-                self._leaves, self._switched = self.writer.leaf_switches(), names
+                self._leaves, self._nodes_with_switch = self.writer.leaf_switches(), names
             except SlurmError as problem:
                 log.warning("topology: %s", problem)
         return self._leaves
 
 
-def _first_speed(report: Report, before: Report | None) -> bool:
+def _has_first_step_time(report: Report, before: Report | None) -> bool:
     """Return whether the report says how long a step takes, as the first of its incarnation."""
     known = before is not None and before.restarts == report.restarts and before.step_s is not None
     return report.step_s is not None and not known

@@ -20,7 +20,7 @@ class Phases:
     stages: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def of(self, name: str) -> Iterator[None]:
+    def time_phase(self, name: str) -> Iterator[None]:
         """Time the block as (a part of) the phase `name`; the first phase of an epoch forgets the epoch before."""
         if name == PHASES[0]:
             self.seconds = {}

@@ -12,9 +12,9 @@ from synergyd.control.controller import Controller
 from synergyd.control.resize.gpus_free import has_cpus
 from synergyd.control.resize.instructions import Requeue, Target
 from synergyd.control.state.time_view import START_S, Reservation
-from synergyd.daemon.account_limits import use_of
+from synergyd.daemon.account_limits import describe_use
 from synergyd.daemon.observer import Observer
-from synergyd.scheduler.problem.gpu_limits import beyond
+from synergyd.scheduler.problem.gpu_limits import find_exceeded_limit
 from synergyd.slurm.actuator import NoPlaceError, PlaceCheck
 from synergyd.slurm.parsed.crowded import can_use, waiting_of
 from synergyd.slurm.parsed.reservations import read_reservations, read_shields
@@ -52,7 +52,7 @@ class RestartPlace(PlaceCheck):
         text = observer.writer.reservations()
         cpus = {n.name: n.room.cpus for n in cluster.nodes if n.room is not None}
         return (
-            _nodes_taken(requeue.target, row, job, cluster)
+            _find_taken_nodes(requeue.target, row, job, cluster)
             or _reservation_obstacle(requeue.target, row, read_reservations(text, cpus), self.clock())
             or self._limit(requeue.target, row, cluster)
             or (self._rival(requeue, row, cluster, unshielded) if unshielded else "")
@@ -69,8 +69,10 @@ class RestartPlace(PlaceCheck):
         observer = self.observer
         if not observer.accounts.has_limits:
             return ""
-        use = use_of(row, observer.registry.submitted[row.job_id], observer.gpu_types, self.clock(), observer.limits)
-        return beyond(observer.accounts.read().limits([use], cluster), row.job_id, target.shape)
+        use = describe_use(
+            row, observer.registry.submitted[row.job_id], observer.gpu_types, self.clock(), observer.limits
+        )
+        return find_exceeded_limit(observer.accounts.read().limits([use], cluster), row.job_id, target.shape)
 
     def _rival(self, requeue: Requeue, row: JobRow, cluster: Cluster, unshielded: str) -> str:
         """Return which waiting job could take the place, which can't be kept, or "" if there is none."""
@@ -83,7 +85,7 @@ class RestartPlace(PlaceCheck):
         return ""
 
 
-def _nodes_taken(target: Target, row: JobRow, job: Job | None, cluster: Cluster) -> str:
+def _find_taken_nodes(target: Target, row: JobRow, job: Job | None, cluster: Cluster) -> str:
     gpus = target.shape.gpus_per_node
     for name in target.nodes:
         node = cluster.node(name, target.shape.gpu_type)

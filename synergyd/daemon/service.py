@@ -76,7 +76,7 @@ def run(
 
     url = settings.database_url()
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
-    keeper = LeaseKeeper(leader, heartbeat.grace_s_for(settings.epoch_s), waited_s=lambda: writer.paced_s())
+    keeper = LeaseKeeper(leader, heartbeat.compute_grace_s(settings.epoch_s), waited_s=lambda: writer.paced_s())
     writer = CommandLine(writing=keeper.guard_write)
     reader, why = open_reader({}, line=writer)
     log.info("reads through %s: %s", reader.name, why)
@@ -195,7 +195,7 @@ def _back_off_s(failures: int, epoch_s: float) -> float:
     return min(MAX_BACK_OFF_S, epoch_s * 2.0 ** min(failures - 1, 6), 2.0 ** min(failures, 10))
 
 
-def _log_standing_by(cause: str, before: str) -> str:
+def _log_standby_cause(cause: str, before: str) -> str:
     """Log why this daemon stands by if that differs from `before` ("" if it does not stand by). Return `cause`."""
     if cause and cause != before:
         log.info("standing by: %s", cause)
@@ -234,7 +234,7 @@ def _loop(
             led = leads
             if now_s >= next_epoch_s or (early := daemon.needs_early_epoch and not once):
                 standing = "" if settings.dry_run or leads else keeper.problem or "another synergyd leads"
-                stood_by = _log_standing_by(standing, stood_by)
+                stood_by = _log_standby_cause(standing, stood_by)
                 if not epochs:
                     may()
                 record = daemon.epoch()

@@ -118,7 +118,7 @@ class UsageKeeper:
         self._ledger.look(look.at_s, look.jobs)
         if changed := self._ledger.pending():
             _store_parts(store, changed, look.term)
-            self._ledger.note_stored(changed)
+            self._ledger.mark_stored(changed)
         now_s = self._clock()
         if now_s >= self._ask_at_s:
             self._reconcile(store, look)

@@ -43,7 +43,7 @@ def holdings(
         if not gpus:
             continue
         each = tracked.get(row.job_id)
-        start_s, ended_s = span_of(row, now_s)
+        start_s, ended_s = find_span(row, now_s)
         holding = Holding(
             job_id=row.job_id,
             user=row.user,
@@ -54,7 +54,7 @@ def holdings(
             submit_s=row.submit_s,
             restarts=row.restarts,
             ended_s=ended_s,
-            of_job=_job_beside(row, owners),
+            of_job=_find_owner(row, owners),
             nodes=",".join(row.node_names),
         )
         if each is not None:
@@ -62,13 +62,13 @@ def holdings(
         yield holding
 
 
-def _job_beside(row: JobRow, owners: Mapping[int, tuple[int, str]]) -> int:
+def _find_owner(row: JobRow, owners: Mapping[int, tuple[int, str]]) -> int:
     """Return the job that this allocation is beside by its name, or 0: with the same owner only, since it is a mere name."""
     named = job_of_expander(row.name)
     return named[0] if named is not None and owners.get(named[0]) == (row.uid, row.account) else 0
 
 
-def span_of(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
+def find_span(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
     """Return when the incarnation that a row shows began and ended, each None if it has not. `now_s` is just before the row was read.
 
     While the processes of a job that is being requeued are on their way out, Slurm shows it as COMPLETING with the start and end that
@@ -100,7 +100,7 @@ def _training(
 ) -> Holding:
     """Return the holding with what is known of what the job does with its GPUs."""
     report, job, under_way = each.report, each.job, each.lifecycle.restart_history.under_way
-    holding = replace(holding, trained_before=report is not None)
+    holding = replace(holding, has_trained_before=report is not None)
     if report is not None and report.restarts == holding.restarts and not report.silent:
         holding = replace(holding, training_s=each.heard_s - (report.trained_s or 0.0))
     cell = decision.cell if decision is not None else None
@@ -108,14 +108,14 @@ def _training(
         pass
     elif decision.action is not Action.KEEP:
         if decision.relative_goodput is not None:
-            holding = replace(holding, decided=(cell.shape.gpus, decision.relative_goodput))
+            holding = replace(holding, decided_change=(cell.shape.gpus, decision.relative_goodput))
     elif each.lifecycle.state not in IN_TRANSIT:  # else it is about what the job is on its way to
         sigma = _sigma(cell, job, forecast.cells if forecast is not None else ())
         goodput = reported_goodput(report, cell) if holding.training_s is not None else None
         holding = replace(holding, relative=decision.relative_goodput, sigma=sigma, goodput=goodput)
     holding = _changing(holding, each)
     if under_way is not None:
-        holding = replace(holding, chosen=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)
+        holding = replace(holding, is_synergys_restart=under_way.chosen, checkpoint_s=under_way.checkpoint_s or 0.0)
     return holding
 
 
@@ -128,7 +128,7 @@ def _changing(holding: Holding, each: TrackedJob) -> Holding:
         return holding
     if report.in_place is not None and report.step_s is not None:  # else it is of the run before, or of none
         plan = report.plan or life.plan
-        holding = replace(holding, order=report.in_place.order, trains_on=plan.gpus if plan is not None else 0)
+        holding = replace(holding, order=report.in_place.order, training_gpus=plan.gpus if plan is not None else 0)
     elif one is not None and one.in_place:  # the decision is about the new run already
         holding = replace(holding, relative=None, goodput=None)
     if one is not None and one.in_place and one.chosen:

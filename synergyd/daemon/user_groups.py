@@ -13,7 +13,7 @@ class UserGroups:
     def __init__(self) -> None:
         self._known: dict[int, frozenset[str] | None] = {}
 
-    def of(self, uid: int) -> frozenset[str] | None:
+    def groups_of(self, uid: int) -> frozenset[str] | None:
         """Return the names of the user's groups, or None if this machine does not know the user."""
         if uid not in self._known:
             self._known[uid] = _groups(uid)

@@ -49,7 +49,7 @@ class UserModels:
         """Begin an epoch."""
         self._looked, self._spent_s = {}, {}
 
-    def of(self, name: str, uid: int) -> ModelSpec:
+    def load_cached(self, name: str, uid: int) -> ModelSpec:
         """Return `load(name, uid)`. Raise UsageError as it does, or if the user's files have taken their time in this epoch."""
         key = name, uid
         if key in self._models:
@@ -76,7 +76,7 @@ class UserModels:
 
     def _read(self, key: tuple[str, int]) -> ModelSpec:
         identity, error = self._refused.get(key, (None, None))
-        data, now = _data_of(*key, identity)
+        data, now = _read_model_file(*key, identity)
         if data is None and error is not None:
             raise _copy_error(error)
         try:
@@ -109,10 +109,10 @@ def load(name: str, uid: int) -> ModelSpec:
             right = f"presets are {', '.join(presets())}; a file has an absolute path"
             raise UsageError(f"model {name}", "is no preset", right)
         return found
-    return parse_config(name, _data_of(name, uid)[0] or b"")
+    return parse_config(name, _read_model_file(name, uid)[0] or b"")
 
 
-def _data_of(name: str, uid: int, known: Identity | None = None) -> tuple[bytes | None, Identity]:
+def _read_model_file(name: str, uid: int, known: Identity | None = None) -> tuple[bytes | None, Identity]:
     """Return what the file holds (None if it is `known`) and its identity. Raise UsageError."""
     try:
         return _in_time(name, uid, known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from synergy_core.recompute import CORE, modules_of
+from synergy_core.recompute import CORE, list_modules
 from synergy_core.records import ModelSpec
 
 from synergyd.jobmodel.memory_belief import WORTH_LESS, MemoryBelief
@@ -65,7 +65,7 @@ def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLi
     latent attention (Transformer Engine's layer specs).
     """
     if limits.recompute is not None:
-        mask = modules_mask(modules_of(limits.recompute))
+        mask = modules_mask(list_modules(limits.recompute))
         return Choices((recompute_code(limits.recompute),), (mask,), 0, False)
     may = set(limits.modules)
     core = [] if gpu.flash and fuses(model, plans) else [CORE]

@@ -169,7 +169,7 @@ def takes_turns(disciplines: Collection[Discipline]) -> bool:
 
 
 @dataclass(frozen=True)
-class Lost:
+class TurnLoss:
     """The loss by turns.
 
     `share`: the share of their steps that jobs make less in the same time in turns than left alone, mean over jobs; negative:
@@ -189,7 +189,7 @@ class Lost:
         return self.share < -_GAIN_ERRORS * self.error
 
 
-def compute_turn_loss(turns: Steps, alone: Steps) -> Lost:
+def compute_turn_loss(turns: Steps, alone: Steps) -> TurnLoss:
     """Compute what turns cost from the steps seen in turns and alone."""
     gains, variances = [], []
     for job_id in turns:
@@ -200,8 +200,8 @@ def compute_turn_loss(turns: Steps, alone: Steps) -> Lost:
         gains.append(rate - 1.0)
         variances.append(rate**2 * (_error(before) ** 2 + _error(after) ** 2))
     if not gains:
-        return Lost()
-    return Lost(-statistics.fmean(gains), math.sqrt(sum(variances)) / len(gains))
+        return TurnLoss()
+    return TurnLoss(-statistics.fmean(gains), math.sqrt(sum(variances)) / len(gains))
 
 
 def _durations(steps: Sequence[tuple[float, float]]) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synergy_core.errors import UsageError
-from synergy_core.link_names import NETWORK_LINKS, parse_link, parse_measured
+from synergy_core.link_names import NETWORK_LINKS, parse_link, parse_measured_link
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def link_named(name: str) -> Link:
     """Return the figures of a link between nodes, `4x10gbe` of four together, `10gbe@B+H` as measured. Raises UsageError."""
     right = f"one of {', '.join(LINKS)}; 4x10gbe for several together; 10gbe@B+H with measured ms/MB"
     try:
-        spelling, measured_link = parse_measured(name)
+        spelling, measured_link = parse_measured_link(name)
     except ValueError:
         raise UsageError("link", f"no figures in {name!r}", right) from None
     count, kind = parse_link(spelling) or (1, "")

@@ -60,7 +60,7 @@ class DecisionBuilder:
         why, alternatives = explain(self._context, index, action)
         cell = job.cells[choice]
         worth = value_terms(job, choice, action is Action.KEEP, terms, shared.slowdown if shared else 1.0)
-        relative = relative_goodput(cell, job.cells, job.asked)
+        relative = relative_goodput(cell, job.cells, job.requested_cell)
         # links may have given a job that tries a size another Cell
         if action is Action.RESIZE and (index, choice) == draft.trial:
             why = (trial_reason(answer.problem, answer.allocation, index),)
@@ -85,12 +85,12 @@ def _untouched_decision(job_id: int, one: UntouchedJob, shared: Sharing | None) 
 def _explain(draft: Draft) -> Draft:
     built, rules, snapshot = DecisionBuilder(draft), draft.rules, draft.snapshot
     decisions, leaked = [], leaked_gpus(snapshot.cluster.nodes)
-    for job, one in zip(snapshot.jobs, draft.classified, strict=True):
+    for job, one in zip(snapshot.jobs, draft.requests_in_order, strict=True):
         if isinstance(one, UntouchedJob):
             decision = _untouched_decision(job.job_id, one, draft.sharing.get(job.job_id))
             decisions.append(replace(decision, reasons=decision.reasons + text_reason(job.barred_why.strip())))
             continue
-        decision = draft.due.annotate(built.decision(job.job_id), built.by_id[job.job_id])
+        decision = draft.due_problem.annotate(built.decision(job.job_id), built.by_id[job.job_id])
         if decision.action is Action.WAIT and job.job_id in draft.wait_reasons:
             decision = replace(decision, reasons=(draft.wait_reasons[job.job_id],))
         progress = draft.inputs.progress.get(job.job_id, _UNKNOWN)
@@ -140,7 +140,7 @@ def _release_overtaken(draft: Draft) -> Draft:
 
 def _cap_changes(draft: Draft) -> Draft:
     caps = draft.inputs.caps
-    caps = replace(caps, needed=caps.needed | draft.spare_returners)
+    caps = replace(caps, urgent_jobs=caps.urgent_jobs | draft.spare_returners)
     return replace(draft, decisions=within_caps(draft.decisions, draft.answer.problem, caps))
 
 

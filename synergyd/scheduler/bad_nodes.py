@@ -40,7 +40,7 @@ def without_bad_nodes(problem: Problem) -> Problem:
     return replace(problem, nodes=tuple(nodes))
 
 
-def worth(problem: Problem, allocation: Allocation, placement: Placement) -> float:
+def value_with_penalties(problem: Problem, allocation: Allocation, placement: Placement) -> float:
     """Return the sum of the jobs' values, where a job that comes to a node with a penalty is expected to lose goodput there."""
     penalties, total = _penalties(problem), 0.0
     taken = {i: stays for i, _, stays in allocation.assignments(problem)}

@@ -35,7 +35,7 @@ class Window:
     #: sequences; None: not known
     remaining: float | None
 
-    def sequences_if_left_alone(self, goodput: float) -> float:
+    def sequences_if_unchanged(self, goodput: float) -> float:
         """Return the number of sequences that the job trains by the end on what it has."""
         return goodput * self.cut_s
 
@@ -45,9 +45,9 @@ class Window:
 
     def pays(self, now: float, then: float) -> bool:
         """Return whether a change from goodput `now` to `then` ends the job sooner."""
-        if self.remaining is not None and self.remaining <= self.sequences_if_left_alone(now):
+        if self.remaining is not None and self.remaining <= self.sequences_if_unchanged(now):
             return False
-        return self.sequences_if_changed(then) > self.sequences_if_left_alone(now)
+        return self.sequences_if_changed(then) > self.sequences_if_unchanged(now)
 
 
 def avoid_reservations(
@@ -77,7 +77,7 @@ def avoid_reservations(
     }
     if not cuts:
         return decisions
-    free = FreeGpus(problem.nodes, problem.spanned)
+    free = FreeGpus(problem.nodes, problem.spanned_nodes)
     for i, cell, _ in allocation.assignments(problem):
         request = problem.jobs[i]
         free.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
@@ -86,12 +86,12 @@ def avoid_reservations(
     for decision in decisions:
         job, asking = cuts.get(decision.job_id), requests.get(decision.job_id)
         if job is not None and asking is not None and decision.action is Action.KEEP:
-            decision = _decided(decision, job, asking, problem, free, allowance, sizes_fixed)
+            decision = _decide_one(decision, job, asking, problem, free, allowance, sizes_fixed)
         found.append(decision)
     return tuple(found)
 
 
-def _decided(
+def _decide_one(
     decision: Decision,
     job: Job,
     request: JobRequest,
@@ -118,7 +118,7 @@ def _decided(
             "because": job.cut_why,
             "in_s": max(0.0, (job.cut_s or 0.0) - problem.now_s),
             "changed": window.sequences_if_changed(cell.goodput),
-            "left_alone": window.sequences_if_left_alone(current.goodput),
+            "left_alone": window.sequences_if_unchanged(current.goodput),
         }
         return replace(
             decision,
@@ -126,7 +126,7 @@ def _decided(
             cell=cell,
             node_names=hosts,
             reasons=(Reason("leaves-reservation", fields),),
-            relative_goodput=relative_goodput(cell, request.cells, request.asked),
+            relative_goodput=relative_goodput(cell, request.cells, request.requested_cell),
             worth=value_terms(request, index, False, problem.terms),
         )
     free.take(request.nodes, current.shape.gpus_per_node, request.needs)
@@ -148,7 +148,7 @@ def _window(job: Job, request: JobRequest, problem: Problem) -> Window:
         cut_s=max(0.0, (job.cut_s or 0.0) - problem.now_s),
         end_s=again_s if job.time_left_s is None else min(again_s, job.time_left_s),
         cost_s=restart_cost_s(request, problem),
-        remaining=None if progress.refuted else progress.remaining,
+        remaining=None if progress.is_claim_refuted else progress.remaining,
     )
 
 
@@ -156,11 +156,11 @@ def _best(
     request: JobRequest, terms: Objective, free: FreeGpus, allowance: Allowance, sizes_fixed: bool
 ) -> tuple[int, tuple[str, ...]] | None:
     """Return the Cell of the highest goodput that fits on nodes that no reservation bars, and these nodes."""
-    cells = CellIndex.of(request.cells)
+    cells = CellIndex.build(request.cells)
     now = cells[request.current or 0].shape
     for index in cells.best_of_each_shape:
         shape = cells[index].shape
-        if (index in request.banned and index != request.current) or (sizes_fixed and shape != now):
+        if (index in request.banned_cells and index != request.current) or (sizes_fixed and shape != now):
             continue
         if is_growth_refused(request, index, terms) or own_limit_obstacle(request, index):
             continue

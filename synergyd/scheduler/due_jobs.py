@@ -36,17 +36,17 @@ class DueProblem:
 
     problem: Problem
     starting: tuple[int, ...] = ()
-    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    kept_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def annotate(self, decision: Decision, index: int) -> Decision:
         """Add the nodes that are kept for the job, or for others, to the reason of one that waits."""
-        if decision.action is not Action.WAIT or not self.kept:
+        if decision.action is not Action.WAIT or not self.kept_nodes:
             return decision
-        if index not in self.kept:
-            count = len({name for names in self.kept.values() for name in names})
+        if index not in self.kept_nodes:
+            count = len({name for names in self.kept_nodes.values() for name in names})
             kept = Reason("nodes-kept", {"count": count, "is_are": "s are" if count > 1 else " is"})
             return replace(decision, reasons=(*decision.reasons, kept))
-        names = [name.partition(":")[0] for name in self.kept[index]]
+        names = [name.partition(":")[0] for name in self.kept_nodes[index]]
         job = self.problem.jobs[index]
         least = format_shape(job.cells[_least(job)[0]].shape)
         return replace(decision, reasons=(Reason("kept-for-due", {"least": least, "nodes": names, "because": _WHY}),))
@@ -63,13 +63,13 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     due.sort(key=lambda i: (-jobs[i].overdue_s, jobs[i].job_id))
     if not due:
         return DueProblem(problem)
-    (free, empty_s), now = _free_when_drained(problem), _free_now(problem) if no_place else None
+    (free, empty_s), now = _find_free_after_drain(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
     given = set[str]()
     least: dict[object, list[int]] = {}  # keyed by identity: like jobs have the same Cells
     for i in due:
-        job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned)
+        job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned_cells)
         if alike not in least:
             least[alike] = _least(job)
         cells = [index for index in least[alike] if allowance.allows(job, None, index)]
@@ -96,15 +96,19 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     starts = frozenset(starting)
     for i, job in enumerate(jobs):
         if i in starts:
-            need = job.need if job.deadline_s is not None else 0.0
-            jobs[i] = replace(job, need=need or job.cells[CellIndex.of(job.cells).least].goodput, need_why=_WHY)
-        elif job.need and job.deadline_s is None:
-            jobs[i] = replace(job, need=0.0, need_after_restart=0.0, need_why="")  # a start comes before a larger share
+            need = job.needed_goodput if job.deadline_s is not None else 0.0
+            jobs[i] = replace(
+                job, needed_goodput=need or job.cells[CellIndex.build(job.cells).least].goodput, need_why=_WHY
+            )
+        elif job.needed_goodput and job.deadline_s is None:
+            jobs[i] = replace(
+                job, needed_goodput=0.0, need_after_restart=0.0, need_why=""
+            )  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], stoppable=True)
         if jobs[i].stoppable and not given.isdisjoint(job.nodes):
-            jobs[i] = replace(jobs[i], banned=job.banned - _instead_of_a_stop(job))
-    nodes = _without(problem, {name for names in kept.values() for name in names})
+            jobs[i] = replace(jobs[i], banned_cells=job.banned_cells - _instead_of_a_stop(job))
+    nodes = _close_nodes(problem, {name for names in kept.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
     return DueProblem(changed, tuple(starting), kept)
 
@@ -115,12 +119,12 @@ def missing(due: DueProblem, allocated: Allocation) -> tuple[int, ...]:
 
 
 def _is_due(job: JobRequest) -> bool:
-    return job.current is None and job.overdue_s >= 0 and len(job.banned) < len(job.cells)
+    return job.current is None and job.overdue_s >= 0 and len(job.banned_cells) < len(job.cells)
 
 
 def _least(job: JobRequest) -> list[int]:
     """Return the indices of those permitted Cells that have the fewest GPUs, the best first."""
-    allowed = [i for i in range(len(job.cells)) if i not in job.banned]
+    allowed = [i for i in range(len(job.cells)) if i not in job.banned_cells]
     fewest = min(job.gpus(i) for i in allowed)
     shapes = {
         job.cells[i].shape: i for i in sorted(allowed, key=lambda i: job.cells[i].goodput) if job.gpus(i) == fewest
@@ -137,13 +141,13 @@ def _pick(job: JobRequest, cells: Iterable[int], free: FreeGpus) -> tuple[tuple[
     return None
 
 
-def _free_when_drained(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str, float]]:
+def _find_free_after_drain(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str, float]]:
     """Return what is free beside the GPUs that running jobs must keep, and when each node is empty.
 
     The first item is keyed by whether also those jobs are stopped that may be stopped only for due ones. The second is by node:
     the seconds until the last job there that is not stopped even so has ended or may be stopped.
     """
-    free = {hard: FreeGpus(problem.nodes, problem.spanned) for hard in (False, True)}
+    free = {hard: FreeGpus(problem.nodes, problem.spanned_nodes) for hard in (False, True)}
     empty_s: dict[str, float] = {}
     for job in problem.jobs:
         if job.current is not None and not job.stoppable:
@@ -156,7 +160,7 @@ def _free_when_drained(problem: Problem) -> tuple[dict[bool, FreeGpus], dict[str
 
 
 def _free_now(problem: Problem) -> FreeGpus:
-    free = FreeGpus(problem.nodes, problem.spanned)
+    free = FreeGpus(problem.nodes, problem.spanned_nodes)
     for job in problem.jobs:
         if job.current is not None:
             free.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
@@ -184,7 +188,7 @@ def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     best, nodes = held, job.nodes
     for i, cell in enumerate(job.cells if job.discount > 0 else ()):
         shape = cell.shape
-        if shape.gpus < best.gpus and shape.is_inside(held, len(job.nodes)) and i not in job.banned:
+        if shape.gpus < best.gpus and shape.is_inside(held, len(job.nodes)) and i not in job.banned_cells:
             best, nodes = shape, job.nodes[: shape.nodes]
     return nodes, best.gpus_per_node
 
@@ -224,10 +228,10 @@ def _to_keep(
 
 
 def _is_required(job: JobRequest, node: NodeCapacity) -> bool:
-    return (node.host or node.name) in job.node_filter.required
+    return (node.host or node.name) in job.node_filter.required_nodes
 
 
-def _without(problem: Problem, names: set[str]) -> tuple[NodeCapacity, ...]:
+def _close_nodes(problem: Problem, names: set[str]) -> tuple[NodeCapacity, ...]:
     """Return the nodes, where those of `names` hand out what jobs hold there and nothing else."""
     held: Counter[str] = Counter()
     for job in problem.jobs if names else ():

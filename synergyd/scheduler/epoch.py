@@ -74,12 +74,12 @@ class Draft:
     #: jobs that give a spare node back, which they do at once
     spare_returners: frozenset[int] = frozenset()
     #: for every job of the snapshot, in its order: what it asks for, or why it is not touched
-    classified: tuple[JobRequest | UntouchedJob, ...] = ()
+    requests_in_order: tuple[JobRequest | UntouchedJob, ...] = ()
     requests: tuple[JobRequest, ...] = ()
     #: finish-time fairness as far as it is known, by job id
     fairness: Mapping[int, float] = field(default_factory=dict)
     problem: Problem = _NOTHING_TO_SOLVE
-    due: DueProblem = field(default_factory=lambda: DueProblem(_NOTHING_TO_SOLVE))
+    due_problem: DueProblem = field(default_factory=lambda: DueProblem(_NOTHING_TO_SOLVE))
     answer: EpochAnswer = _NOTHING_SOLVED
     #: indices of the job that tries a size, and of that Cell
     trial: tuple[int, int] | None = None
@@ -100,7 +100,7 @@ class Draft:
     @property
     def untouched_jobs(self) -> dict[int, UntouchedJob]:
         """Return the jobs that this epoch does not touch, by job id."""
-        pairs = zip(self.snapshot.jobs, self.classified, strict=True)
+        pairs = zip(self.snapshot.jobs, self.requests_in_order, strict=True)
         return {job.job_id: one for job, one in pairs if isinstance(one, UntouchedJob)}
 
 

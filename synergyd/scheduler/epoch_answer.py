@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from synergyd.scheduler.bad_nodes import newly_on_bad, without_bad_nodes, worth
+from synergyd.scheduler.bad_nodes import newly_on_bad, value_with_penalties, without_bad_nodes
 from synergyd.scheduler.due_jobs import DueProblem, due_problem, missing
 from synergyd.scheduler.placement.make_placeable import make_placeable
-from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
 from synergyd.scheduler.preemption import without_stopping, without_wasteful_stops
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.records import Allocation, Objective, Policy, Problem
@@ -36,7 +36,7 @@ class EpochAnswer:
     away: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def solve_due(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
+def solve_due_first(problem: Problem, policy: Policy, terms: Objective) -> tuple[EpochAnswer, DueProblem]:
     """Run `solve` with the waiting jobs that are due first. If one of them finds no place all the same, keep nodes for it."""
     if policy.rule or policy.sizes_fixed:
         return solve(problem, policy), DueProblem(problem)
@@ -63,29 +63,37 @@ def solve(problem: Problem, policy: Policy) -> EpochAnswer:
         else:
             allocation = without_wasteful_stops(policy, problem)
         allocation = within_limits(problem, allocation)
-        placement = place(problem.nodes, requests_of(problem, allocation), problem.spanned)
-        if not placement.failed:
+        placement = place(problem.nodes, make_placement_requests(problem, allocation), problem.spanned_nodes)
+        if not placement.unplaced_reasons:
             # a problem from which Cells were banned is not the one that was asked: its optimum proves nothing
-            proven = allocation.optimal and not any(job.banned for job in problem.jobs)
+            proven = allocation.optimal and not any(job.banned_cells for job in problem.jobs)
             return EpochAnswer(problem, replace(allocation, optimal=proven), placement)
-        if problem.room and len(placement.failed) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
+        if problem.room and len(placement.unplaced_reasons) > _ROUNDS and not (policy.rule or policy.sizes_fixed):
             return _place_by_turns(problem, allocation)
-        if len(placement.failed) > _MANY * len(problem.jobs) and len(placement.failed) > _ROUNDS and counts_room:
+        if (
+            len(placement.unplaced_reasons) > _MANY * len(problem.jobs)
+            and len(placement.unplaced_reasons) > _ROUNDS
+            and counts_room
+        ):
             break
         jobs = []
         for job, choice in zip(problem.jobs, allocation.choice, strict=True):
-            refused = job.job_id in placement.failed and choice is not None
-            jobs.append(replace(job, banned=job.banned | {choice}) if refused and choice is not None else job)
+            refused = job.job_id in placement.unplaced_reasons and choice is not None
+            jobs.append(
+                replace(job, banned_cells=job.banned_cells | {choice}) if refused and choice is not None else job
+            )
         problem = replace(problem, jobs=tuple(jobs))
-    attempts = [_most_of(problem, allocation), greedy(problem), greedy(problem, grow=False)]
+    attempts = [_without_unplaceable(problem, allocation), greedy(problem), greedy(problem, grow=False)]
     # the best objective first: to shrink jobs for one that can't be placed gains nothing
     for attempt in sorted(attempts, key=lambda attempt: -attempt.objective):
-        placement = place(problem.nodes, requests_of(problem, attempt), problem.spanned)
-        if not placement.failed:
+        placement = place(problem.nodes, make_placement_requests(problem, attempt), problem.spanned_nodes)
+        if not placement.unplaced_reasons:
             return EpochAnswer(problem, attempt, placement)
     pairs = zip(problem.jobs, attempt.choice, strict=True)
-    attempt = allocation_of(problem, [job.current if job.job_id in placement.failed else c for job, c in pairs])
-    return EpochAnswer(problem, attempt, replace(placement, failed={}))
+    attempt = allocation_of(
+        problem, [job.current if job.job_id in placement.unplaced_reasons else c for job, c in pairs]
+    )
+    return EpochAnswer(problem, attempt, replace(placement, unplaced_reasons={}))
 
 
 def _place_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
@@ -94,10 +102,10 @@ def _place_by_turns(problem: Problem, allocated: Allocation) -> EpochAnswer:
     One is what of `allocated` can be placed, the other has jobs placed one by one as they are chosen. Banning one Cell at a
     time would converge slower.
     """
-    repaired = _most_of(problem, allocated)
-    placement = place(problem.nodes, requests_of(problem, repaired), problem.spanned)
+    repaired = _without_unplaceable(problem, allocated)
+    placement = place(problem.nodes, make_placement_requests(problem, repaired), problem.spanned_nodes)
     by_turns, nodes = greedy_on_nodes(problem)
-    if placement.failed or by_turns.objective > repaired.objective:
+    if placement.unplaced_reasons or by_turns.objective > repaired.objective:
         return EpochAnswer(problem, by_turns, nodes)
     return EpochAnswer(problem, repaired, placement)
 
@@ -112,14 +120,14 @@ def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> Ep
         return answer
     spared = solve(without_bad_nodes(problem), policy)
     answers = [(a.problem, a.allocation, a.placement) for a in (answer, spared)]
-    if worth(*answers[1]) <= worth(*answers[0]):
+    if value_with_penalties(*answers[1]) <= value_with_penalties(*answers[0]):
         return answer
     # the nodes as they are, for what is decided after this
     return replace(spared, problem=replace(spared.problem, nodes=problem.nodes))
 
 
-def _most_of(problem: Problem, allocated: Allocation) -> Allocation:
+def _without_unplaceable(problem: Problem, allocated: Allocation) -> Allocation:
     """Return `allocated` without the Cells that can't be placed, with waiting jobs started on the GPUs left over."""
-    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved))
-    placement = place(problem.nodes, requests_of(problem, kept), problem.spanned)
-    return kept if placement.failed else fill(problem, kept, placement.nodes)
+    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved_jobs))
+    placement = place(problem.nodes, make_placement_requests(problem, kept), problem.spanned_nodes)
+    return kept if placement.unplaced_reasons else fill(problem, kept, placement.nodes)

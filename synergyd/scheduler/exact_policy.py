@@ -33,8 +33,8 @@ class ExactPolicy(Policy):
             most = sum(max([c.gain for c in columns(job, problem.terms)] + [0.0]) for job in problem.jobs)
             return greedy(problem, base + most)
         choice, moved = read(problem, groups, solution.x)
-        bound = base + solution.bound
-        if solution.ended:
+        bound = base + solution.upper_bound
+        if solution.is_optimal:
             best = allocation(problem, choice, moved, bound, optimal=True)
             return best if best.gap <= _PROVEN else replace(best, optimal=False)
         quick = greedy(problem, bound)

@@ -15,7 +15,7 @@ from synergyd.scheduler.placement.place import Placement
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.first_start import reach_obstacle
 from synergyd.scheduler.problem.gpu_limits import Allowance, format_limit, own_limit_obstacle
-from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem, capacity_of
+from synergyd.scheduler.problem.records import Allocation, JobRequest, NodeCapacity, NodeFilter, Problem, count_gpus
 from synergyd.scheduler.problem.restart_bound import restart_bound_obstacle
 from synergyd.scheduler.problem.utility import change_value, is_growth_refused, payback_s, smallest, stay_value
 
@@ -50,7 +50,7 @@ class ExplanationContext:
         for i, cell, _ in allocation.assignments(problem):
             request = problem.jobs[i]
             self.left.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
-        self.capacity = capacity_of(self._nodes)
+        self.capacity = count_gpus(self._nodes)
         self.weighed = allocation.optimal or allocation.gap <= _WEIGHED or bool(self.away)
         self.allowance = Allowance(problem, allocation.choice)
         self._free: dict[tuple[NodeFilter, str], int] = {}
@@ -82,7 +82,7 @@ class ExplanationContext:
         job = self.problem.jobs[index]
         like = (
             id(job.cells),
-            job.banned,
+            job.banned_cells,
             job.node_filter,
             job.needs,
             job.account,
@@ -99,7 +99,7 @@ class ExplanationContext:
 
     def lacks_room(self, job: JobRequest, cell: Cell) -> bool:
         """Return whether the Cell would fit on the empty nodes but for what the job asks beside GPUs, or for the nodes that it names."""
-        anywhere = job.node_filter._replace(barred=(), required=())
+        anywhere = job.node_filter._replace(excluded_nodes=(), required_nodes=())
         shape, key = cell.shape, (anywhere, cell.shape)
         if self.fits_empty(job, cell):
             return False
@@ -108,7 +108,7 @@ class ExplanationContext:
             self._fit[key] = sum(n.free + n.unusable_gpus >= shape.gpus_per_node for n in nodes)
         return self._fit[key] >= shape.nodes
 
-    def fits_beside(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
+    def would_fit(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Return whether the Cell would fit on what is left over, the job's own (node names, GPUs on each) given back."""
         names, gpus = held or ((), 0)
         return self.left.count(cell.shape, job.node_filter, names, gpus, job.needs) >= cell.shape.nodes
@@ -130,7 +130,7 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[Re
         return context.waits(index)
     others = _alternatives(context, index)
     if choice is None:
-        return _stopped(context, job), others
+        return _explain_stop(context, job), others
     chosen = job.cells[choice]
     better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
     first: Reasons = ()
@@ -168,8 +168,8 @@ def _goodput(job: JobRequest, choice: int) -> str:
     if goodput <= 0:
         return "its goodput can't be predicted"
     text = f"predicted goodput {_rate(goodput)} sequences/s"
-    if job.asked is not None and job.asked != choice:
-        share, asked = goodput / job.cells[job.asked].goodput, job.cells[job.asked].shape.gpus
+    if job.requested_cell is not None and job.requested_cell != choice:
+        share, asked = goodput / job.cells[job.requested_cell].goodput, job.cells[job.requested_cell].shape.gpus
         text += f", {share * 100:.0f} % of that of the size asked for ({asked} GPU{'s' * (asked != 1)})"
     return text
 
@@ -210,7 +210,7 @@ def _restart(job: JobRequest, reasons: Reasons) -> Reasons:
 
 def _exchange(job: JobRequest, choice: int) -> Reasons:
     """Return what less communication saves and costs, beside the best plan of the shape that exchanges every gradient."""
-    chosen, cells = job.cells[choice], CellIndex.of(job.cells)
+    chosen, cells = job.cells[choice], CellIndex.build(job.cells)
     if chosen.plan.exchange == "exact":
         return ()
     shape = chosen.shape
@@ -221,14 +221,14 @@ def _exchange(job: JobRequest, choice: int) -> Reasons:
 
 
 def _is_needed(job: JobRequest, choice: int, action: Action) -> bool:
-    need = job.need_after_restart if action is Action.RESIZE else job.need
+    need = job.need_after_restart if action is Action.RESIZE else job.needed_goodput
     return 0 < need <= job.cells[choice].goodput
 
 
 def _waits(context: ExplanationContext, job: JobRequest) -> Reasons:
     cell = job.cells[smallest(job.cells)]
     least = {"least": format_shape(cell.shape)}
-    cells = CellIndex.of(job.cells)
+    cells = CellIndex.build(job.cells)
     possible = [c.shape for c in (cells[own[0]] for own in cells.by_shape.values()) if context.fits_empty(job, c)]
     if not possible and context.lacks_room(job, cell):
         return (Reason("no-room", {**least, "because": nest_reason(Reason("needs-room"))}),)
@@ -256,7 +256,7 @@ def _waits(context: ExplanationContext, job: JobRequest) -> Reasons:
     return (why, *(Reason("gpus-went-to", {"groups": groups}) for _ in groups[:1]))
 
 
-def _stopped(context: ExplanationContext, job: JobRequest) -> Reasons:
+def _explain_stop(context: ExplanationContext, job: JobRequest) -> Reasons:
     shape = job.cells[job.current or 0].shape
     rule = f": {context.rule}" if context.rule else ""
     why = Reason("preempted", {"size": format_shape(shape), "rule": rule})
@@ -268,7 +268,7 @@ def _alternatives(context: ExplanationContext, index: int) -> tuple[Alternative,
     """Return the best Cell of each other shape and the best other plan of the chosen shape, best goodput first."""
     job = context.problem.jobs[index]
     choice = context.allocation.choice[index]
-    cells = CellIndex.of(job.cells)
+    cells = CellIndex.build(job.cells)
     first = [i for i in cells.best_of_each_shape[: _ALTERNATIVES + 1] if i != choice]
     if choice is not None:
         shape = cells[choice].shape
@@ -299,7 +299,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> Re
         return Reason("restart-bound", {"text": beyond})
     if not context.rule and (beyond := reach_obstacle(job, i, terms)):
         return Reason("first-start", {"text": beyond})
-    if i in job.banned:
+    if i in job.banned_cells:
         return Reason("unplaceable")
     if context.sizes_fixed:
         return Reason("fixed-sizes")
@@ -322,8 +322,8 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> Re
     if missing > 0:
         return Reason("others-gain", {"gpus": missing, "s": "s" * (missing != 1)})
     held = None if chosen is None else (context.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
-    if not context.fits_beside(job, held, cell):
+    if not context.would_fit(job, held, cell):
         return Reason("not-beside")
-    if job.current is None and chosen is not None and choice == job.asked and gpus < chosen.shape.gpus:
+    if job.current is None and chosen is not None and choice == job.requested_cell and gpus < chosen.shape.gpus:
         return Reason("as-asked", {"gpus": chosen.shape.gpus})
     return Reason("no-gain" if context.weighed else "not-weighed")

@@ -20,7 +20,7 @@ from synergy_core.reasons import Reason
 from synergy_core.records import Cell
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
 from synergyd.scheduler.problem.cell_index import MEASURED, CellIndex
 from synergyd.scheduler.problem.gpu_limits import Allowance, within_limits
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
@@ -50,19 +50,21 @@ def explore(
         return None  # a job that waits wants them
     trials: list[tuple[float, int, int]] = []
     for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
-        if choice is not None and choice == job.current and i not in allocated.moved:
+        if choice is not None and choice == job.current and i not in allocated.moved_jobs:
             found = _trials(job, choice, idle).items()
             trials += [(-gain, i, index) for index, gain in found if not is_growth_refused(job, index, problem.terms)]
     for _, i, index in sorted(trials)[:_TRIES]:
         choices = list(allocated.choice)
         choices[i] = index
-        found_place = _place(problem, choices, allocated.moved)
+        found_place = _place(problem, choices, allocated.moved_jobs)
         if found_place is not None and _bad(problem, *found_place) <= _bad(problem, allocated, placed):
             return *found_place, i, index
     return None
 
 
-def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -> tuple[Allocation, Placement] | None:
+def start_at_requested_size(
+    problem: Problem, allocated: Allocation, placed: Placement
+) -> tuple[Allocation, Placement] | None:
     """Return the allocation with jobs at the size asked for where they would start on fewer GPUs.
 
     This is done as far as GPUs are left over and the jobs are not known to be slower at that size, by measurements or by more
@@ -81,11 +83,11 @@ def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -
     refused = 0
     for i in wanting[:_STARTS]:
         job, choice = problem.jobs[i], choices[i]
-        if choice is None or job.asked is None or not _starts_smaller(job, choice, idle):
+        if choice is None or job.requested_cell is None or not _starts_smaller(job, choice, idle):
             continue
-        given, asked, names = job.cells[choice].shape, job.cells[job.asked].shape, nodes[job.job_id]
+        given, asked, names = job.cells[choice].shape, job.cells[job.requested_cell].shape, nodes[job.job_id]
         found = None
-        if allowance.allows(job, choice, job.asked):
+        if allowance.allows(job, choice, job.requested_cell):
             free.give(names, given.gpus_per_node, job.needs)
             found = free.pick(asked, job.node_filter, names, None, job.needs, job.shun)
             if found is None or bad.intersection(found) - set(names):
@@ -97,12 +99,12 @@ def start_as_asked(problem: Problem, allocated: Allocation, placed: Placement) -
                 break
             continue
         free.take(found, asked.gpus_per_node, job.needs)
-        allowance.change(job, choice, job.asked)
-        choices[i], nodes[job.job_id] = job.asked, found
+        allowance.change(job, choice, job.requested_cell)
+        choices[i], nodes[job.job_id] = job.requested_cell, found
         idle[asked.gpu_type] -= asked.gpus - given.gpus
     if choices == list(allocated.choice):
         return None
-    return allocation_of(problem, choices, allocated.moved), Placement(nodes, {}, free.free)
+    return allocation_of(problem, choices, allocated.moved_jobs), Placement(nodes, {}, free.free)
 
 
 def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> bool:
@@ -110,12 +112,12 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
     if (
         choice is None
         or job.current is not None
-        or (job.need and job.overdue_s < 0)
-        or job.asked is None
-        or job.asked in job.banned
+        or (job.needed_goodput and job.overdue_s < 0)
+        or job.requested_cell is None
+        or job.requested_cell in job.banned_cells
     ):
         return False
-    given, asked = job.cells[choice], job.cells[job.asked]
+    given, asked = job.cells[choice], job.cells[job.requested_cell]
     more = asked.shape.gpus - given.shape.gpus
     if asked.shape.gpu_type != given.shape.gpu_type or not 0 < more <= idle[asked.shape.gpu_type]:
         return False
@@ -131,7 +133,7 @@ def _surely_worse(cell: Cell, than: Cell) -> bool:
 
 def _free(problem: Problem, allocated: Allocation, placed: Placement) -> FreeGpus:
     """Return the GPUs that the placement leaves free."""
-    free = FreeGpus(problem.nodes, problem.spanned)
+    free = FreeGpus(problem.nodes, problem.spanned_nodes)
     for i, cell, _ in allocated.assignments(problem):
         job = problem.jobs[i]
         free.take(placed.nodes[job.job_id], cell.shape.gpus_per_node, job.needs)
@@ -160,11 +162,11 @@ def _place(problem: Problem, choices: list[int | None], moved: frozenset[int]) -
     tried = within_limits(problem, allocation_of(problem, choices, moved))
     if tried.choice != tuple(choices):
         return None
-    placement = place(problem.nodes, requests_of(problem, tried), problem.spanned)
-    return None if placement.failed else (tried, placement)
+    placement = place(problem.nodes, make_placement_requests(problem, tried), problem.spanned_nodes)
+    return None if placement.unplaced_reasons else (tried, placement)
 
 
-def trial_worth(goodput: float, sigma: float, fallback: float) -> float:
+def expected_trial_goodput(goodput: float, sigma: float, fallback: float) -> float:
     """Return E[max(X, fallback)] of log-normal X of mean `goodput` and one sigma `sigma` of its logarithm."""
     if sigma <= 0:
         return max(goodput, fallback)
@@ -188,9 +190,9 @@ def _normal(z: float) -> float:
 def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, float]:
     """Return the logarithm of the gain of each Cell worth a trial, by the Cell's index."""
     now = job.cells[current]
-    if job.need or now.goodput <= 0 or job.discount <= 0:
+    if job.needed_goodput or now.goodput <= 0 or job.discount <= 0:
         return {}
-    index_of, gpu_type = CellIndex.of(job.cells), now.shape.gpu_type
+    index_of, gpu_type = CellIndex.build(job.cells), now.shape.gpu_type
     most = min(now.shape.gpus + idle[gpu_type], _REACH * now.shape.gpus)
     found: dict[int, float] = {}
     for gpus, _ in index_of.by_size[gpu_type]:
@@ -198,7 +200,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
             continue
         index = index_of.by_gpus[gpu_type, gpus]
         cell = job.cells[index]
-        if index in job.banned or cell.goodput <= 0 or cell.uncertainty <= MEASURED:
+        if index in job.banned_cells or cell.goodput <= 0 or cell.uncertainty <= MEASURED:
             continue
         # an error that both share moves both
         sigma = math.sqrt(max(cell.uncertainty**2 - now.uncertainty**2, 0.0))
@@ -206,7 +208,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
         if factor <= 0:
             continue
         # back by a restart, and after an epoch at the tried size, which may be as slow as a restart
-        worth = factor * trial_worth(cell.goodput, sigma, factor**2 * now.goodput)
+        worth = factor * expected_trial_goodput(cell.goodput, sigma, factor**2 * now.goodput)
         if worth > _GAIN * now.goodput:
             found[index] = math.log(worth / now.goodput) * job.weight
     return found

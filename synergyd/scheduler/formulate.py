@@ -23,7 +23,7 @@ from synergyd.scheduler.spares import with_spares
 _UNKNOWN = Progress()
 
 
-def _shrink_forced(draft: Draft) -> Draft:
+def _apply_forced_shrinks(draft: Draft) -> Draft:
     inputs = draft.inputs
     shrinks = give_back(inputs.snapshot, inputs.cells, inputs.current_plans)
     return replace(draft, shrinks=shrinks, snapshot=shrinks.snapshot)
@@ -43,14 +43,14 @@ def _classify(draft: Draft) -> Draft:
             inputs.no_cell_reasons.get(job.job_id, ""),
             draft.shrinks.plans.get(job.job_id),
             inputs.ages_s.get(job.job_id, snapshot.time_s - job.submit_s),
-            _budget(restarts.get(job.job_id, usual), rules.restarts.share, job.job_id in draft.shrinks.left),
+            _budget(restarts.get(job.job_id, usual), rules.restarts.share, job.job_id in draft.shrinks.remaining_cells),
             inputs.progress.get(job.job_id, _UNKNOWN),
             weight[job.job_id],
             sizes_fixed=draft.policy.sizes_fixed,
         )
         for job in snapshot.jobs
     )
-    return replace(draft, classified=classified)
+    return replace(draft, requests_in_order=classified)
 
 
 def _budget(known: RestartBudget, share: float, gives_back: bool) -> RestartBudget:
@@ -60,15 +60,17 @@ def _budget(known: RestartBudget, share: float, gives_back: bool) -> RestartBudg
 
 def _replace_lost_nodes(draft: Draft) -> Draft:
     rules = draft.rules
-    spared = with_spares(draft.snapshot, draft.classified, rules.spares, rules.limits, draft.inputs.slurm_limits)
-    left = {**draft.shrinks.left, **spared.left}
+    spared = with_spares(draft.snapshot, draft.requests_in_order, rules.spares, rules.limits, draft.inputs.slurm_limits)
+    left = {**draft.shrinks.remaining_cells, **spared.remaining_cells}
     shrinks = ForcedShrinks(spared.snapshot, draft.shrinks.plans, left, spared.reasons)
-    lent = frozenset(spared.left)
-    return replace(draft, snapshot=spared.snapshot, classified=spared.jobs, shrinks=shrinks, spare_returners=lent)
+    lent = frozenset(spared.remaining_cells)
+    return replace(
+        draft, snapshot=spared.snapshot, requests_in_order=spared.jobs, shrinks=shrinks, spare_returners=lent
+    )
 
 
 def _bound_sizes(draft: Draft) -> Draft:
-    asking = tuple(job for job in draft.classified if isinstance(job, JobRequest))
+    asking = tuple(job for job in draft.requests_in_order if isinstance(job, JobRequest))
     requests = with_own_limits(asking, draft.inputs.slurm_limits)
     limits = NodeLimits(node_capacities(draft.snapshot, requests))
     return replace(draft, requests=tuple(limits.restrict_job(request) for request in requests))
@@ -103,7 +105,7 @@ def _pose(draft: Draft) -> Draft:
         restart_cost_s=rules.restarts.cost_s,
         limits=usage_limits(requests, snapshot.jobs, rules.limits, draft.inputs.slurm_limits),
         room=room_rows(requests, nodes),
-        spanned=spanned,
+        spanned_nodes=spanned,
         may_stop=rules.preemption,
         delays=draft.inputs.delays,
     )
@@ -114,7 +116,7 @@ FORMULATE = (
     Stage(
         name="shrink",
         text="Jobs that hold more GPUs than they may keep (others wait, their owner wants fewer) count as having given them back.",
-        run=_shrink_forced,
+        run=_apply_forced_shrinks,
     ),
     Stage(
         name="classify",

@@ -16,11 +16,11 @@ from synergy_core.records import Action, Cell, Decision, Job, JobState, Plan, Sn
 
 @dataclass(frozen=True)
 class ForcedShrinks:
-    """The epoch as it is decided about. `left`: by job id, the Cell and the nodes that remain to the jobs that give GPUs back."""
+    """The epoch as it is decided about. `remaining_cells`: by job id, the Cell and nodes that remain to jobs that give GPUs back."""
 
     snapshot: Snapshot
     plans: Mapping[int, Plan]
-    left: Mapping[int, tuple[Cell, tuple[str, ...]]]
+    remaining_cells: Mapping[int, tuple[Cell, tuple[str, ...]]]
     #: by job id, why it gives GPUs back where that is the epoch's own decision
     reasons: Mapping[int, Reason] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
 
 def to_resize_decision(decision: Decision, job: Job, shrinks: ForcedShrinks) -> Decision:
     """Turn the decision about what a job is left with into one about the job as it is."""
-    if decision.job_id not in shrinks.left:
+    if decision.job_id not in shrinks.remaining_cells:
         return decision
     gpus = job.shape.gpus - (decision.cell.shape.gpus if decision.cell else 0)
     because = nest_reason(own) if (own := shrinks.reasons.get(job.job_id)) is not None else job.gives_back

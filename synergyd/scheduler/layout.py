@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterable
 
 from synergyd.scheduler.placement.lwf import place_lwf
-from synergyd.scheduler.placement.place import Placement, requests_of
+from synergyd.scheduler.placement.place import Placement, make_placement_requests
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob
 from synergyd.scheduler.problem.records import Allocation, Problem
 
 
-def lay_out(
+def place_by_rule(
     problem: Problem, allocation: Allocation, packed: Placement, rule: str, outside: Iterable[UntouchedJob]
 ) -> Placement:
     """Place `allocation` by `rule` where it is `lwf-K` (placement/lwf.py).
@@ -21,10 +21,10 @@ def lay_out(
     """
     if not rule.startswith("lwf-"):
         return packed
-    requests = requests_of(problem, allocation)
+    requests = make_placement_requests(problem, allocation)
     work = node_work(problem, allocation, outside)
-    placed = place_lwf(problem.nodes, requests, int(rule.removeprefix("lwf-")), work, problem.spanned)
-    return packed if placed.failed else placed
+    placed = place_lwf(problem.nodes, requests, int(rule.removeprefix("lwf-")), work, problem.spanned_nodes)
+    return packed if placed.unplaced_reasons else placed
 
 
 def node_work(problem: Problem, allocation: Allocation, outside: Iterable[UntouchedJob]) -> dict[str, list[float]]:

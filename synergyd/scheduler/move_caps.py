@@ -36,7 +36,7 @@ class MoveCaps:
     #: rate of each job, by job id; a job that is not here writes alone
     rates_gib_s: Mapping[int, float] = field(default_factory=dict)
     #: jobs that do not wait
-    needed: frozenset[int] = frozenset()
+    urgent_jobs: frozenset[int] = frozenset()
 
     def rate(self, job_id: int) -> float:
         return self.rates_gib_s.get(job_id, self.write_gib_s)
@@ -84,7 +84,7 @@ class _Pacing:
         for job in problem.jobs:
             if job.current is not None:
                 cell = job.cells[job.current]
-                for node, (count, part) in self._of(job, cell, self._held_nodes(job.job_id), -1).items():
+                for node, (count, part) in self._signed_use(job, cell, self._held_nodes(job.job_id), -1).items():
                     self._add(node, count, part)
         self._count, self._writing = caps.under_way, caps.writing_gib_s
         self.begun: set[int] = set()
@@ -92,12 +92,12 @@ class _Pacing:
         self._waiting: set[int] = set()  # all of these
 
     def run(self) -> None:
-        order = sorted(self.changes, key=lambda i: (i not in self._caps.needed, -self._gains[i], i))
+        order = sorted(self.changes, key=lambda i: (i not in self._caps.urgent_jobs, -self._gains[i], i))
         forced: list[int] = []
         for i in order:
             if i in self.begun:
                 continue
-            if self._gains[i] < 0 and i not in self._caps.needed:
+            if self._gains[i] < 0 and i not in self._caps.urgent_jobs:
                 forced.append(i)  # usually for other jobs, and it begins with them
                 continue
             self._begin(i)
@@ -124,7 +124,7 @@ class _Pacing:
             cell=present,
             node_names=tuple(name.partition(":")[0] for name in job.nodes),
             reasons=reasons,
-            relative_goodput=relative_goodput(present, job.cells, job.asked),
+            relative_goodput=relative_goodput(present, job.cells, job.requested_cell),
             worth=value_terms(job, job.current, True, self._problem.terms),
             sharing=None,
         )
@@ -141,12 +141,12 @@ class _Pacing:
         """Begin the change, with those that it needs, where the bounds allow all of them."""
         together = self._together(job_id)
         runs = [i for i in together if self._counts(i)]
-        if job_id in self._caps.needed or self._fits(runs):
+        if job_id in self._caps.urgent_jobs or self._fits(runs):
             self._accept(together)
             return
         self._awaited[job_id] = set(together)
         self._waiting.update(together)
-        if self._count or self._writing or self._alone(runs):
+        if self._count or self._writing or self._fits_alone(runs):
             return
         # never all at once: some leave now, and the others as soon as these have
         for i in (i for i in runs if not self._needs_others(i)):
@@ -157,7 +157,7 @@ class _Pacing:
         """Return the change and those that have to begin with it, since it takes what they leave, directly or by way of others."""
         found = {job_id: None}  # in the order of their finding
         while True:
-            short = self._find_overcommitted(found)
+            short = self._find_overcommitments(found)
             holders = (i for node in short for i in self._holders.get(node, ()))
             leaver = next((i for i in holders if i not in found), None)
             if leaver is None:
@@ -165,7 +165,7 @@ class _Pacing:
                 return list(found)
             found[leaver] = None
 
-    def _find_overcommitted(self, jobs: Iterable[int]) -> list[_Node]:
+    def _find_overcommitments(self, jobs: Iterable[int]) -> list[_Node]:
         """Return the nodes and limits that these changes would overcommit."""
         gpus: dict[_Node, float] = {}
         room: dict[_Node, Room] = {}
@@ -184,15 +184,17 @@ class _Pacing:
     def _difference(self, job_id: int) -> dict[_Node, tuple[float, Room]]:
         """Return what the change takes of each node and limit, negative where it leaves more."""
         job, cell = self._jobs[job_id], self.changes[job_id].cell
-        found = {} if cell is None else self._of(job, cell, self._taken_nodes(job_id), 1)
+        found = {} if cell is None else self._signed_use(job, cell, self._taken_nodes(job_id), 1)
         if job.current is None:
             return found
-        for node, (gpus, part) in self._of(job, job.cells[job.current], self._held_nodes(job_id), -1).items():
+        for node, (gpus, part) in self._signed_use(job, job.cells[job.current], self._held_nodes(job_id), -1).items():
             count, room = found.get(node, (0.0, NO_ROOM))
             found[node] = count + gpus, room.plus(part)
         return found
 
-    def _of(self, job: JobRequest, cell: Cell, nodes: Iterable[_Node], sign: int) -> dict[_Node, tuple[float, Room]]:
+    def _signed_use(
+        self, job: JobRequest, cell: Cell, nodes: Iterable[_Node], sign: int
+    ) -> dict[_Node, tuple[float, Room]]:
         """Return what the job has with a Cell on these nodes, of each node and of each limit, times `sign`."""
         shape = cell.shape
         each = shape.gpus_per_node
@@ -201,7 +203,7 @@ class _Pacing:
         }
         for key, limit in self._limits.items():
             if (rate := limit.rate(job)) is not None:
-                found[key] = sign * rate.of(shape.gpu_type, shape.nodes, each), NO_ROOM
+                found[key] = sign * rate.count_use(shape.gpu_type, shape.nodes, each), NO_ROOM
         return found
 
     def _accept(self, jobs: Iterable[int]) -> None:
@@ -231,7 +233,7 @@ class _Pacing:
         )
         return few and slow
 
-    def _alone(self, runs: Sequence[int]) -> bool:
+    def _fits_alone(self, runs: Sequence[int]) -> bool:
         """Return whether the bounds would allow these changes with nothing else under way."""
         caps, rate = self._caps, sum(self._caps.rate(i) for i in runs)
         return (not caps.most or len(runs) <= caps.most) and (
@@ -239,11 +241,11 @@ class _Pacing:
         )
 
     def _needs_others(self, job_id: int) -> bool:
-        return bool(self._find_overcommitted([job_id]))
+        return bool(self._find_overcommitments([job_id]))
 
     def _part(self, job: JobRequest, gpus: int, key: _Node) -> Room:
         node = self._nodes[key]
-        return node.total if job.needs.whole_nodes else job.needs.on(gpus, node.threads, node.total.memory_mib)
+        return node.total if job.needs.whole_nodes else job.needs.room_for(gpus, node.threads, node.total.memory_mib)
 
     def _runs(self, job_id: int) -> bool:
         return self._jobs[job_id].current is not None

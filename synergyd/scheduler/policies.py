@@ -10,7 +10,7 @@ from synergyd.scheduler.problem.records import Policy
 from synergyd.settings.policies import POLICIES
 
 
-def policy_named(name: str) -> Policy:
+def load_policy(name: str) -> Policy:
     """Import and build the policy called `name`. Raises UsageError if there is none of that name."""
     if name not in POLICIES:
         raise UsageError("Policy", f"no policy is called '{name}'", f"one of: {', '.join(sorted(POLICIES))}")

@@ -29,7 +29,7 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
         if job.current is not None and job.overdue_s < 0:
             job = replace(job, holds_s=min(job.holds_s, max(0.0, left_s)))
             if left_s <= 0:
-                ready = job.discount > 0 and job.current not in job.banned
+                ready = job.discount > 0 and job.current not in job.banned_cells
                 job = replace(job, stoppable=ready, stops_when_due=True)
         found.append(job)
     return tuple(found)
@@ -45,7 +45,7 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     kept: set[int] = set()
     for attempt in range(_ROUNDS + 1):
         rest = [i for i in range(len(problem.jobs)) if i not in kept]
-        allocated = policy.allocate(_beside(problem, rest, kept))
+        allocated = policy.allocate(_without_kept_jobs(problem, rest, kept))
         stopped = {i for i, choice in zip(rest, allocated.choice, strict=True) if choice is None} & running
         if not stopped:
             break
@@ -53,7 +53,7 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     choice: list[int | None] = [job.current for job in problem.jobs]
     for i, picked in zip(rest, allocated.choice, strict=True):
         choice[i] = picked
-    return allocation(problem, choice, frozenset(rest[i] for i in allocated.moved))
+    return allocation(problem, choice, frozenset(rest[i] for i in allocated.moved_jobs))
 
 
 def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
@@ -65,16 +65,16 @@ def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
     for _ in range(_ROUNDS):
         wasteful = _wasteful(problem, allocated)
         if not wasteful:
-            return allocated if _due_started(problem, allocated) >= _due_started(problem, first) else first
+            return allocated if _count_due_starts(problem, allocated) >= _count_due_starts(problem, first) else first
         kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.jobs))
         problem = replace(problem, jobs=tuple(kept))
         allocated = policy.allocate(problem)
     if _wasteful(problem, allocated):
         allocated = policy.allocate(replace(problem, jobs=tuple(replace(a, stoppable=False) for a in problem.jobs)))
-    return allocated if _due_started(problem, allocated) >= _due_started(problem, first) else first
+    return allocated if _count_due_starts(problem, allocated) >= _count_due_starts(problem, first) else first
 
 
-def _due_started(problem: Problem, allocated: Allocation) -> int:
+def _count_due_starts(problem: Problem, allocated: Allocation) -> int:
     """Return the number of jobs that start because they are due: for these a stop may leave GPUs unused."""
     pairs = zip(problem.jobs, allocated.choice, strict=True)
     return sum(job.current is None and job.overdue_s >= 0 and choice is not None for job, choice in pairs)
@@ -97,7 +97,7 @@ def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
     return {i for i, gpu_type in stopped.items() if taken[gpu_type] < freed[gpu_type] / 2}
 
 
-def _beside(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
+def _without_kept_jobs(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
     """Return the problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
     held: Counter[str] = Counter()
     for i in kept:

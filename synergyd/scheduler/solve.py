@@ -9,37 +9,40 @@ from synergyd.links.model import Topology, topology_of
 from synergyd.links.sharing import sharings, traffic_of
 from synergyd.links.slowdown import Traffic
 from synergyd.scheduler.epoch import Draft, Stage
-from synergyd.scheduler.epoch_answer import EpochAnswer, solve, solve_due, weigh_bad_nodes
-from synergyd.scheduler.exploration import explore, start_as_asked
-from synergyd.scheduler.layout import lay_out
+from synergyd.scheduler.epoch_answer import EpochAnswer, solve, solve_due_first, weigh_bad_nodes
+from synergyd.scheduler.exploration import explore, start_at_requested_size
+from synergyd.scheduler.layout import place_by_rule
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.problem.records import Policy
 
 
-def topology_for(draft: Draft) -> Topology:
+def make_topology(draft: Draft) -> Topology:
     """Return the links between the nodes of the problem."""
     links = draft.rules.links
     return topology_of(links.node_link, links.leaf_uplink, {node.name: node.leaf for node in draft.problem.nodes})
 
 
-def traffic_outside(draft: Draft, topology: Topology) -> list[Traffic]:
+def find_outside_traffic(draft: Draft, topology: Topology) -> list[Traffic]:
     """Return what jobs outside of the problem send over the links."""
     sent = (traffic_of(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
     return [one for one in sent if one is not None]
 
 
 def _allocate(draft: Draft) -> Draft:
-    answer, due = solve_due(draft.problem, draft.policy, draft.rules.objective)
-    return replace(draft, answer=answer, due=due)
+    answer, due = solve_due_first(draft.problem, draft.policy, draft.rules.objective)
+    return replace(draft, answer=answer, due_problem=due)
 
 
 def _spare_bad_nodes(draft: Draft) -> Draft:
-    return replace(draft, answer=weigh_bad_nodes(draft.answer, draft.due.problem, draft.policy))
+    return replace(draft, answer=weigh_bad_nodes(draft.answer, draft.due_problem.problem, draft.policy))
 
 
-def _start_as_asked(draft: Draft) -> Draft:
+def _start_at_requested_size(draft: Draft) -> Draft:
     answer = draft.answer
-    if draft.by_rule or (started := start_as_asked(answer.problem, answer.allocation, answer.placement)) is None:
+    if (
+        draft.by_rule
+        or (started := start_at_requested_size(answer.problem, answer.allocation, answer.placement)) is None
+    ):
         return draft
     return replace(draft, answer=EpochAnswer(answer.problem, *started))
 
@@ -52,9 +55,9 @@ def _try_sizes(draft: Draft) -> Draft:
     return replace(draft, answer=EpochAnswer(answer.problem, allocation, placement), trial=(job, cell))
 
 
-def _lay_out(draft: Draft) -> Draft:
+def _place_by_rule(draft: Draft) -> Draft:
     answer = draft.answer
-    placement = lay_out(
+    placement = place_by_rule(
         answer.problem,
         answer.allocation,
         answer.placement,
@@ -67,20 +70,20 @@ def _lay_out(draft: Draft) -> Draft:
 def _weigh_links(draft: Draft) -> Draft:
     if not draft.rules.links.link_aware:
         return draft
-    topology = topology_for(draft)
-    others = traffic_outside(draft, topology)
+    topology = make_topology(draft)
+    others = find_outside_traffic(draft, topology)
     return replace(draft, answer=weigh_links(draft.answer, draft.policy, topology, others))
 
 
 def _forecast_sharing(draft: Draft) -> Draft:
     if not draft.rules.links.link_aware:
         return draft
-    topology, answer, senders = topology_for(draft), draft.answer, []
+    topology, answer, senders = make_topology(draft), draft.answer, []
     for i, cell, _ in answer.allocation.assignments(answer.problem):
         job_id = answer.problem.jobs[i].job_id
         senders.append(traffic_of(job_id, cell, answer.placement.nodes[job_id], topology))
     sent = [one for one in senders if one is not None]
-    return replace(draft, sharing=sharings([*traffic_outside(draft, topology), *sent], topology))
+    return replace(draft, sharing=sharings([*find_outside_traffic(draft, topology), *sent], topology))
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:
@@ -95,7 +98,8 @@ def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others:
     if not first.away:
         return as_placed
     banned = tuple(
-        replace(job, banned=job.banned | first.away.get(i, frozenset())) for i, job in enumerate(answer.problem.jobs)
+        replace(job, banned_cells=job.banned_cells | first.away.get(i, frozenset()))
+        for i, job in enumerate(answer.problem.jobs)
     )
     again = solve(replace(answer.problem, jobs=banned), policy)
     second = place_link_aware(again.problem, again.allocation, again.placement, topology, others, sizes)
@@ -119,14 +123,14 @@ SOLVE = (
     Stage(
         name="start-as-asked",
         text="Jobs that would start below their requested size get it, on GPUs that no other job needs.",
-        run=_start_as_asked,
+        run=_start_at_requested_size,
     ),
     Stage(
         name="try-sizes",
         text="One running job tries a larger size of uncertain goodput, on GPUs that no other job needs.",
         run=_try_sizes,
     ),
-    Stage(name="layout", text="The setting Placement may give the same Cells other nodes.", run=_lay_out),
+    Stage(name="layout", text="The setting Placement may give the same Cells other nodes.", run=_place_by_rule),
     Stage(
         name="links",
         text="With LinkAware, jobs get other nodes or another Cell where shared links would cost more than that.",

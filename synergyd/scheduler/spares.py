@@ -36,7 +36,7 @@ class _Group:
     name: str
     qos: bool
     nodes: tuple[Node, ...]
-    kept: int
+    kept_spares: int
 
     @property
     def each(self) -> int:
@@ -50,16 +50,16 @@ class _Group:
     def words(self) -> str:
         """Return the group in words: `1 of the 4 nodes of partition gpu`."""
         where = f"for QOS {self.name}" if self.qos else f"of partition {self.name}"
-        return f"{self.kept} of the {len(self.nodes)} nodes {where}"
+        return f"{self.kept_spares} of the {len(self.nodes)} nodes {where}"
 
 
 @dataclass(frozen=True)
-class Spared:
-    """The epoch with spares given and kept. `left`: by job id, the Cell and nodes of the jobs that give back, and why."""
+class SparesPlan:
+    """The epoch with spares given and kept. `remaining_cells`: by job id, the Cell and nodes of the jobs that give back, and why."""
 
     snapshot: Snapshot
     jobs: tuple[Classified, ...]
-    left: Mapping[int, tuple[Cell, tuple[str, ...]]] = field(default_factory=dict)
+    remaining_cells: Mapping[int, tuple[Cell, tuple[str, ...]]] = field(default_factory=dict)
     reasons: Mapping[int, Reason] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def with_spares(
     rules: SpareRules,
     limits: LimitRules,
     slurm: SlurmLimits = NO_SLURM_LIMITS,
-) -> Spared:
+) -> SparesPlan:
     """Return the epoch with spares given and kept.
 
     `jobs`: those of the snapshot, in its order. A job that gets a spare has its start decided; one whose start would take a
@@ -77,12 +77,12 @@ def with_spares(
     """
     groups = _groups(snapshot.cluster, rules)
     if not groups:
-        return Spared(snapshot, tuple(jobs))
+        return SparesPlan(snapshot, tuple(jobs))
     epoch = _Epoch(snapshot, jobs, limits, slurm)
     for job, asking in zip(snapshot.jobs, jobs, strict=True):
         mine = [g for g in groups if g.claims(job)]
         if job.lost and mine and isinstance(asking, JobRequest) and asking.current is None:
-            epoch.replace_lost(job, asking, max(mine, key=lambda g: g.kept))
+            epoch.start_on_spares(job, asking, max(mine, key=lambda g: g.kept_spares))
     for group in groups:
         epoch.keep(group)
     return epoch.assign_spares()
@@ -134,7 +134,7 @@ class _Epoch:
         limits = usage_limits(jobs, self._snapshot.jobs, self._rules, self._slurm)
         return limits, [sum(limit.use(job, job.current) for job in jobs) for limit in limits]
 
-    def assign_spares(self) -> Spared:
+    def assign_spares(self) -> SparesPlan:
         """Return the epoch with spares given and kept, where jobs that start with a spare hold its GPUs from now on."""
         taken: dict[str, int] = {}
         for cell, names in self._started.values():
@@ -145,12 +145,12 @@ class _Epoch:
             for n in self._snapshot.cluster.nodes
         )
         if not taken:
-            return Spared(self._snapshot, tuple(self._jobs), self._left, self._reasons)
-        jobs = tuple(self._as_started(job) for job in self._snapshot.jobs)
+            return SparesPlan(self._snapshot, tuple(self._jobs), self._left, self._reasons)
+        jobs = tuple(self._with_running_state(job) for job in self._snapshot.jobs)
         snapshot = replace(self._snapshot, cluster=Cluster(nodes), jobs=jobs)
-        return Spared(snapshot, tuple(self._jobs), self._left, self._reasons)
+        return SparesPlan(snapshot, tuple(self._jobs), self._left, self._reasons)
 
-    def _as_started(self, job: Job) -> Job:
+    def _with_running_state(self, job: Job) -> Job:
         """Return the job as running if it starts with a spare: it counts in limits as a running job does."""
         if job.job_id not in self._started:
             return job
@@ -159,17 +159,17 @@ class _Epoch:
 
     # -- a job that lost a node ------------------------------------------------------------------------------------
 
-    def replace_lost(self, job: Job, asking: JobRequest, group: _Group) -> None:
+    def start_on_spares(self, job: Job, asking: JobRequest, group: _Group) -> None:
         """Start the job at the size that it had, where spares make that possible; nothing else changes."""
         size = job.lost_shape
-        banned = with_own_limits((asking,), self._slurm)[0].banned
+        banned = with_own_limits((asking,), self._slurm)[0].banned_cells
         fits = [i for i, c in enumerate(asking.cells) if c.shape == size and i not in banned]
         if not fits:
             return
         want = max(fits, key=lambda i: asking.cells[i].goodput)
         back: dict[int, tuple[int, tuple[str, ...]]] = {}
         names = self._pick(want, asking, back)
-        spares = group.kept * group.each - self._given.get((group.name, group.qos), 0)
+        spares = group.kept_spares * group.each - self._given.get((group.name, group.qos), 0)
         for lender in () if names is not None else self._lenders(asking.cells[want], asking):
             most = spares - sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
             smaller = [i for i in _smaller(lender) if self._gives(lender, i) <= most]
@@ -181,7 +181,7 @@ class _Epoch:
                 self._unlend(lender, back)
             else:
                 # one job alone can't give enough: take its smallest size, and others beside it
-                if (least := CellIndex.of(lender.cells).smallest) in smaller:
+                if (least := CellIndex.build(lender.cells).smallest) in smaller:
                     self._lend(lender, least, back)
                     names = self._pick(want, asking, back)
             if names is not None:
@@ -222,7 +222,7 @@ class _Epoch:
         lost = ", ".join(job.lost[:3])
         fields = {"size": format_shape(cell.shape, names), "lost": lost, "kept": group.words(), "jobs": sorted(back)}
         why = Reason("spare-start-lent" if back else "spare-start", {**fields, "s": "s" * (len(back) == 1)})
-        relative = relative_goodput(cell, asking.cells, asking.asked)
+        relative = relative_goodput(cell, asking.cells, asking.requested_cell)
         self._started[job.job_id] = cell, names
         kind, given_gpus = (group.name, group.qos), sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
         self._given[kind] = self._given.get(kind, 0) + given_gpus
@@ -231,7 +231,7 @@ class _Epoch:
             lender = self._request(job_id)
             self._left[job_id] = lender.cells[index], _hosts(kept)
             self._reasons[job_id] = Reason("lent-spare", {"jobs": [job.job_id], "lost": lost})
-            self._set(job_id, replace(lender, current=index, nodes=kept, banned=lender.banned - {index}))
+            self._set(job_id, replace(lender, current=index, nodes=kept, banned_cells=lender.banned_cells - {index}))
 
     def _pick(
         self, want: int, asking: JobRequest, back: Mapping[int, tuple[int, tuple[str, ...]]]
@@ -280,7 +280,7 @@ class _Epoch:
         """Let jobs wait whose start would leave too few spares, the first in the queue last."""
         names = {n.name for n in group.nodes}
         each = group.each
-        room = sum(n.gpus - n.gpus_used for n in group.nodes) - group.kept * each
+        room = sum(n.gpus - n.gpus_used for n in group.nodes) - group.kept_spares * each
         room += sum(self._gpus_beyond_smallest(j, names) for j in self._jobs if isinstance(j, JobRequest))
         room -= sum(c.shape.gpus_per_node * len(names.intersection(some)) for c, some in self._started.values())
         waiting = [j for j in self._jobs if isinstance(j, JobRequest) and j.current is None]
@@ -288,7 +288,7 @@ class _Epoch:
             job = self._of[asking.job_id]
             if not (group.qos or group.claims(job)):
                 continue
-            least = asking.cells[CellIndex.of(asking.cells).smallest].shape.gpus
+            least = asking.cells[CellIndex.build(asking.cells).smallest].shape.gpus
             others = asking.node_filter.partition.split(",") if not group.qos else []
             others = [name for name in others if name != group.name]
             if least <= room:
@@ -308,7 +308,7 @@ class _Epoch:
         if job.state is not JobState.RUNNING or asking.current is None:
             return 0
         there = len(names.intersection(job.node_names))
-        least = asking.cells[CellIndex.of(asking.cells).smallest].shape.gpus
+        least = asking.cells[CellIndex.build(asking.cells).smallest].shape.gpus
         return max(0, min(job.shape.gpus - least, there * job.shape.gpus_per_node))
 
     def _request(self, job_id: int) -> JobRequest:
@@ -330,7 +330,7 @@ def _smaller(job: JobRequest) -> list[int]:
 
 
 def _waits(least: int, group: _Group, each: int) -> Reason:
-    never = least > (len(group.nodes) - group.kept) * each
+    never = least > (len(group.nodes) - group.kept_spares) * each
     fields = {"waits": "Can't start" if never else "Waits", "s": "s" * (least != 1)}
     return Reason("spares-kept", {"gpus": least, "kept": group.words(), **fields})
 

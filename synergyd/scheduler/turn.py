@@ -35,10 +35,16 @@ def release_overtaken_jobs(
     for decision in decisions:
         job = requests.get(decision.job_id)
         waits = job is not None and decision.action is Action.WAIT and job.current is None
-        if job is not None and waits and job.asked is not None and turns < MOST and _is_allowed(job, allowance):
+        if (
+            job is not None
+            and waits
+            and job.requested_cell is not None
+            and turns < MOST
+            and _is_allowed(job, allowance)
+        ):
             turns += 1
-            allowance.change(job, None, job.asked)
-            cell = job.cells[job.asked]
+            allowance.change(job, None, job.requested_cell)
+            cell = job.cells[job.requested_cell]
             why = (Reason("overtaken", {"size": format_shape(cell.shape)}), *decision.reasons)
             decision = replace(decision, action=Action.START, cell=cell, node_names=(), reasons=why)
         found.append(decision)
@@ -47,7 +53,7 @@ def release_overtaken_jobs(
 
 def _is_allowed(job: JobRequest, allowance: Allowance) -> bool:
     """Return whether the job may have the size asked for, by its own limits and those of the settings."""
-    if job.asked is None or own_limit_obstacle(job, job.asked):
+    if job.requested_cell is None or own_limit_obstacle(job, job.requested_cell):
         return False
-    full = allowance.find_exceeded_limit(job, None, job.asked)  # the settings' come first
+    full = allowance.find_exceeded_limit(job, None, job.requested_cell)  # the settings' come first
     return full is None or bool(full[0].slurm)

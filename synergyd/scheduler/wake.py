@@ -22,7 +22,7 @@ from synergyd.scheduler.problem.from_snapshot import node_capacities
 from synergyd.scheduler.problem.gpu_limits import Allowance, own_limit_obstacle
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.records import JobRequest, Problem
-from synergyd.scheduler.problem.restart_bound import within_bound
+from synergyd.scheduler.problem.restart_bound import ban_costly_restarts
 from synergyd.scheduler.problem.utility import (
     change_value,
     is_growth_refused,
@@ -74,15 +74,20 @@ def _starts(
     found = []
     for decision in decisions:
         job = requests.get(decision.job_id)
-        if job is not None and decision.action is Action.WAIT and job.current is None and job.asked is not None:
+        if (
+            job is not None
+            and decision.action is Action.WAIT
+            and job.current is None
+            and job.requested_cell is not None
+        ):
             names = _room(job, problem, asleep, wake_s)
             if (
                 names
-                and not own_limit_obstacle(job, job.asked)
-                and allowance.find_exceeded_limit(job, None, job.asked) is None
+                and not own_limit_obstacle(job, job.requested_cell)
+                and allowance.find_exceeded_limit(job, None, job.requested_cell) is None
             ):
-                allowance.change(job, None, job.asked)
-                cell = job.cells[job.asked]
+                allowance.change(job, None, job.requested_cell)
+                cell = job.cells[job.requested_cell]
                 for name in names:
                     asleep[name] -= cell.shape.gpus_per_node
                 fields = {"size": format_shape(cell.shape), "nodes": list(_hosts(names))}
@@ -128,7 +133,7 @@ class _Growth:
         woken = (replace(n, up=True) if (n.name, n.gpu_type) in wanted else n for n in snapshot.cluster.nodes)
         nodes = node_capacities(replace(snapshot, cluster=Cluster(tuple(woken))), problem.jobs)
         self._limits = NodeLimits(nodes)
-        self._free = FreeGpus(nodes, problem.spanned)
+        self._free = FreeGpus(nodes, problem.spanned_nodes)
         names = {(node.host or node.name, node.gpu_type): node.name for node in nodes}
         for request, decision in self._pairs():
             cell = decision.cell
@@ -162,8 +167,8 @@ class _Growth:
     def _best(self, request: JobRequest) -> _Option | None:
         """Return the growth onto nodes that sleep that gains most, or None where none gains anything."""
         # Cells that placement refused may fit with nodes that are woken; those that a restart may not be spent on stay banned
-        anew = within_bound(replace(request, banned=frozenset()))
-        bound, cells = self._limits.restrict_job(anew), CellIndex.of(request.cells)
+        anew = ban_costly_restarts(replace(request, banned_cells=frozenset()))
+        bound, cells = self._limits.restrict_job(anew), CellIndex.build(request.cells)
         now, terms = cells[request.current or 0], self._problem.terms
         stays, least_s = stay_value(request, terms), min(node.wake_s for node in self._asleep.values())
         last = {name: 1 for name in self._asleep}
@@ -173,7 +178,7 @@ class _Growth:
             shape = cells[index].shape
             if cells[index].goodput <= now.goodput:
                 break
-            if shape.gpus <= now.shape.gpus or index in bound.banned or is_growth_refused(request, index, terms):
+            if shape.gpus <= now.shape.gpus or index in bound.banned_cells or is_growth_refused(request, index, terms):
                 continue
             most = change_value(self._with_delay(request, least_s), index, terms) - stays
             if most <= (best[0] if best else 0.0) or own_limit_obstacle(request, index):
@@ -214,7 +219,7 @@ class _Growth:
             "payback_s": payback_s(now.goodput, cell.goodput, cost_s),
         }
         why = (Reason("grows-woken", fields),)
-        asked = relative_goodput(cell, request.cells, request.asked)
+        asked = relative_goodput(cell, request.cells, request.requested_cell)
         worth = value_terms(self._with_delay(request, wake_s), index, False, self._problem.terms)
         return replace(
             decision,
@@ -233,7 +238,7 @@ def _hosts(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _may_have(request: JobRequest, gpu_type: str) -> bool:
-    return gpu_type in CellIndex.of(request.cells).types
+    return gpu_type in CellIndex.build(request.cells).types
 
 
 def leaked_gpus(nodes: Iterable[Node]) -> Reasons:
@@ -247,7 +252,7 @@ def leaked_gpus(nodes: Iterable[Node]) -> Reasons:
 
 def _room(job: JobRequest, problem: Problem, asleep: Mapping[str, int], wake_s: Mapping[str, float]) -> list[str]:
     """Return nodes that sleep for the size asked for, the soonest up first; empty where there are too few."""
-    shape = job.cells[job.asked or 0].shape
+    shape = job.cells[job.requested_cell or 0].shape
     names = [
         node.name
         for node in problem.nodes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_core.link_names import NETWORK_LINKS, parse_link, parse_measured
+from synergy_core.link_names import NETWORK_LINKS, parse_link, parse_measured_link
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
@@ -193,7 +193,7 @@ def _web(text: str) -> str:
 
 
 def _link(text: str) -> str:
-    kind, figures = parse_measured(text)
+    kind, figures = parse_measured_link(text)
     count, name = parse_link(kind) or (0, "")
     if name not in NETWORK_LINKS:
         raise ValueError(text)

@@ -88,8 +88,8 @@ class Actuator:
     report: str
     submissions: dict[int, SubmittedJob]
     links: str = ""
-    put_off: Callable[[JobRow], bool] = lambda _: False
-    request_of: Callable[[int], int] = lambda _: 0
+    is_postponed: Callable[[JobRow], bool] = lambda _: False
+    checkpoint_request: Callable[[int], int] = lambda _: 0
     names: Mapping[int, int | str] = field(default_factory=dict)  # a job's name to Slurm, if that is not its id
     check: PlaceCheck = field(default_factory=PlaceCheck)
 
@@ -137,7 +137,7 @@ class Actuator:
         if name := self.names.get(job_id, job_id):
             self.slurm.update(name, {"AdminComment": self._stamp(self._with_present_note(job_id, submission), plan)})
 
-    def park_again(self, job_ids: Sequence[int], park_s: float) -> str:
+    def renew_parking(self, job_ids: Sequence[int], park_s: float) -> str:
         """Put off the start of jobs that have been parked and stamped before. Return what went wrong, "" if nothing did."""
         ours = [
             i
@@ -216,7 +216,7 @@ class Actuator:
                 nodes=target.nodes,
                 checkpoint=folder,
                 own_batch=submission.keeps_batch(target.plan),
-                asked=submission.asked,
+                requested_shape=submission.requested_shape,
             )
             shown_text = render(request)
         except UsageError:
@@ -251,7 +251,7 @@ class Actuator:
         loop = submission.directive.loop if submission.directive else ""
         own_batch = submission.keeps_batch(plan)
         return plan_file.PlanFile(
-            job_id, plan, self.report, folder, os.getuid(), self.links, submission.asked, own_batch, loop
+            job_id, plan, self.report, folder, os.getuid(), self.links, submission.requested_shape, own_batch, loop
         )
 
     def _do(self, instruction: Instruction, submission: SubmittedJob) -> tuple[str, bool] | None:
@@ -264,7 +264,7 @@ class Actuator:
         if not name or (is_pending_array_remainder(row) and not isinstance(instruction, Park | Split)):
             return "its id names several jobs", False
         state = state_of(row)
-        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.put_off(row):
+        if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.is_postponed(row):
             return "its start was put off meanwhile", True  # the next observation says so too
         if isinstance(instruction, AskCheckpoint | Restart | JoinNodes | ReturnNodes) and (
             state is not JobState.RUNNING or row.restarts != instruction.restarts
@@ -276,7 +276,7 @@ class Actuator:
         match instruction:  # nothing for JoinNodes: the job's launchers ask for the nodes, as its user
             case AskCheckpoint():
                 self._reserve(job_id, submission)
-                if not self.request_of(job_id):
+                if not self.checkpoint_request(job_id):
                     self.slurm.signal_launchers(name, CHECKPOINT_SIGNAL)
             case Requeue():
                 return self._requeue(instruction, row, submission)
@@ -284,7 +284,7 @@ class Actuator:
                 # an incarnation that Slurm starts by itself finds this, such as after a node's failure
                 self._hand_over(job_id, submission, plan)
                 self._note_plan(name, job_id, submission, plan)
-            case ReturnNodes(kept=kept, joined=joined):
+            case ReturnNodes(kept_nodes=kept, joined_nodes=joined):
                 return return_nodes(self.slurm, row, kept, joined)
             case Park(park_s=park_s, time=time):
                 if state is not JobState.PENDING:
@@ -410,7 +410,7 @@ class Actuator:
     def _stamp(self, submission: SubmittedJob, plan: Plan | None) -> str:
         stamp = admin_comment.AdminCommentStamp(
             directive_key_values(submission.directive or Directive()),
-            asked=submission.asked,
+            requested_shape=submission.requested_shape,
             cpus_per_node=submission.cpus_per_node,
             own_tasks=submission.own_tasks,
             nodelist=submission.nodelist,
@@ -418,10 +418,10 @@ class Actuator:
             own_batch=submission.keeps_batch(plan),
             note=submission.note,
             report=self.report,
-            by=os.getuid(),
+            daemon_uid=os.getuid(),
             links=self.links,
             time_limit_s=None if submission.time_limit_s is None else int(submission.time_limit_s),
-            continued=submission.continued,
+            continuations=submission.continuations,
             throttle=submission.throttle,
             mail=submission.mail,
         )
@@ -454,7 +454,9 @@ def _first_nice(row: JobRow) -> int:
 
 def _with_time_grant(submission: SubmittedJob, time: TimeGrant | None) -> SubmittedJob:
     """Return the submission with what its next incarnation is granted."""
-    return submission if time is None else replace(submission, time_limit_s=time.asked_s, continued=time.continued)
+    return (
+        submission if time is None else replace(submission, time_limit_s=time.asked_s, continuations=time.continuations)
+    )
 
 
 def _time_limit(row: JobRow, submission: SubmittedJob, time: TimeGrant | None) -> dict[str, str]:
@@ -464,7 +466,7 @@ def _time_limit(row: JobRow, submission: SubmittedJob, time: TimeGrant | None) -
     """
     if time is None or row.time_limit_s == 60 * time.minutes:
         return {}
-    anew = time.continued > submission.continued or time.limit_s == time.asked_s
+    anew = time.continuations > submission.continuations or time.limit_s == time.asked_s
     if not anew and row.time_limit_s is not None and row.time_limit_s <= 60 * time.minutes:
         return {}
     # Slurm refuses a limit below its --time-min

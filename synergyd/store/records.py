@@ -142,7 +142,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class KeyedRow:
     """An epoch or a list of events with the key (at most 64 characters) under which it is written at most once."""
 
     write_key: str
@@ -157,7 +157,7 @@ class Changes:
     profiles, reports and nodes are left as that leader wrote them (history is still added). None: not checked.
     """
 
-    history: tuple[Keyed, ...] = ()
+    history: tuple[KeyedRow, ...] = ()
     lifecycles: tuple[StoredLifecycle, ...] = ()
     gone: tuple[int, ...] = ()  # jobs whose lifecycle is deleted
     profiles: tuple[tuple[str, Profile, float], ...] = ()  # key, profile, when

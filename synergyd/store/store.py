@@ -24,7 +24,7 @@ from synergyd.store.notices import WaitingNotice
 from synergyd.store.records import (
     Changes,
     EpochRecord,
-    Keyed,
+    KeyedRow,
     LeaderRecord,
     Recording,
     StoredDecision,
@@ -134,7 +134,7 @@ class Store:
 
     def save_epoch(self, epoch: EpochRecord, write_key: str = "") -> None:
         """Add an epoch with its decisions. A second call with the same `write_key` does nothing."""
-        self.apply(Changes(history=(Keyed(write_key or new_key(), epoch),)))
+        self.apply(Changes(history=(KeyedRow(write_key or new_key(), epoch),)))
 
     def latest_epoch(self) -> EpochRecord | None:
         """Return the epoch that started last, its decisions by job id."""
@@ -158,7 +158,7 @@ class Store:
 
     def append_events(self, events: Sequence[StoredEvent], write_key: str = "") -> None:
         """Add events in order. A second call with the same `write_key` does nothing."""
-        self.apply(Changes(history=(Keyed(write_key or new_key(), tuple(events)),)))
+        self.apply(Changes(history=(KeyedRow(write_key or new_key(), tuple(events)),)))
 
     def find_job_id(self, name: str, *, beginning: bool = False) -> int | None:
         """Return the id of the job that Slurm gave this name last, or None if there was none. A scan of all stories."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from synergyd.store.records import Changes, EpochRecord, Keyed, StoredEvent
+from synergyd.store.records import Changes, EpochRecord, KeyedRow, StoredEvent
 from synergyd.store.store import new_key
 
 TRANSACTION_ROWS = 5_000  # history rows written at a time
@@ -31,7 +31,7 @@ class DropCounts:
 class WriteBatch:
     """The content of one transaction. `state` changes carry the leadership term in which each was put."""
 
-    history: tuple[Keyed, ...]
+    history: tuple[KeyedRow, ...]
     state: tuple[tuple[StateKey, Changes], ...]
 
     def transactions(self) -> list[Changes]:
@@ -66,7 +66,7 @@ class WriteQueue:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._history: deque[Keyed] = deque()
+        self._history: deque[KeyedRow] = deque()
         self._rows = 0
         self._state: dict[StateKey, Changes] = {}
         self.drop_counts = DropCounts()
@@ -75,7 +75,7 @@ class WriteQueue:
         return self._rows + len(self._state)
 
     def add(self, item: EpochRecord | tuple[StoredEvent, ...]) -> None:
-        self._history.append(Keyed(new_key(), item))
+        self._history.append(KeyedRow(new_key(), item))
         self._rows += size(item)
         if self._rows > self._room:
             self._drop(EpochRecord)
@@ -84,7 +84,7 @@ class WriteQueue:
 
     def _drop(self, kind: type) -> None:
         """Drop the oldest items of this kind until the rest fits."""
-        rows_to_keep: deque[Keyed] = deque()
+        rows_to_keep: deque[KeyedRow] = deque()
         count = 0
         for row in self._history:
             if self._rows - count > self._room and isinstance(row.item, kind):
@@ -110,7 +110,7 @@ class WriteQueue:
         """
         if not self._history and not self._state:
             return None
-        history: list[Keyed] = []
+        history: list[KeyedRow] = []
         rows = 0
         for row in self._history:
             if history and rows + size(row.item) > TRANSACTION_ROWS:

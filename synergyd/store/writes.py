@@ -23,7 +23,7 @@ from synergy_core.wire.codec import clean, encode
 from synergyd.store.records import (
     Changes,
     EpochRecord,
-    Keyed,
+    KeyedRow,
     RefusedError,
     StoredEvent,
     StoredLifecycle,
@@ -117,7 +117,7 @@ def term(connection: Connection) -> int:
     return connection.execute(select(LeaderRow.term).where(LeaderRow.id == 1).with_for_update(read=True)).scalar() or 0
 
 
-def _history(connection: Connection, items: Sequence[Keyed]) -> None:
+def _history(connection: Connection, items: Sequence[KeyedRow]) -> None:
     for is_epoch, run in groupby(items, key=lambda k: isinstance(k.item, EpochRecord)):
         if is_epoch:
             for row in run:
@@ -179,7 +179,7 @@ def _owners(present: Iterable[Mapping[str, Any]], epoch: EpochRecord) -> Iterabl
             yield {"job_id": job["job_id"], "user": job["user"], "account": account, "seen_s": epoch.started_s}
 
 
-def _events(connection: Connection, items: Sequence[Keyed]) -> None:
+def _events(connection: Connection, items: Sequence[KeyedRow]) -> None:
     rows: list[Row] = []
     for row in items:
         assert isinstance(row.item, tuple)

@@ -37,7 +37,7 @@ from synergyd.scheduler.solver.bounds import feasible
 from synergyd.scheduler.solver.bounds import objective as worth
 from synergyd.scheduler.solver.instance import Instance, instance
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
-from synergyd.scheduler.solver.reduced_milp import milp_over
+from synergyd.scheduler.solver.reduced_milp import solve_columns
 
 Arrays = dict[str, Any]
 SIZES = np.array([1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256])
@@ -160,7 +160,7 @@ def run_exact(arrays: Arrays, limit_s: float) -> dict[str, Any] | None:
     full = built(arrays)
     use = np.flatnonzero((full.utility > 0) & np.isfinite(full.costs(np.zeros(len(full.limit))))[full.kind])
     jobs = np.searchsorted(full.indptr, use, side="right") - 1
-    found, cpu_ms, wall_ms = timed(lambda: milp_over(full, use, jobs, 1.0, limit_s, 1e-7))
+    found, cpu_ms, wall_ms = timed(lambda: solve_columns(full, use, jobs, 1.0, limit_s, 1e-7))
     if found.choice is None:
         return None
     value = worth(full, found.choice)

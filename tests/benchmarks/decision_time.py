@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 from synergy_sim import synergy_director
-from synergy_sim.records import Scenario, cluster_of
+from synergy_sim.records import Scenario, build_cluster
 from synergy_sim.simulated_forecast import LearntForecast
 from synergy_sim.synergy_director import SynergyDirector
 from synergy_sim.traces.generate import generate
 from synergy_sim.world import World
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     made = generate(
         f"{given.jobs},{given.hours}", "a100", given.nodes * given.gpus_per_node, given.gpus_per_node, given.seed
     )
-    scenario = Scenario(made, cluster_of({"a100": (given.nodes, given.gpus_per_node)}), seed=given.seed)
+    scenario = Scenario(made, build_cluster({"a100": (given.nodes, given.gpus_per_node)}), seed=given.seed)
     deciding, decide_s = vars(synergy_director)["decide_simulated"], []
 
     def decide(*args: Any, **more: Any) -> Any:
@@ -71,7 +71,7 @@ def main() -> None:
     # as the director looks them up; processor time, since other work of this machine is no part of it
     vars(synergy_director).update(decide_simulated=decide, time=SimpleNamespace(perf_counter=time.process_time))
     forecast = LearntForecast(seed=given.seed)
-    director = _Timed(Settings(), policy_named("synergy"), forecast, scenario.costs)
+    director = _Timed(Settings(), load_policy("synergy"), forecast, scenario.costs)
     director.epochs = given.epochs
     with suppress(_Enough):
         World(scenario, director).run()

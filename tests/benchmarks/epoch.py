@@ -103,7 +103,7 @@ class World:
         for job in self.jobs.values():
             for name in job.node_names:
                 used[name] += job.shape.gpus_per_node
-                room[name] = room.get(name, NO_ROOM).plus(job.needs.on(job.shape.gpus_per_node))
+                room[name] = room.get(name, NO_ROOM).plus(job.needs.room_for(job.shape.gpus_per_node))
         nodes = tuple(replace(n, gpus_used=used[n.name], used=room.get(n.name, NO_ROOM)) for n in self._nodes)
         return Snapshot(self.now_s, Cluster(nodes), tuple(self.jobs.values()))
 
@@ -159,7 +159,7 @@ def epoch(world: World, forecast: Forecast, settings: Settings) -> dict[str, Any
         begin = time.process_time()
         placed = plain(*args)
         placing.append(time.process_time() - begin)
-        failed += len(placed.failed)
+        failed += len(placed.unplaced_reasons)
         return placed
 
     vars(solving)["place"] = place  # as `solve` looks it up

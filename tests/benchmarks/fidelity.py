@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from synergy_sim.records import Scenario, cluster_of
+from synergy_sim.records import Scenario, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import pollux
 
@@ -46,7 +46,7 @@ PRINTED = {
 
 def average(path: Path, *, whole: bool) -> float:
     jobs = pollux.read(path, None)
-    run = simulate(Scenario(jobs, cluster_of({"t4": (16, 4)}), whole_seconds=whole), "tiresias")
+    run = simulate(Scenario(jobs, build_cluster({"t4": (16, 4)}), whole_seconds=whole), "tiresias")
     return float(np.mean([result.jct_s for result in run.jobs]))
 
 

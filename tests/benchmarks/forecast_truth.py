@@ -28,15 +28,15 @@ from synergy_sim.forecast.estimate import (
     COVERAGE,
     SHARES,
     Outcome,
+    compute_scatter,
     forecast,
+    list_tasks,
     measured_outcome,
     run_task,
-    scatter_of,
-    tasks_of,
 )
 from synergy_sim.forecast.history import COLUMNS, History, read_history
 from synergy_sim.forecast.queue_model import QueueJob, QueueModel
-from synergy_sim.records import JobResult, PlacedGpus, Scenario, SimulatedRun, TraceJob, cluster_of
+from synergy_sim.records import JobResult, PlacedGpus, Scenario, SimulatedRun, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
 from synergy_sim.tables import parse_table
@@ -54,9 +54,9 @@ class TrueCurve:
     most: float = float("inf")
 
     def speed(self, times: float, asked_nodes: int, nodes: int) -> float:
-        gpus = round(times * self.truth.asked.gpus)
-        placed = PlacedGpus(self.truth.asked.gpu_type, (gpus // nodes,) * nodes)
-        return self.truth.relative(self.truth.asked) / self.truth.relative(placed)
+        gpus = round(times * self.truth.requested_gpus.gpus)
+        placed = PlacedGpus(self.truth.requested_gpus.gpu_type, (gpus // nodes,) * nodes)
+        return self.truth.relative(self.truth.requested_gpus) / self.truth.relative(placed)
 
 
 def make_scenario(seed: int, large: bool = False) -> Scenario:
@@ -65,7 +65,7 @@ def make_scenario(seed: int, large: bool = False) -> Scenario:
     nodes, hours, load = draw.choice((3, 4)), draw.choice((6, 8)), draw.uniform(0.7, 1.1)
     if large:
         nodes, hours = 10, 12
-    cluster = cluster_of({"a100": (nodes, 8)})
+    cluster = build_cluster({"a100": (nodes, 8)})
     jobs: list[TraceJob] = []
     held, count = 0.0, 10
     while held < load * nodes * 8 * hours * 3600 and count < 400:
@@ -124,7 +124,7 @@ def outcome_of(jobs: tuple[JobResult, ...]) -> Outcome:
 
 def as_history(run: SimulatedRun) -> History:
     """Return the run as sacct and sinfo would tell of it."""
-    held = {one.job: one for one in run.held}
+    held = {one.job: one for one in run.occupancies}
     lines = ["|".join(COLUMNS) + "\n"]
     for number, one in enumerate(run.jobs, start=1):
         nodes = held[number].nodes
@@ -146,7 +146,7 @@ def calibrate(seeds: range, truths: Truths) -> None:
     for seed in seeds:
         scenario = make_scenario(seed)
         history = as_history(run_share(scenario, 0.0))
-        plain, scatter = measured_outcome(history), scatter_of(history)
+        plain, scatter = measured_outcome(history), compute_scatter(history)
         for share in SHARES:
             truth, model = truths.of(scenario, share), model_outcome(scenario, taking_part(scenario, share))
             found = {
@@ -174,7 +174,7 @@ def model_outcome(scenario: Scenario, chosen: set[int]) -> Outcome:
         assert isinstance(truth, ScalingTruth)
         took_s = truth.seconds + scenario.costs.first_start_s
         curve = TrueCurve(truth) if number in chosen else None
-        per_node = truth.asked.per_node
+        per_node = truth.requested_gpus.per_node
         jobs.append(
             QueueJob(
                 submit_s=job.submit_s,
@@ -199,7 +199,7 @@ def judge(seeds: range, truths: Truths, large: bool) -> list[dict[str, float]]:
     for seed in seeds:
         began, scenario = time.perf_counter(), make_scenario(seed, large)
         history = as_history(run_share(scenario, 0.0))
-        results = [(task, run_task(history, task, seed)) for task in tasks_of(history)]
+        results = [(task, run_task(history, task, seed)) for task in list_tasks(history)]
         told = forecast(history, results)
         for one in told.of_prior("measured"):
             truth = truths.of(scenario, one.share)
@@ -212,7 +212,7 @@ def judge(seeds: range, truths: Truths, large: bool) -> list[dict[str, float]]:
                 row |= {f"{name}_true": true, f"{name}_middle": stated.middle}
                 row |= {f"{name}_low": stated.low, f"{name}_high": stated.high}
                 row[f"{name}_held"] = float(stated.low <= true <= stated.high)
-            row |= {"plain_wait": told.measured.wait_s, "plain_completion": told.measured.completion_s}
+            row |= {"plain_wait": told.measured_outcome.wait_s, "plain_completion": told.measured_outcome.completion_s}
             rows.append(row)
         shown = "; ".join(
             f"{100 * r['share']:.0f} %: completion {r['completion_true'] / 60:.1f} min"

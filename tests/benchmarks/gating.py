@@ -42,7 +42,7 @@ HERE = "tests.benchmarks.gating:"
 def questions(pipe: Any, port: int, count: int) -> None:
     """A job's process: begin and end, each 5 ms; the milliseconds of both together."""
     gate = LinkGate(("127.0.0.1", port), Hello(1, 0, NODES))
-    if not gate.wait_connected(30):
+    if not gate.wait_for_connection(30):
         pipe.send(gate.counts.problem)
         return
     took = []
@@ -101,7 +101,7 @@ def steps(count: int, megabytes: int) -> dict[str, Any]:
     dist.init_process_group("gloo")
     models: dict[str, Any] = {name: DistributedDataParallel(Weights(megabytes, 0.02)) for name in ("gated", "ungated")}
     gate = gate_ddp(models["gated"])
-    if dist.get_rank() == 0 and (gate is None or not gate.wait_connected(30)):
+    if dist.get_rank() == 0 and (gate is None or not gate.wait_for_connection(30)):
         raise RuntimeError("the arbiter does not answer")
     took: dict[str, list[float]] = {name: [] for name in models}
     for number in range(count + 3):
@@ -131,7 +131,7 @@ def overhead(count: int, step_count: int, members: int) -> None:
         process.follow({n: Member(os.getuid(), 0, NODES, 2, 1000.0) for n in range(1, members + 1)})
         port = process.port
         neighbours = [LinkGate(("127.0.0.1", port), Hello(n, 0, NODES)) for n in range(2, members + 1)]
-        if not all(neighbour.wait_connected(60) for neighbour in neighbours):
+        if not all(neighbour.wait_for_connection(60) for neighbour in neighbours):
             print(f"no connection: {neighbours[0].counts.problem}")
             return
         print(f"a question and its end, {count} of them, daemon idle:      {ask(port, count)}")

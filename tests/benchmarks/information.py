@@ -24,11 +24,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from synergy_sim.ideal import Ideals, lower_bound
-from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.ideal import Ideals, compute_lower_bound
+from synergy_sim.metrics import RunMetrics, compute_metrics
 from synergy_sim.placement_truth import PlacementTruth
 from synergy_sim.pollux_truth import PolluxTruth
-from synergy_sim.records import PlacedGpus, Scenario, SimulatedRun, cluster_of
+from synergy_sim.records import PlacedGpus, Scenario, SimulatedRun, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import pollux
 
@@ -65,7 +65,7 @@ def scenario_of(data: Path, name: str) -> Scenario | None:
     kind, _, number = name.partition("-")
     if kind in FOLDERS:
         path = data / "pollux" / FOLDERS[kind] / f"workload-{number}.csv"
-        return Scenario(pollux.read(path, None), cluster_of({"t4": (16, 4)})) if path.exists() else None
+        return Scenario(pollux.read(path, None), build_cluster({"t4": (16, 4)})) if path.exists() else None
     there = kind in truths.TRACES and (data / truths.TRACES[kind][0]).exists()
     return truths.scenario_of(data, kind) if there else None
 
@@ -92,7 +92,7 @@ def made_of(run: SimulatedRun) -> dict[str, float]:
     """Share of the GPU time that was held on GPUs whose times are measured, interpolated, estimated, lent, by a formula."""
     types = {node.name: node.gpu_type for node in run.scenario.cluster.nodes}
     seconds: defaultdict[str, float] = defaultdict(float)
-    for held in run.held:
+    for held in run.occupancies:
         truth = run.scenario.jobs[held.job - 1].truth
         placed = PlacedGpus(types[held.nodes[0][0]], tuple(gpus for _, gpus in held.nodes))
         seconds[_origin(truth, placed)] += held.gpus * (held.end_s - held.start_s)
@@ -110,13 +110,13 @@ def _origin(truth: object, placed: PlacedGpus) -> str:
 def measure(scenario: Scenario, policies: Iterable[str]) -> dict[str, Any]:
     """All runs of one trace: RunMetrics by words, the bound, the shares."""
     ideals, found = Ideals(scenario), dict[str, Any]()
-    found["bound"] = lower_bound(scenario, ideals).average_s
+    found["bound"] = compute_lower_bound(scenario, ideals).average_s
     for words, given in informed(scenario):
         run = simulate(given, "synergy", Settings(), ideals=ideals)
-        found[f"Synergy, {words}"] = metrics_of(run, ideals)
+        found[f"Synergy, {words}"] = compute_metrics(run, ideals)
         found.setdefault("made of", made_of(run))
     for policy in policies:
-        found[f"{policy}, with lengths and names"] = metrics_of(simulate(scenario, policy, Settings()), ideals)
+        found[f"{policy}, with lengths and names"] = compute_metrics(simulate(scenario, policy, Settings()), ideals)
     return found
 
 

@@ -37,18 +37,18 @@ from synergy_core.exchange import KINDS
 from synergy_core.records import Cell, Plan, Shape
 from synergy_sim.exchanging_truth import with_comm
 from synergy_sim.ideal import Ideals
-from synergy_sim.metrics import metrics_of
-from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.metrics import compute_metrics
+from synergy_sim.records import Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
-from synergy_sim.traces.kinds import gpu_type_of, read_trace
+from synergy_sim.traces.kinds import find_gpu_type, read_trace
 
 from synergyd.links.model import TEN_GBE, Topology, topology_of
 from synergyd.links.sharing import sharings, traffic_of
 from synergyd.scheduler.placement.link_aware import place_link_aware
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
-from synergyd.scheduler.problem.utility import allocation, find_asked, relative_goodputs
+from synergyd.scheduler.problem.utility import allocation, find_requested_cell, relative_goodputs
 from synergyd.settings import Settings
 
 GPUS = 4
@@ -57,7 +57,7 @@ WAYS = ("free", "alone", "one", "joint", "joint+one", "lwf-1", "lwf-4", "quiet",
 
 def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
     trace = args.trace or f"generate:{args.jobs},{args.hours}"
-    loaded = read_trace(trace, None, gpu_type_of(trace), args.nodes * GPUS, GPUS, seed).jobs
+    loaded = read_trace(trace, None, find_gpu_type(trace), args.nodes * GPUS, GPUS, seed).jobs
     found, draw = [], random.Random(seed)
     for job in loaded:
         if isinstance(job.truth, ScalingTruth):
@@ -71,7 +71,7 @@ def jobs_of(args: argparse.Namespace, seed: int) -> tuple[TraceJob, ...]:
 
 def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
     """By way: mean JCT, 99 % and makespan (s), restarts a job, GPU hours, median and 99 % of an epoch's decision (ms)."""
-    cluster = cluster_of({gpu_type_of(args.trace or "generate:1"): (args.nodes, GPUS)})
+    cluster = build_cluster({find_gpu_type(args.trace or "generate:1"): (args.nodes, GPUS)})
     nodes = tuple(replace(n, leaf=f"leaf{i // args.leaf}") for i, n in enumerate(cluster.nodes))
     cluster = replace(cluster, nodes=nodes)
     topology = topology_of("10gbe", args.uplink, {n.name: n.leaf for n in nodes})
@@ -92,7 +92,7 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
         )
         truth = less if "comm" in parts else scenario
         truth = truth if "free" in parts else replace(truth, topology=topology)
-        told = metrics_of(simulate(truth, policy, settings, oracle=args.oracle, ideals=ideals), ideals)
+        told = compute_metrics(simulate(truth, policy, settings, oracle=args.oracle, ideals=ideals), ideals)
         found[way] = {
             "jct_s": told.avg_jct_s,
             "p99_s": told.p99_jct_s,
@@ -120,9 +120,9 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
         count = len(problem.jobs)
         chosen = allocation(problem, [0 for _ in problem.jobs])
         begun = time.process_time()
-        placed = place(rooms, requests_of(problem, chosen))
+        placed = place(rooms, make_placement_requests(problem, chosen))
         spent["place_ms"].append(1e3 * (time.process_time() - begun))
-        chosen = allocation(problem, [None if a.job_id in placed.failed else 0 for a in problem.jobs])
+        chosen = allocation(problem, [None if a.job_id in placed.unplaced_reasons else 0 for a in problem.jobs])
         begun = time.process_time()
         found = place_link_aware(problem, chosen, placed, topology)
         spent["joint_ms"].append(1e3 * (time.process_time() - begun))
@@ -159,11 +159,11 @@ def _full(rooms: tuple[NodeCapacity, ...], rnd: random.Random) -> Problem:
             good = one.gpus**0.8
             cells.append(Cell(one, Plan(dp=one.gpus, global_batch=64), good, 1.0, good, 1.0, 0, sync_s=sync))
         offers = tuple(cells)
-        asked = find_asked(offers, shape)
+        asked = find_requested_cell(offers, shape)
         running = rnd.random() < 0.95 and shape.gpus_per_node == GPUS
         held = tuple(names[at : at + shape.nodes]) if running and at + shape.nodes <= len(names) else ()
         at += shape.nodes if held else 0
-        ask = JobRequest(len(asks), offers, relative_goodputs(offers, asked), asked=asked)
+        ask = JobRequest(len(asks), offers, relative_goodputs(offers, asked), requested_cell=asked)
         asks.append(replace(ask, current=0, nodes=held, discount=0.9) if held else ask)
         left -= shape.gpus
     return Problem(tuple(asks), rooms)

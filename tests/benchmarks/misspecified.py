@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_sim.ideal import Ideals
-from synergy_sim.metrics import RunMetrics, metrics_of
-from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.metrics import RunMetrics, compute_metrics
+from synergy_sim.records import Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
 from synergy_sim.traces.generate import generate
@@ -37,14 +37,14 @@ def faster(job: TraceJob, compute: float, network: float) -> TraceJob:
     truth = job.truth
     assert isinstance(truth, ScalingTruth)
     changed = replace(truth, network=truth.network * compute / network)
-    step_s = truth.step_s / compute * changed.relative(truth.asked) / truth.relative(truth.asked)
+    step_s = truth.step_s / compute * changed.relative(truth.requested_gpus) / truth.relative(truth.requested_gpus)
     return replace(job, truth=replace(changed, step_s=step_s))
 
 
 def scenario_of(jobs: int, hours: float, seed: int, compute: float, network: float) -> Scenario:
     some = generate(f"{jobs},{hours:g}", GPU_TYPE, NODES * EACH, EACH, seed)
     made = tuple(faster(job, compute, network) for job in some)
-    return Scenario(made, cluster_of({GPU_TYPE: (NODES, EACH)}), seed=seed)
+    return Scenario(made, build_cluster({GPU_TYPE: (NODES, EACH)}), seed=seed)
 
 
 def networked(factor: float) -> GpuFigures:
@@ -67,7 +67,7 @@ def measured(
 def run(scenario: Scenario, policy: str, gpu: GpuFigures | None = None) -> RunMetrics:
     ideals = Ideals(scenario)
     known = {} if gpu is None else {GPU_TYPE: gpu}
-    return metrics_of(simulate(scenario, policy, Settings(), ideals=ideals, figures=known), ideals)
+    return compute_metrics(simulate(scenario, policy, Settings(), ideals=ideals, figures=known), ideals)
 
 
 def numbers(text: str) -> tuple[float, ...]:

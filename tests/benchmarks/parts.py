@@ -38,9 +38,9 @@ from typing import Any
 
 from synergy_core.records import Directive, Job, JobState, ModelSpec, Plan, Profile, Shape
 from synergy_sim.ideal import Ideal, Ideals
-from synergy_sim.metrics import RunMetrics, metrics_of
+from synergy_sim.metrics import RunMetrics, compute_metrics
 from synergy_sim.recorded_truth import RecordedTruth
-from synergy_sim.records import Scenario, TraceJob, cluster_of
+from synergy_sim.records import Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import morphling, pollux
 from synergy_sim.traces.generate import generate
@@ -83,13 +83,13 @@ LACKS = {"pollux": {"plan"}, "morphling": {"batch"}, "megatron": set[str]()}
 
 
 def pollux_scenario(data: Path, keeps_plan: bool) -> Scenario:
-    return Scenario(pollux.read(data / POLLUX, None), cluster_of({"t4": (16, 4)}))
+    return Scenario(pollux.read(data / POLLUX, None), build_cluster({"t4": (16, 4)}))
 
 
 def morphling_scenario(data: Path, keeps_plan: bool) -> Scenario:
     (gpu_type, (_, each)), *_ = morphling.CLUSTER.items()
     jobs = morphling.read(data / MORPHLING, None, gpu_type, each, keep_plan=keeps_plan)
-    return Scenario(jobs, cluster_of(morphling.CLUSTER), morphling.COSTS)
+    return Scenario(jobs, build_cluster(morphling.CLUSTER), morphling.COSTS)
 
 
 def true_figures(seed: int) -> GpuFigures:
@@ -154,7 +154,7 @@ def guide_plan(job: Job, model: ModelSpec, gpu: GpuFigures) -> Plan | None:
 
 
 def megatron_scenario(data: Path, keeps_plan: bool) -> Scenario:
-    return Scenario(megatron_jobs(120, 8.0, 1), cluster_of({GPU_TYPE: (NODES, EACH)}))
+    return Scenario(megatron_jobs(120, 8.0, 1), build_cluster({GPU_TYPE: (NODES, EACH)}))
 
 
 TRACES: dict[str, Callable[[Path, bool], Scenario]] = {
@@ -182,7 +182,7 @@ def with_part(scenario: Scenario, part: Part) -> Scenario:
 class NoIdeals(Ideals):
     """Nothing is compared with the best that is possible, which takes longer than the simulations."""
 
-    def of(self, job: TraceJob) -> Ideal | None:
+    def find_ideal(self, job: TraceJob) -> Ideal | None:
         return None
 
 
@@ -193,7 +193,7 @@ def measure(trace: str, data: Path, name: str, jobs: int) -> RunMetrics:
     ideals = NoIdeals(scenario)
     # a batch that does not divide by the GPUs asked for is rounded up where both stay as asked
     rigid = part.policy != "synergy" and part.keeps_batch
-    return metrics_of(simulate(scenario, part.policy, Settings(), rigid=rigid, ideals=ideals), ideals)
+    return compute_metrics(simulate(scenario, part.policy, Settings(), rigid=rigid, ideals=ideals), ideals)
 
 
 def row(name: str, one: RunMetrics, base: RunMetrics) -> str:

@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from synergy_sim.ideal import Ideals, lower_bound
-from synergy_sim.metrics import RunMetrics, metrics_of
-from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.ideal import Ideals, compute_lower_bound
+from synergy_sim.metrics import RunMetrics, compute_metrics
+from synergy_sim.records import Costs, Scenario, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import pollux
 
@@ -30,7 +30,7 @@ PEERS = {"1": {"pollux, all eight": 2751.1, "pollux, workload 6": 2446.1}, "0.5"
 
 
 def one(scenario: Scenario, policy: str, settings: Settings, ideals: Ideals, oracle: bool = False) -> RunMetrics:
-    return metrics_of(simulate(scenario, policy, settings, oracle=oracle, ideals=ideals), ideals)
+    return compute_metrics(simulate(scenario, policy, settings, oracle=oracle, ideals=ideals), ideals)
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
         scenario = Scenario(
-            pollux.read(path, None), cluster_of({"t4": (16, 4)}), lengths_known=not args.unknown_lengths
+            pollux.read(path, None), build_cluster({"t4": (16, 4)}), lengths_known=not args.unknown_lengths
         )
         ideals = Ideals(scenario)
-        mine: dict[str, Any] = {"lower_bound_avg_jct_s": lower_bound(scenario, ideals).average_s}
+        mine: dict[str, Any] = {"lower_bound_avg_jct_s": compute_lower_bound(scenario, ideals).average_s}
         for name in args.policy.split(","):
             mine[name] = asdict(one(scenario, name, settings, ideals))
         if args.decompose:

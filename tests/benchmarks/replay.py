@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from synergy_sim.records import Costs, JobResult, Scenario, TraceJob, cluster_of, requested_shape
+from synergy_sim.records import Costs, JobResult, Scenario, TraceJob, build_cluster, requested_shape
 from synergy_sim.runs import simulate
 from synergy_sim.traces import pollux
 
@@ -79,7 +79,7 @@ def simulated(
     """The same jobs in the simulator, in compressed time. `seed`: of the noise of their reports."""
     gpu_type = jobs[0].gpu_type
     epoch_s = PLAIN_EPOCH_S if policy == PLAIN else EPOCH_S / factor
-    scenario = Scenario(jobs, cluster_of({gpu_type: groups}), costs, epoch_s, seed=seed)
+    scenario = Scenario(jobs, build_cluster({gpu_type: groups}), costs, epoch_s, seed=seed)
     name = "backfill" if policy == PLAIN else policy
     known = {gpu_type: faster(gpu_type, factor)}
     cost_s, oracle = settings.restart_cost_s, policy == PLAIN
@@ -162,7 +162,7 @@ def main() -> None:
         return
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     groups, factor = (args.nodes, args.gpus_per_node), args.compress
-    some = [j for j in pollux.read(args.workload, None) if requested_shape(j, cluster_of({j.gpu_type: groups}))]
+    some = [j for j in pollux.read(args.workload, None) if requested_shape(j, build_cluster({j.gpu_type: groups}))]
     jobs = compressed(some[args.first :][: args.jobs], factor)
     told = [f"RestartCost={max(1.0, RESTART_COST_S / factor):g}", *args.given]
     settings = with_values(Settings(), "--set", told)

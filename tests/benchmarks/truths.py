@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from synergy_sim.ideal import Ideals, lower_bound
-from synergy_sim.metrics import metrics_of
-from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.ideal import Ideals, compute_lower_bound
+from synergy_sim.metrics import compute_metrics
+from synergy_sim.records import Costs, Scenario, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces.kinds import cluster_of_trace, read_trace
 
@@ -53,13 +53,15 @@ def scenario_of(data: Path, kind: str) -> Scenario:
     groups = cluster_of_trace(text, None) or {}
     gpu_type, (_, each) = next(iter(groups.items()))
     loaded = read_trace(text, None, gpu_type, 0, each)
-    return Scenario(loaded.jobs, cluster_of(groups), loaded.costs)
+    return Scenario(loaded.jobs, build_cluster(groups), loaded.costs)
 
 
 def bounds(scenario: Scenario, ideals: Ideals) -> dict[str, float]:
     """What no scheduler can beat: average JCT, and the end of the job that would end last alone."""
-    bound, start_s = lower_bound(scenario, ideals), scenario.costs.first_start_s
-    ends = [job.submit_s + start_s + best.alone_s for job in scenario.jobs if (best := ideals.of(job)) is not None]
+    bound, start_s = compute_lower_bound(scenario, ideals), scenario.costs.first_start_s
+    ends = [
+        job.submit_s + start_s + best.alone_s for job in scenario.jobs if (best := ideals.find_ideal(job)) is not None
+    ]
     return {**asdict(bound), "avg_jct_s": bound.average_s, "makespan_s": max(ends)}
 
 
@@ -94,7 +96,7 @@ def main() -> None:
             runs.append(("synergy, oracle, free restarts", "synergy", free, True))
         for name, policy, given, oracle in runs:
             run = simulate(given, policy, settings, oracle=oracle, ideals=ideals)
-            mine[name] = asdict(metrics_of(run, ideals))
+            mine[name] = asdict(compute_metrics(run, ideals))
             show(kind, name, mine[name])
         for name, published in PEERS[kind].items():
             show(kind, f"{name}, as published", published)

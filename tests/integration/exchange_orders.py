@@ -16,7 +16,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Plan
 from synergy_core.wire import report
 from synergy_core.wire.line import Line
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 PLAN = Plan(dp=2, micro_batch=1, global_batch=8)
 #: (what the plan's exchange becomes, from which step on)
@@ -33,7 +33,7 @@ def launcher() -> None:
 
     asked: list[int] = []
 
-    def send(told: Report, address: str, by: int | None = None, line: Line | None = None) -> Told | None:
+    def send(told: Report, address: str, by: int | None = None, line: Line | None = None) -> ReportAnswer | None:
         number = (told.in_place.order if told.in_place is not None else 0) + 1
         if number > len(ORDERS) or told.step < ORDERS[number - 1][1]:
             return None
@@ -41,7 +41,7 @@ def launcher() -> None:
             asked.append(number)
             os.kill(os.getpid(), signal.SIGUSR2)
         saved = told.checkpoint_requests >= number
-        return Told(replace(PLAN, exchange=ORDERS[number - 1][0]), number) if saved else None
+        return ReportAnswer(replace(PLAN, exchange=ORDERS[number - 1][0]), number) if saved else None
 
     setattr(report, "send", send)  # noqa: B010
     setattr(status_reports, "Reporter", partial(Reporter, every_s=0.2))  # noqa: B010

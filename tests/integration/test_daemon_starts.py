@@ -87,7 +87,7 @@ def test_an_operator_s_admin_comment_is_kept_beside_the_stamp(site: SlurmCluster
     site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     site.wait_for(lambda: "note=" in row_of(site, job_id)["admin_comment"], 60, "the stamp")
     stamp = admin_comment.decode(row_of(site, job_id)["admin_comment"])
-    assert stamp is not None and stamp.asked is not None and unquote(stamp.note) == "ticket 12: see ops = yes"
+    assert stamp is not None and stamp.requested_shape is not None and unquote(stamp.note) == "ticket 12: see ops = yes"
     site.run("scancel", str(job_id))
 
 

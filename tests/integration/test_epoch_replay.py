@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from synergy_sim.synergy_director import decide_simulated
+from synergy_sim.synergy_director import decide_simulated_epoch
 
 from synergyd.cli import synergyd as synergyd_cli
 from synergyd.daemon import loop
 from synergyd.scheduler.epoch import Draft, Stage, StageTimer, run
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.slurm.directives.conf import load_settings
 from tests.integration.daemon_site import ELASTIC
 from tests.throwaway import light_job
@@ -45,5 +45,5 @@ def test_the_simulator_decides_as_the_daemon_did(site: SlurmCluster, monkeypatch
     inputs, decisions = pickle.loads(recorded[0])
     assert len(decisions) == 3 and {decision.action.value for decision in decisions} >= {"start"}
     settings = load_settings(Path(site.env["SLURM_CONF"])).settings
-    again = decide_simulated(inputs, settings, policy_named(settings.policy))
+    again = decide_simulated_epoch(inputs, settings, load_policy(settings.policy))
     assert again == decisions and repr(again) == repr(decisions)

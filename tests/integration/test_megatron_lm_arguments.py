@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from synergy_core.accepts import Accepts
 from synergy_core.records import Plan
-from synergy_launch.megatron_lm.arguments import plan_of, with_plan
+from synergy_launch.megatron_lm.arguments import read_plan, with_plan
 from synergy_launch.megatron_lm.capabilities import accepts
 
 from tests.integration.test_megatron_lm import MEGATRON, _paths
@@ -202,6 +202,6 @@ def test_no_plan_makes_a_command_line_that_megatron_lm_refuses(name: str, ask: A
         world = plan.tp * plan.pp * plan.dp * plan.cp
         made = with_plan(words, plan, "/x")
         assert ask(world, made) == "", (plan, " ".join(made))
-        ran = plan_of(made, world)
+        ran = read_plan(made, world)
         assert ran is not None and (ran.tp, ran.pp, ran.micro_batch) == (plan.tp, plan.pp, plan.micro_batch)
         assert with_plan(made, plan, "/x") == made

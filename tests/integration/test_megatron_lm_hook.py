@@ -67,7 +67,7 @@ def test_the_noise_is_reported_and_losses_stay(tmp_path: Path) -> None:
 def rates(run: Any) -> dict[int, tuple[int, float]]:
     """Batch and learning rate by the samples consumed, as Megatron-LM prints them."""
     lines = [read_line(line) for line in run.output_file.read_text(errors="replace").splitlines()]
-    return {line.consumed or 0: (line.batch or 0, line.rate or 0.0) for line in lines if line is not None}
+    return {line.consumed_samples or 0: (line.batch or 0, line.rate or 0.0) for line in lines if line is not None}
 
 
 @pytest.mark.timeout(900)

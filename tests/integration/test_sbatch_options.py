@@ -159,8 +159,8 @@ def give_sizes(cluster: SlurmCluster, trios: dict[str, Trio]) -> None:
             known = registry.submitted.get(trio.ids.get(kind, 0))
             if known is None or known.directive is None:
                 continue
-            nodes = known.asked.nodes * (2 if kind == "grown" else 1)
-            target = Target(Shape(known.asked.gpu_type or "cpu", nodes, known.asked.gpus_per_node))
+            nodes = known.requested_shape.nodes * (2 if kind == "grown" else 1)
+            target = Target(Shape(known.requested_shape.gpu_type or "cpu", nodes, known.requested_shape.gpus_per_node))
             answer = actuator.carry_out(Update(trio.ids[kind], target, 900))
             assert isinstance(answer, CarriedOut), (name, kind, answer)
 

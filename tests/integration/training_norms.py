@@ -48,7 +48,7 @@ def cut(kind: str) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, plan_mesh, stage_blocks
-    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.fsdp_tp import compute_loss
     from synergy_launch.examples.plain_gpt import Gpt
     from synergy_launch.pytorch.context_parallel import own_positions
 
@@ -60,7 +60,7 @@ def cut(kind: str) -> tuple[Any, Any, Any, Callable[[Any], Any]]:
     model = _parallel(Gpt(SPEC, mesh, stage), kind, mesh)
     if not split:
         return mesh, model, None, lambda rows: loss_by(model, rows)
-    pipeline, own = Pipeline(model, mesh, loss_of), own_positions(SPEC.seq, mesh)
+    pipeline, own = Pipeline(model, mesh, compute_loss), own_positions(SPEC.seq, mesh)
     return mesh, model, pipeline, lambda rows: pipeline(rows[:, :-1][:, own], rows[:, 1:][:, own])
 
 

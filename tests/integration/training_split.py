@@ -46,7 +46,7 @@ def clipped(steps: int) -> list[float]:
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
-    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.fsdp_tp import compute_loss
     from synergy_launch.examples.plain_gpt import Gpt, parallelize
     from synergy_launch.pytorch.context_parallel import own_positions
 
@@ -55,7 +55,7 @@ def clipped(steps: int) -> list[float]:
     torch.manual_seed(0)
     model = Gpt(SPEC, mesh, stage_blocks(SPEC.layers, mesh))
     parallelize(model, mesh)
-    pipeline, own, losses = Pipeline(model, mesh, loss_of), own_positions(SPEC.seq, mesh), []
+    pipeline, own, losses = Pipeline(model, mesh, compute_loss), own_positions(SPEC.seq, mesh), []
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     with SynergyTask(
         model, sgd, global_batch=4, micro_batch=2, mesh=mesh, pipeline=pipeline, cp=True, clip=0.5, lr_rule="none"
@@ -74,7 +74,7 @@ def grouped(folder: Path, steps: int, with_pipeline: bool) -> list[float]:
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
-    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.fsdp_tp import compute_loss
     from synergy_launch.examples.plain_gpt import Gpt, parallelize
 
     dist.init_process_group("gloo")
@@ -82,7 +82,7 @@ def grouped(folder: Path, steps: int, with_pipeline: bool) -> list[float]:
     torch.manual_seed(0)
     model = Gpt(SPEC, mesh, stage_blocks(SPEC.layers, mesh))
     parallelize(model, mesh)
-    pipeline, losses = Pipeline(model, mesh, loss_of), []
+    pipeline, losses = Pipeline(model, mesh, compute_loss), []
     norms = [p for name, p in model.named_parameters() if "norm" in name]
     others = [p for name, p in model.named_parameters() if "norm" not in name]
     adam = torch.optim.AdamW([{"params": others, "weight_decay": 0.5}, {"params": norms, "weight_decay": 0.0}], lr=1e-2)
@@ -106,7 +106,7 @@ def frozen(steps: int, fixed: tuple[str, ...], dropped: tuple[str, ...]) -> list
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh, stage_blocks
-    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.fsdp_tp import compute_loss
     from synergy_launch.examples.plain_gpt import Gpt, parallelize
 
     dist.init_process_group("gloo")
@@ -116,7 +116,7 @@ def frozen(steps: int, fixed: tuple[str, ...], dropped: tuple[str, ...]) -> list
     parallelize(model, mesh)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(fixed))
-    pipeline, sgd = Pipeline(model, mesh, loss_of), torch.optim.SGD(model.parameters(), lr=0.1)
+    pipeline, sgd = Pipeline(model, mesh, compute_loss), torch.optim.SGD(model.parameters(), lr=0.1)
     with SynergyTask(model, sgd, global_batch=2, mesh=mesh, pipeline=pipeline, clip=10.0) as task:
         take = task._norms.take
 
@@ -137,12 +137,12 @@ def unprepared(missing: str) -> None:
     import torch
     import torch.distributed as dist
     from synergy_launch import Pipeline, SynergyTask, plan_mesh
-    from synergy_launch.examples.fsdp_tp import loss_of
+    from synergy_launch.examples.fsdp_tp import compute_loss
 
     dist.init_process_group("gloo")
     mesh = plan_mesh("cpu", pp=True, cp=True)
     model = torch.nn.Linear(4, 4)
-    pipeline = None if missing == "pipeline" else Pipeline(model, mesh, loss_of)
+    pipeline = None if missing == "pipeline" else Pipeline(model, mesh, compute_loss)
     scaler: Any = torch.amp.GradScaler("cpu") if missing == "scaler" else None
     spec = replace(SPEC, tied_embeddings=missing == "tied")
     sgd = torch.optim.SGD(model.parameters())

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
             for _ in range(3):  # buckets are laid out anew after the first: jobs that start together would not stay so
                 model(torch.ones(1)).backward()
                 model.zero_grad()
-        if gate is not None and gated == "1" and not gate.wait_connected(100):
+        if gate is not None and gated == "1" and not gate.wait_for_connection(100):
             print(f"the arbiter does not answer: {gate.counts}", flush=True)
             return 1
         before = gate.counts if gate is not None else GateCounts()

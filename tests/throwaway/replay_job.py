@@ -28,7 +28,7 @@ QUANTUM_S = 0.25  # of sleep between two looks at what the agent was told; steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ReportAnswer:
     """What the server says of a plan on GPUs. Progress is in `unit` sequences; `ends`, `rates` (units a second) and
     `noise_scales` (sequences) are those of the stages. `plan` is what the job really runs with."""
 
@@ -77,13 +77,13 @@ class Training:
         """A moment for the record of the replay."""
         ask(self.path, {"said": what, "name": self.name, "restarts": self.restarts, "time": time.time()})
 
-    def told(self, plan: Plan | None) -> Told:
+    def told(self, plan: Plan | None) -> ReportAnswer:
         """Pace of `plan`; None: of what the job's user asked for."""
         question = {"name": self.name, "restarts": self.restarts, "time": time.time()}
         question |= {"nodes": self.nodes, "each": self.each}
         answer = ask(self.path, {**question, "plan": asdict(plan) if plan else None})
         lists = {key: tuple(value) for key, value in answer.items() if isinstance(value, list)}
-        return Told(**{**answer, **lists, "plan": Plan(**answer["plan"])})
+        return ReportAnswer(**{**answer, **lists, "plan": Plan(**answer["plan"])})
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         self.say("saves")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from synergy_core.records import Shape
-from synergy_sim.records import Costs, TraceJob, cluster_of, place_shape, requested_shape
-from synergy_sim.simulated_forecast import directive_of
+from synergy_sim.records import Costs, TraceJob, build_cluster, place_shape, requested_shape
+from synergy_sim.simulated_forecast import make_directive
 
 from synergyd.daemon import heartbeat
 from synergyd.jobmodel.model.hardware import figures
@@ -78,7 +78,7 @@ def script(job: TraceJob, shape: Shape, folder: Path, server: Path, managed: boo
     """The batch script as the job's user would have written it. A plain job says how long it takes at the most."""
     directive, limit = "", ""
     if managed:
-        said = directive_of(job, rigid=False)
+        said = make_directive(job, rigid=False)
         low, high = said.global_batch or (job.batch, job.batch)
         micro = f" max_micro_batch={said.max_micro_batch}" if said.max_micro_batch else ""
         directive = f"#SYNERGY global_batch={low}:{high}{micro} checkpoint={folder}\n"
@@ -215,7 +215,7 @@ def _submit(
     """When each job was submitted."""
     submits = {}
     for job in jobs:
-        shape = requested_shape(job, cluster_of({job.gpu_type: groups}))
+        shape = requested_shape(job, build_cluster({job.gpu_type: groups}))
         assert shape is not None
         time.sleep(max(0.0, began_s + job.submit_s - time.time()))
         folder = cluster.folder / "jobs" / job.name

@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
         for _ in range(3):
             model(torch.ones(1)).backward()
             model.zero_grad()
-    if gate is not None and not gate.wait_connected(100):
+    if gate is not None and not gate.wait_for_connection(100):
         print(f"the arbiter does not answer: {gate.counts}", flush=True)
         return 1
     for phase, gated in enumerate(phases):

@@ -57,7 +57,7 @@ def test_a_loss_that_rises_and_stays_is_found(curve: str, harm: Callable[[int], 
     verdicts = [trend.worse for trend in found if trend.worse is not None]
     assert len(verdicts) == 10
     assert {(v.batch, v.good) for v in verdicts} == {(256, 64)}
-    assert all(v.loss > v.expected for v in verdicts)
+    assert all(v.loss > v.expected_loss for v in verdicts)
 
 
 def test_a_run_that_stops_learning_is_found_and_one_half_as_fast_is_not() -> None:
@@ -113,7 +113,7 @@ def test_a_loss_that_is_told_again_for_later_steps_is_no_new_one() -> None:
             loss = 2.0 + rng.gauss(0, 0.05)
         trend = with_loss(trend, step, loss, 64 if step < 2600 else 256, 64.0)
         assert trend.worse is None, step
-    assert len(trend.before) + len(trend.trial) == 40 and trend.good == 64
+    assert len(trend.points_before) + len(trend.trial) == 40 and trend.good == 64
     assert trend.trial[0][0] == 2600 * 64.0, "the first step that it was told of"
 
 
@@ -123,8 +123,8 @@ def test_absurd_losses_raise_nothing_and_count_as_no_harm(absurd: float) -> None
     for step in range(120):
         loss = absurd * (1 + step % 3) / 4 if step < 60 else 2.0 + 0.01 * (step % 3)
         trend = with_loss(trend, step * 10**9, loss, 64 if step < 60 else 256, 2.0**40)
-        assert trend.worse is None or trend.worse.loss > trend.worse.expected
-    assert len(trend.before) <= 96 and len(trend.trial) <= 96
+        assert trend.worse is None or trend.worse.loss > trend.worse.expected_loss
+    assert len(trend.points_before) <= 96 and len(trend.trial) <= 96
 
 
 def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
@@ -132,7 +132,7 @@ def test_steps_that_are_done_again_take_the_place_of_those_before() -> None:
     for step in range(40):
         trend = with_loss(trend, step, 2.0 + 0.01 * (step % 2), 64, 64.0)
     trend = with_loss(trend, 19, 2.5, 64, 64.0)
-    assert trend.progress == 19 * 64 and len(trend.before) == 20 and trend.before[-1] == (19 * 64, 2.5)
+    assert trend.progress == 19 * 64 and len(trend.points_before) == 20 and trend.points_before[-1] == (19 * 64, 2.5)
     assert with_loss(trend, 19, 7.0, 64, 64.0) == trend  # the same step reported again
 
 

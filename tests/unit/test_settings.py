@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import SETTINGS, TABLE, Settings
 from synergyd.settings.allocation import OBJECTIVES
 from synergyd.settings.policies import POLICIES
@@ -45,7 +45,7 @@ def test_a_default_or_an_example_reads_as_slurm_conf_would(setting: Setting) -> 
 
 def test_every_policy_can_be_loaded() -> None:
     names = list(POLICIES)
-    assert len(OBJECTIVES) == 4 and {name for name in names if policy_named(name).preempts} == {
+    assert len(OBJECTIVES) == 4 and {name for name in names if load_policy(name).preempts} == {
         *("srtf", "srsf", "tiresias", "pollux", "sia", "dally")
     }
 

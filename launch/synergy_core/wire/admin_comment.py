@@ -42,7 +42,7 @@ class AdminCommentStamp:
     directive: tuple[tuple[str, str | None], ...] = ()
     _: KW_ONLY
     #: the size of the sbatch line
-    asked: Shape | None = None
+    requested_shape: Shape | None = None
     #: CPUs of the sbatch line
     cpus_per_node: int | None = None
     #: tasks of the sbatch line, where they are more than one a node
@@ -57,13 +57,13 @@ class AdminCommentStamp:
     #: host:port that takes reports
     report: str = ""
     #: the uid of the daemon at `report` and `links`
-    by: int | None = None
+    daemon_uid: int | None = None
     #: host:port of the link arbiter
     links: str = ""
     #: time limit of the sbatch line, seconds; None: none, or not known
     time_limit_s: int | None = None
     #: number of times that it began again
-    continued: int = 0
+    continuations: int = 0
     #: tasks of its array that may run at once; 0: any number. Slurm says it only of several waiting tasks
     throttle: int = 0
     #: MailType as the job's user set it, while a resize keeps some of its mails from being sent
@@ -78,14 +78,16 @@ def encode(stamp: AdminCommentStamp) -> str:
     """Return the text of a stamp: ASCII, the directive's values percent-encoded."""
     words = [f"{name}={_percent_encode(value)}" for name, value in stamp.directive if value is not None]
     own = []
-    if stamp.asked is not None:
-        own.append(f"asked={stamp.asked.gpu_type or '-'},{stamp.asked.nodes},{stamp.asked.gpus_per_node}")
+    if stamp.requested_shape is not None:
+        own.append(
+            f"asked={stamp.requested_shape.gpu_type or '-'},{stamp.requested_shape.nodes},{stamp.requested_shape.gpus_per_node}"
+        )
     if stamp.cpus_per_node is not None:
         own.append(f"cpus={stamp.cpus_per_node}")
     if stamp.own_tasks is not None:
         own.append(f"tasks={stamp.own_tasks}")
-    if stamp.time_limit_s is not None or stamp.continued:
-        own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continued}")
+    if stamp.time_limit_s is not None or stamp.continuations:
+        own.append(f"time={'-' if stamp.time_limit_s is None else stamp.time_limit_s},{stamp.continuations}")
     if stamp.throttle:
         own.append(f"throttle={stamp.throttle}")
     if stamp.mail:
@@ -102,8 +104,8 @@ def encode(stamp: AdminCommentStamp) -> str:
         own.append(f"note={stamp.note}")
     if stamp.report:
         own.append(f"report={stamp.report}")
-    if (stamp.report or stamp.links) and stamp.by is not None:
-        own.append(f"by={stamp.by}")
+    if (stamp.report or stamp.links) and stamp.daemon_uid is not None:
+        own.append(f"by={stamp.daemon_uid}")
     if stamp.links:
         own.append(f"links={stamp.links}")
     return " ".join([MARK, *words, *(["|", *own] if own else ())])
@@ -150,7 +152,7 @@ def decode(text: str) -> AdminCommentStamp | None:
     by, begin = matching("by", _UID, "a uid"), matching("begin", _UID, "seconds since 1970")
     return AdminCommentStamp(
         tuple(_parse_word(word) for word in directive.split()),
-        asked=asked,
+        requested_shape=asked,
         cpus_per_node=count("cpus"),
         own_tasks=count("tasks"),
         nodelist=tuple(x for x in matching("nodes", _NODES, "names of nodes").split(",") if x),
@@ -158,10 +160,10 @@ def decode(text: str) -> AdminCommentStamp | None:
         own_batch=fields.get("batch") == "own",
         note=fields.get("note", ""),
         report=matching("report", _ADDRESS, "HOST:PORT"),
-        by=int(by) if by else None,
+        daemon_uid=int(by) if by else None,
         links=matching("links", _ADDRESS, "HOST:PORT"),
         time_limit_s=int(limit) if limit.isdigit() else None,
-        continued=int(continued or 0),
+        continuations=int(continued or 0),
         throttle=count("throttle") or 0,
         mail=matching("mail", _MAIL, "types of mail"),
         begin_s=int(begin) if begin else None,

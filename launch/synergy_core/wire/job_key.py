@@ -115,7 +115,7 @@ class SecretFile:
         return self.read()
 
 
-def key_of(secret: bytes, job_id: int, restarts: int, uid: int) -> JobKey:
+def derive_job_key(secret: bytes, job_id: int, restarts: int, uid: int) -> JobKey:
     key = hmac.digest(secret, f"{job_id} {restarts} {uid}".encode(), "sha256")
     return JobKey(job_id, restarts, uid, key)
 
@@ -126,7 +126,7 @@ def open_line(line: str, secret: bytes, now_s: float) -> tuple[SignedReport, byt
     if match is None or not secret:
         raise UsageError("report", "is signed with no job's key")
     job_id, restarts, uid, at_s = (int(match[i]) for i in range(1, 5))
-    key = key_of(secret, job_id, restarts, uid)
+    key = derive_job_key(secret, job_id, restarts, uid)
     payload = _verified_payload(match, key)
     if abs(now_s - at_s) > TTL_S:
         raise UsageError("report", f"was signed {now_s - at_s:.0f} s ago", "set the time by NTP on all hosts")

@@ -102,7 +102,7 @@ def read_welcome(line: bytes) -> str | None:
     return text if word == "hello" and text else None
 
 
-def read_bound(words: bytes, hello: Hello) -> float | None:
+def read_welcome_bound(words: bytes, hello: Hello) -> float | None:
     """Return the arbiter's bound from what was in its credential; None where that is no welcome to `hello`."""
     text = words.decode("ascii", "replace").rpartition(" ")[2]
     if not _DECIMAL.match(text) or words != welcome_text(hello, float(text)):

@@ -131,5 +131,13 @@ def from_admin_comment(text: str, job_id: int) -> PlanFile | None:
     if stamp.plan is None and not stamp.report and not checkpoint:
         return None
     return PlanFile(
-        job_id, stamp.plan, stamp.report, checkpoint, stamp.by, stamp.links, stamp.asked, stamp.own_batch, loop
+        job_id,
+        stamp.plan,
+        stamp.report,
+        checkpoint,
+        stamp.daemon_uid,
+        stamp.links,
+        stamp.requested_shape,
+        stamp.own_batch,
+        loop,
     )

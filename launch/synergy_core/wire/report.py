@@ -211,7 +211,7 @@ _CHECKS: Checks = {
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportAnswer:
     """The content of an answer to a report: go on with `plan`'s batch.
 
     With an `order` (1, 2, ...): start again in place with `plan`. With a `request`: take checkpoints until so many of this incarnation
@@ -227,7 +227,11 @@ class Told:
 
 
 def answer_line(
-    told: Told | None, job_id: int = 0, restarts: int = 0, munge_socket: str = "", signed: SignedReport | None = None
+    told: ReportAnswer | None,
+    job_id: int = 0,
+    restarts: int = 0,
+    munge_socket: str = "",
+    signed: SignedReport | None = None,
 ) -> bytes:
     """Return the daemon's line for a report it took: `ok`, and what this incarnation is told. Raises UnavailableError.
 
@@ -240,7 +244,7 @@ def answer_line(
     return f"ok {signed.answer(words, time.time()) if signed else munge.encode(words, munge_socket)}\n".encode()
 
 
-def told_by(line: bytes, to: Report, by: int | None, signed: SignedReport | None = None) -> Told | None:
+def read_answer(line: bytes, to: Report, by: int | None, signed: SignedReport | None = None) -> ReportAnswer | None:
     """Return what an answer to the report `to` tells, or None for anything that can't be believed.
 
     It is believed where munge vouches that the daemon's user `by`, or root, said it to this very incarnation, or where it answers the
@@ -265,16 +269,16 @@ def told_by(line: bytes, to: Report, by: int | None, signed: SignedReport | None
         count = int(number) if number.isdecimal() else 0
         nodes = expand(words[4], "answer") if words[0] in (_LIVE, _JOIN) and len(words) == 6 else ()
         told = (
-            Told(Plan(), request=count)
+            ReportAnswer(Plan(), request=count)
             if words[0] == _CHECKPOINT
-            else Told(plan_from_text(words[-1], "answer"), count, nodes=nodes, joins=words[0] == _JOIN)
+            else ReportAnswer(plan_from_text(words[-1], "answer"), count, nodes=nodes, joins=words[0] == _JOIN)
         )
     except (SynergyError, UnicodeDecodeError):
         return None
     return told if trusted and said == _answer_text(told, to.job_id, to.restarts) else None
 
 
-def _answer_text(told: Told, job_id: int, restarts: int) -> str:
+def _answer_text(told: ReportAnswer, job_id: int, restarts: int) -> str:
     if told.request:
         return f"{_CHECKPOINT} {job_id} {restarts} {told.request}"
     if told.order and told.nodes:
@@ -287,7 +291,7 @@ def _answer_text(told: Told, job_id: int, restarts: int) -> str:
 
 def send(
     report: Report, address: str, by: int | None = None, timeout_s: float = 5.0, line: Line | None = None
-) -> Told | None:
+) -> ReportAnswer | None:
     """Send one report to `host:port`. Return what the daemon tells the job, if anything.
 
     `by`: the daemon's uid; only it and root are believed. A report is delivered when the daemon has answered `ok`, within
@@ -295,7 +299,7 @@ def send(
     the key that this incarnation was handed. A `line` holds the connection afterwards, on which the daemon may knock.
     """
     host, _, port = address.rpartition(":")
-    words, signed = _vouched(report)
+    words, signed = _sign_report(report)
     deadline_s = time.monotonic() + timeout_s
     try:
         with contextlib.ExitStack() as closing:
@@ -318,10 +322,10 @@ def send(
     if answer.partition(b"\n")[0].split()[:1] != [b"ok"]:
         heard = repr(answer[:40]) if answer else "nothing"
         raise UnavailableError(f"daemon at {address}", f"report not delivered (answered {heard} in place of ok)")
-    return told_by(answer, report, by, signed)
+    return read_answer(answer, report, by, signed)
 
 
-def _vouched(report: Report) -> tuple[bytes, SignedReport | None]:
+def _sign_report(report: Report) -> tuple[bytes, SignedReport | None]:
     """Return the report as a line that says whose it is, and what signed it where munge did not. Raises UnavailableError."""
     try:
         return munge.encode(to_json(report)).encode() + b"\n", None

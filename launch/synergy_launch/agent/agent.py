@@ -138,7 +138,11 @@ class Agent:
     def find_checkpoint(self, directory: Path | None) -> FoundCheckpoint:
         """Return the checkpoint to go on from. The launcher's folder comes before `directory`, the script's own argument."""
         folder = self.settings.checkpoint_dir or directory
-        return FoundCheckpoint(None) if folder is None else self.find_in(Checkpoints(folder.absolute(), self.ranks))
+        return (
+            FoundCheckpoint(None)
+            if folder is None
+            else self.find_checkpoint_in(Checkpoints(folder.absolute(), self.ranks))
+        )
 
     def find_bounded_plan(self, base_batch: int) -> Plan:
         """Return the plan for the very first step, its batch cut down to one that an earlier run has borne.
@@ -147,13 +151,13 @@ class Agent:
         """
         store = self.checkpointer.store
         self._lost = LostLoss(base_batch, self.ranks.broadcast(lost_loss.read(store.directory)) if store else None)
-        if (batch := self._lost.cut_to_bound(self.plan, None)) is not None:
+        if (batch := self._lost.limit_batch(self.plan, None)) is not None:
             self.plan = replace(self.plan, global_batch=batch[0], micro_batch=batch[1])
         return self.plan
 
-    def find_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
+    def find_checkpoint_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
         """Return the checkpoint to go on from in `checkpoints`, where this run's will lie too."""
-        return self.checkpointer.find_in(checkpoints)
+        return self.checkpointer.find_checkpoint(checkpoints)
 
     def start(
         self,
@@ -316,16 +320,16 @@ class Agent:
         try:
             yield
         except SynergyError as error:
-            self._enter_failed(str(error))
+            self._enter_failed_state(str(error))
             if self.settings.rank == 0:
                 print(f"synergy: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
         except Exception as error:
             if self._stop:
                 # Its peers got the same SIGTERM and may have ended already: this is no fault of the script's.
-                self._enter_failed(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
+                self._enter_failed_state(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
                 raise SystemExit(1) from None
-            self._enter_failed(f"{type(error).__name__}: {error}")
+            self._enter_failed_state(f"{type(error).__name__}: {error}")
             raise
 
     def note(self, text: str) -> None:
@@ -349,7 +353,7 @@ class Agent:
         known += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
         known.append(self._lost.in_a_row)  # a rank may not know the loss
         request, stop, peak_bytes, batch, due, busy, failed, lost = self.ranks.maximum(known)
-        self._lost.take_agreed(lost, self.plan.global_batch)
+        self._lost.record_lost_steps(lost, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
@@ -370,7 +374,7 @@ class Agent:
                     f"global batch {self.plan.global_batch} is taken back to {plan.global_batch}: the loss does worse"
                 )
             batch = plan.global_batch, plan.micro_batch
-        batch = self._lost.cut_to_bound(self.plan, batch)
+        batch = self._lost.limit_batch(self.plan, batch)
         if batch is None or batch == (self.plan.global_batch, self.plan.micro_batch):
             return 0
         return batch[0] << _BATCH_BITS | batch[1]
@@ -444,7 +448,7 @@ class Agent:
         self.status.update(state="waiting")
         self.note(f"stopped by SIGTERM at step {step}, last checkpoint: {'none' if saved is None else f'step {saved}'}")
 
-    def _enter_failed(self, why: str) -> None:
+    def _enter_failed_state(self, why: str) -> None:
         self.status.update(note=one_line(why))
         self.status.enter("failed")
 

@@ -92,14 +92,14 @@ class BackgroundSave:
         if self.step is None or self._staged is None or busy:
             return None
         if failed:
-            raise self._give_up(self._task.error if self._task else "")
+            raise self._fail(self._task.error if self._task else "")
         if self._sealing:
             step, self.step, self._staged, self._task = self.step, None, None, None
             return step
         staged, step, folder = self._staged, self.step, self._folder
         _, error = attempt(staged.finish)
         if self._ranks.maximum([1 if error else 0])[0]:
-            raise self._give_up(error)
+            raise self._fail(error)
         self._sealing = True
         rank_0 = self._ranks.rank == 0
         self._task = _BackgroundTask(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
@@ -121,6 +121,6 @@ class BackgroundSave:
             time.sleep(_LOOK_S)
         return None
 
-    def _give_up(self, why: str) -> CheckpointError:
+    def _fail(self, why: str) -> CheckpointError:
         step, self.step, self._staged, self._task = self.step, None, None, None
         return CheckpointError(f"checkpoint of step {step}", why or "another rank could not write its part")

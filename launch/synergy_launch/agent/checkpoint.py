@@ -134,7 +134,7 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
 
 def latest_good(directory: Path) -> FoundCheckpoint:
     """Return the newest checkpoint under `directory` that verifies; the note names newer ones that don't."""
-    return first_good(sorted(_folders(directory), key=_step_of, reverse=True), verify, "checkpoint ")
+    return first_good(sorted(_folders(directory), key=_parse_step, reverse=True), verify, "checkpoint ")
 
 
 def first_good(
@@ -172,12 +172,12 @@ def set_aside(bad: tuple[Path, ...]) -> None:
 
 def prune(directory: Path, keep: int = 2) -> None:
     """Remove all but the `keep` newest complete checkpoints, and older incomplete ones."""
-    complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=_step_of)
+    complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=_parse_step)
     if not complete:
         return
     kept = set(complete[-keep:])
     for folder in _folders(directory):
-        if folder not in kept and _step_of(folder) < _step_of(complete[-1]):
+        if folder not in kept and _parse_step(folder) < _parse_step(complete[-1]):
             # The marker goes first: a half-removed folder must not look good.
             (folder / MARKER).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -299,7 +299,7 @@ def _folders(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if _STEP.match(path.name) and path.is_dir()]
 
 
-def _step_of(folder: Path) -> int:
+def _parse_step(folder: Path) -> int:
     return int(folder.name.removeprefix("step_"))
 
 

@@ -19,7 +19,7 @@ Stage = Callable[[Path], StagedPart]
 
 
 class Checkpointer:
-    """One rank's side of the run's checkpoints. `find_in`, `checkpoint`, `advance` and `settle` are collective.
+    """One rank's side of the run's checkpoints. `find_checkpoint`, `checkpoint`, `advance` and `settle` are collective.
 
     `save` and `stage` are the script's, as `Agent.start` takes them. Only periodic checkpoints are written in the background.
     """
@@ -34,7 +34,7 @@ class Checkpointer:
         self._held_s = 0.0  # the time that the checkpoint under way has held training up
         self._spent_s = 0.0  # the training library's time for a checkpoint before the agent was asked for it
 
-    def find_in(self, store: Checkpoints) -> FoundCheckpoint:
+    def find_checkpoint(self, store: Checkpoints) -> FoundCheckpoint:
         """Return the checkpoint to go on from in `store`, where this run's checkpoints will lie too."""
         self.store = store
         newest = store.find()

@@ -46,7 +46,7 @@ class LostLoss:
         """Record whether the newest step's loss and gradient, as this rank knows them, are finite."""
         self.in_a_row = 0 if finite else self.in_a_row + 1
 
-    def take_agreed(self, in_a_row: int, batch: int) -> None:
+    def record_lost_steps(self, in_a_row: int, batch: int) -> None:
         """Take in the most lost steps in a row that any rank saw, the newest step having been made at `batch`."""
         self.in_a_row = in_a_row
         self._at = max(self._at, batch) if in_a_row else 0
@@ -74,7 +74,7 @@ class LostLoss:
         self.bound = max(self._base, *borne) if borne else self._base
         return self.bound
 
-    def cut_to_bound(self, plan: Plan, batch: tuple[int, int] | None) -> tuple[int, int] | None:
+    def limit_batch(self, plan: Plan, batch: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return `batch` (global, micro), or what `plan` has, cut down to the bound."""
         now, micro = batch or (plan.global_batch, plan.micro_batch)
         if self.bound is None or now <= self.bound:

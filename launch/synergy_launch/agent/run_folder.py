@@ -17,7 +17,7 @@ BATCH = "batch"
 INSIDE = "inside.json"  # the knowledge of a hook in a Megatron-LM script, beside its log
 
 
-def path_of(job_id: int | None, restarts: int, node_rank: int) -> Path:
+def folder_pattern(job_id: int | None, restarts: int, node_rank: int) -> Path:
     """Return where the folder of this node and incarnation would lie, with mktemp's X for the random part."""
     return Path(tempfile.gettempdir()) / f"{_prefix(job_id, restarts, node_rank)}XXXXXXXX"
 
@@ -45,12 +45,12 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def tell_inside(folder: Path, values: dict[str, Any]) -> None:
+def write_hook_state(folder: Path, values: dict[str, Any]) -> None:
     """Replace what a script's hook says. Raises OSError."""
     _write(folder, INSIDE, json.dumps(values) + "\n")
 
 
-def read_inside(folder: Path) -> dict[str, Any]:
+def read_hook_state(folder: Path) -> dict[str, Any]:
     """Return what a script's hook said last, restricted to the fields that it may say."""
     try:
         data = json.loads((folder / INSIDE).read_text())

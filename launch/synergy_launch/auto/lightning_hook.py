@@ -28,7 +28,7 @@ def hook_lightning(module: ModuleType) -> None:
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         world, here = _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE")
-        if not any(_is_ours(callback) for callback in _listed(kwargs.get("callbacks"))):
+        if not any(_is_ours(callback) for callback in _as_list(kwargs.get("callbacks"))):
             kwargs.update(devices=here, num_nodes=world // here)
         original_init(self, *args, **kwargs)
 
@@ -108,7 +108,7 @@ def _number(name: str) -> int:
     return int(read_number(os.environ, name, int, 0)) or (0 if name == ASKED_GPUS else 1)
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def _as_list(callbacks: Any) -> list[Any]:
     return callbacks if isinstance(callbacks, list) else [callbacks]
 
 

@@ -152,7 +152,7 @@ class LoopWatch:
         plan = replace(plan, global_batch=share * settings.world, micro_batch=1 if loop.total else share)
         own = {**(settings.accepts or {}), "own_size": True}  # until it has saved once
         self.agent = Agent(replace(settings, accepts=own), plan, OneProcess())
-        newest = self.agent.find_in(store).checkpoint
+        newest = self.agent.find_checkpoint_in(store).checkpoint
         self.step = newest.step if newest is not None else 0
         self._began = self.step
         self._optimizer: Any = None  # the first that steps: it counts
@@ -170,7 +170,7 @@ class LoopWatch:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             began = time.monotonic()
             original(obj, f, *args, **kwargs)
-            self.note_saved(f, time.monotonic() - began)
+            self.record_save(f, time.monotonic() - began)
 
         torch.save = save
         register_optimizer_step_pre_hook(lambda optimizer, *_: self.before_step(optimizer))
@@ -184,7 +184,7 @@ class LoopWatch:
                 f"again, the {trained} {what} trained so far are seen twice"
             )
 
-    def note_saved(self, target: Any, spent_s: float) -> None:
+    def record_save(self, target: Any, spent_s: float) -> None:
         """Note a save of the script's to a path or an open file; others than those under the checkpoint folder do not count."""
         name = target if isinstance(target, str | os.PathLike) else getattr(target, "name", None)
         if not isinstance(name, str | os.PathLike):

@@ -24,7 +24,7 @@ def sample_interval(parameters: int) -> int:
     return 1 if parameters <= BUDGET else _EVERY
 
 
-def stride_of(tensor: torch.Tensor, keep: float) -> int:
+def choose_stride(tensor: torch.Tensor, keep: float) -> int:
     """Return the interval, in elements, at which elements of `tensor` are kept, where a part `keep` of the large tensors may be.
 
     It shares no divisor with the rows' length, or some columns would never be seen.
@@ -48,7 +48,7 @@ class GradientSample:
     ) -> None:
         large = sum(t.numel() for t in like if t.numel() > _WHOLE)
         room = max(budget - sum(t.numel() for t in like if t.numel() <= _WHOLE), budget // 2)
-        self.strides = [stride_of(t, room / large if large else 1.0) for t in like]
+        self.strides = [choose_stride(t, room / large if large else 1.0) for t in like]
         #: the factor on each tensor's kept elements: they stand for those left out too, times the tensor's weight
         self.weights = []
         for tensor, stride, weight in zip(like, self.strides, weights or [1.0] * len(like), strict=True):

@@ -73,7 +73,7 @@ class Following:
         """Count a step of `batch` examples. Return by how many steps a schedule made for M0 advances (0 or more)."""
         self.samples += batch
         self.progress += equivalent_sequences(self.base, batch, noise)
-        return self._due()
+        return self._next_step()
 
     @property
     def examples_done(self) -> float:
@@ -105,7 +105,7 @@ class Following:
         self.progress = float(meta.get("progress", self.samples))
         self.base = int(meta.get("base_batch", self.base))
         self.count = str(meta.get("count", self.count))
-        self._due()
+        self._next_step()
         if script == (self.base, self.count):
             return ""
         return f"the checkpoint was tuned for global batch {self.base}, counted in {self.count}: that is kept"
@@ -117,13 +117,13 @@ class Following:
         rate = self.factors(batch, noise).rate
         return f"global batch {batch} in place of {self.base}: learning rate x {rate:.3g} ({self.rule})"
 
-    def _due(self) -> int:
+    def _next_step(self) -> int:
         steps = int((self.examples_done + 1e-6) // self.base)
         due, self._schedule_steps = steps - self._schedule_steps, steps
         return max(0, due)
 
 
-def rule_of(optimizer: Any, rule: str, noise_known: bool = True) -> str:
+def choose_rule(optimizer: Any, rule: str, noise_known: bool = True) -> str:
     """Return `rule`, or where it is "" the usual one for a torch optimiser by the name of its class.
 
     An optimiser that is not known keeps its rate. `noise_known`: the run's end and schedule may follow the noise scale too.

@@ -46,7 +46,7 @@ class Communication:
         return self.exchange
 
     @property
-    def steps_alone(self) -> bool:
+    def skips_averaging(self) -> bool:
         """Return whether DDP must not average this step's gradients."""
         return self.active and self.own_gradients
 

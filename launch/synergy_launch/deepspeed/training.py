@@ -33,7 +33,7 @@ from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.deepspeed.engine_state import EngineState
 from synergy_launch.deepspeed.gradient_norms import EngineNorms
 from synergy_launch.deepspeed.refused import check_engine
-from synergy_launch.pytorch.batch_loop import BatchLoop, following_of
+from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.on_device import on_device
@@ -70,7 +70,7 @@ class DeepSpeedTask(BatchLoop):
             settings, world = AgentSettings.from_environment(), dist.get_world_size()
             check_engine(engine, world)
             basic = engine.basic_optimizer
-            self.following = following_of(basic, global_batch, lr_rule, count)
+            self.following = make_following(basic, global_batch, lr_rule, count)
             # DeepSpeed's FusedAdam says in an attribute what torch's AdamW says in its groups
             self._decoupled: bool | None = getattr(basic, "adam_w_mode", None)
             micro = engine.train_micro_batch_size_per_gpu()
@@ -103,7 +103,7 @@ class DeepSpeedTask(BatchLoop):
         self._norms.close()
         super().__exit__(*error)
 
-    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+    def _micro_batch_context(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         # the engine's own count of micro-batches would be off after a change of their number
         self.engine.set_gradient_accumulation_boundary(micro_step == self.plan.micro_batches - 1)
         return contextlib.nullcontext()

@@ -28,7 +28,7 @@ from synergy_launch.examples.text import TextWindows
 from synergy_launch.pytorch.context_parallel import own_positions
 
 
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean over the tokens of a micro-batch, as far as this rank has them."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(args.seed)  # the same weights on all ranks, of which each keeps its part
     model = Gpt(spec, mesh, stage_blocks(args.layers, mesh)).to(device)
     parallelize(model, mesh)
-    pipeline = Pipeline(model, mesh, loss_of)
+    pipeline = Pipeline(model, mesh, compute_loss)
     own = own_positions(args.seq, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     text = TextWindows(args.seq)

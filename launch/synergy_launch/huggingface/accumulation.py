@@ -12,7 +12,7 @@ import torch
 from synergy_launch.pytorch.accumulation import Accumulation
 
 
-def why_fixed(args: Any, model: Any, train_dataloader: Any) -> str:
+def batch_obstacle(args: Any, model: Any, train_dataloader: Any) -> str:
     """Return why neither noise nor another batch is possible in this Trainer; "" if they are."""
     if model is None or train_dataloader is None:
         return "Trainer does not show its model and data"

@@ -40,10 +40,12 @@ def latest_good(directory: Path, job: str = "") -> FoundCheckpoint:
 
     `job`: only those sealed in this job count; "": all.
     """
-    folders = sorted((f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_step_of, reverse=True)
+    folders = sorted(
+        (f for f in directory.iterdir() if _NAME.match(f.name) and f.is_dir()), key=_parse_step, reverse=True
+    )
     folders = [folder for folder in folders if not job or _read_meta(folder).get("job") == job]
     newest = first_good(
-        folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _check_unsealed(folder)
+        folders, lambda folder: verify(folder) if (folder / MARKER).exists() else _check_contents(folder)
     )
     if newest.checkpoint is None or newest.checkpoint.meta:
         return newest
@@ -55,7 +57,7 @@ def latest_good(directory: Path, job: str = "") -> FoundCheckpoint:
 class TrainerCheckpoints(Checkpoints):
     """The checkpoints of one run; Trainer writes and prunes them itself. `output_dir` must be seen by all nodes."""
 
-    sealed: int | None = None  # step of the newest sealed by this process
+    sealed_step: int | None = None  # step of the newest sealed by this process
     job: str = ""  # only the checkpoints of this job count; "": all
 
     def find(self) -> FoundCheckpoint:
@@ -80,9 +82,9 @@ class TrainerCheckpoints(Checkpoints):
         """Seal what Trainer has written; `write` gives the metadata only. Raises CheckpointError on every rank."""
         folder = self.directory / f"checkpoint-{step}"
         self._meta = write(folder)
-        self.again(step)
+        self.reseal(step)
 
-    def again(self, step: int) -> None:
+    def reseal(self, step: int) -> None:
         """Seal the checkpoint of `step` once more, which Trainer has written a second time."""
         folder, meta = self.directory / f"checkpoint-{step}", self._meta
 
@@ -98,11 +100,11 @@ class TrainerCheckpoints(Checkpoints):
             raise
         except Exception as error:
             raise CheckpointError(f"checkpoint of step {step}", error_cause(error)) from error
-        self.sealed = step
+        self.sealed_step = step
 
 
-def _check_unsealed(folder: Path) -> tuple[Checkpoint | None, str]:
-    step = _step_of(folder)
+def _check_contents(folder: Path) -> tuple[Checkpoint | None, str]:
+    step = _parse_step(folder)
     try:
         saved_step = json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"]
     except FileNotFoundError:
@@ -129,6 +131,6 @@ def _read_meta(folder: Path) -> Mapping[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _step_of(folder: Path) -> int:
+def _parse_step(folder: Path) -> int:
     match = _NAME.match(folder.name)
     return int(match[1]) if match else -1

@@ -30,7 +30,7 @@ from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.huggingface.accumulation import TrainerAccumulation, why_fixed
+from synergy_launch.huggingface.accumulation import TrainerAccumulation, batch_obstacle
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
 from synergy_launch.pytorch.accumulation import round_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
@@ -80,7 +80,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
             chosen, ranks = settings.plan, _ranks("train")
-            unit = _unit_of(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
+            unit = _unit_plan(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
             accepts = {"in_multiples": True} | ({"own_size": True} if self._own_size else {})
             settings = replace(settings, accepts={**(settings.accepts or {}), **accepts})
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
@@ -90,7 +90,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             if self._own_size:
                 agent.note(f"the job keeps its size: {self._own_size}")
             self._store = _store(args.output_dir, "train", self.job)
-            newest = agent.find_in(self._store).checkpoint
+            newest = agent.find_checkpoint_in(self._store).checkpoint
         self.agent, self._unit, self._due = agent, unit, None
         self._last, self._put_off = True, False
         logged = [entry["loss"] for entry in state.log_history if "loss" in entry]
@@ -100,8 +100,8 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         self._accumulate(args, meta, more)
         if newest is not None and newest.step != step:
             agent.note(f"{newest.path} is there, but training starts at step {step}: resume_from was not used")
-        if meta and unit_in(meta, unit.global_batch) != unit.global_batch:
-            was = unit_in(meta, 0)
+        if meta and read_unit(meta, unit.global_batch) != unit.global_batch:
+            was = read_unit(meta, 0)
             agent.note(
                 f"global batch {unit.global_batch} after {was}: Trainer skips or repeats examples; use apply_plan"
             )
@@ -166,8 +166,8 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         due, self._due = self._due, None
         if not self._last:
             return  # another callback's, inside a batch: it is not sealed
-        if self._store.sealed == state.global_step:
-            self._store.again(state.global_step)
+        if self._store.sealed_step == state.global_step:
+            self._store.reseal(state.global_step)
         if due is None:
             self._act(Boundary(state.global_step))  # at the end of an epoch
         else:
@@ -188,7 +188,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         self.accumulation = None
         if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
             return
-        why = why_fixed(args, model, shown.get("train_dataloader"))
+        why = batch_obstacle(args, model, shown.get("train_dataloader"))
         if why:
             agent.note(f"the batch stays, and its noise is not measured: {why}")
             return
@@ -263,7 +263,9 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "", job: str = ""
         newest = _store(args.output_dir, "apply_plan", job).find().checkpoint
         asked = check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch if chosen else global_batch
         asked = global_batch if settings.own_batch else asked
-        batch = unit_in(newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked)
+        batch = read_unit(
+            newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked
+        )
         micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
@@ -312,13 +314,13 @@ def _ranks(who: str) -> Collectives:
     return OneProcess()
 
 
-def unit_in(meta: Mapping[str, Any], default: int) -> int:
+def read_unit(meta: Mapping[str, Any], default: int) -> int:
     """Return the examples of one of Trainer's steps, as a checkpoint's metadata has them."""
     batch = meta.get("batch")
     return int(meta.get("unit") or (batch[0] if batch else default))
 
 
-def _unit_of(args: Any, chosen: Plan) -> Plan:
+def _unit_plan(args: Any, chosen: Plan) -> Plan:
     """Return the plan of one of Trainer's steps."""
     micro, dp = args.train_batch_size, args.world_size
     return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)

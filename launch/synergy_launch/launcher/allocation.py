@@ -173,7 +173,7 @@ def environment_of_run(allocation: JobAllocation, environment: Mapping[str, str]
     return {**lists, **dict.fromkeys(counts, str(len(nodes))), **ranks}
 
 
-def address_of(node: str) -> str:
+def find_address(node: str) -> str:
     """Return an address that other nodes can connect to: the node's name where it resolves, else its NodeAddr in Slurm."""
     try:
         socket.getaddrinfo(node, None)

@@ -50,7 +50,7 @@ class ScriptRequest:
     checkpoint: str = ""
     style: str = "auto"
     own_batch: bool = False  # nobody chose the plan's batch: the script keeps its own
-    asked: Shape | None = None  # the size of the sbatch line, where `own_batch`
+    requested_shape: Shape | None = None  # the size of the sbatch line, where `own_batch`
     why: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ def render(request: ScriptRequest) -> str:
     arguments = list(request.command[1:])
     megatron = request.style == "megatron" or (request.style == "auto" and megatron_arguments.is_megatron(arguments))
     if plan and megatron and request.own_batch:
-        plan, _ = at_own_batch(plan, arguments, request.asked)
+        plan, _ = at_own_batch(plan, arguments, request.requested_shape)
     if plan and megatron:
         arguments = megatron_arguments.with_plan(arguments, plan, request.checkpoint, own_batch=request.own_batch)
     environment = dict(request.environment)

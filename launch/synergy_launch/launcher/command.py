@@ -39,7 +39,7 @@ from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
-from synergy_launch.launcher.status_reports import spoken_for
+from synergy_launch.launcher.status_reports import describe_launcher
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint
 from synergy_launch.megatron_lm import options as megatron_options
@@ -80,7 +80,7 @@ def _own_plan(options: LaunchOptions, allocation: JobAllocation) -> Plan | None:
     """Return the plan that Megatron-LM's options, as the user wrote them, amount to here; None for other scripts."""
     if not is_megatron(options.style, options.script[1:]):
         return None
-    return megatron_arguments.plan_of(options.script[1:], allocation.world)
+    return megatron_arguments.read_plan(options.script[1:], allocation.world)
 
 
 def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: PlanFile | None) -> PlanFile | None:
@@ -95,7 +95,7 @@ def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: Pla
     return plan_file if own is None else replace(plan_file, plan=own, own_batch=True)
 
 
-def _guarded(
+def _run_with_guard(
     options: LaunchOptions,
     allocation: JobAllocation,
     plan_file: PlanFile | None,
@@ -118,7 +118,7 @@ def _guarded(
 
     def new_crew() -> Crew:
         secret = job_secret.read_secret(os.environ)
-        return Crew(allocation, slurm.address_of(allocation.nodes[0]), os.getuid(), secret)
+        return Crew(allocation, slurm.find_address(allocation.nodes[0]), os.getuid(), secret)
 
     def start(number: int, names: tuple[str, ...], joining: Membership) -> MoreNodes:
         return MoreNodes(number, names, joining, allocation, os.environ)
@@ -142,8 +142,8 @@ def _guarded(
         guard.begin()
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts)
-        going = not guard.ending and restarts.goes_on(code, guard)
-        if text := restarts.words or guard.format_outcome():
+        going = not guard.ending and restarts.begin_next_run(code, guard)
+        if text := restarts.message or guard.format_outcome():
             click.echo(f"synergy-launch: {text}", err=True)
         if going:
             guard.plan_file = _with_address(allocation, guard.plan_file)
@@ -153,10 +153,10 @@ def _guarded(
         failed = None
         if guard.tells and guard.failure is not None:
             # the followed order must be told here if the run failed before any other report
-            told = restarts.told if restarts.told.number else None
-            over = {**spoken_for(allocation), "ended": True}
+            told = restarts.report_part if restarts.report_part.number else None
+            over = {**describe_launcher(allocation), "ended": True}
             failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
-        lost = mends and crew is not None and bool(crew.lost)
+        lost = mends and crew is not None and bool(crew.lost_ranks)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
     code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code
@@ -199,14 +199,14 @@ def _run(
 ) -> int:
     """Run, or print, this node's command once. Return the exit code."""
     # a dry run beside a running one must leave that one's folder alone
-    folder_of = run_folder.path_of if options.dry_run else run_folder.make
+    folder_of = run_folder.folder_pattern if options.dry_run else run_folder.make
     run_dir = folder_of(allocation.job_id, allocation.restarts, allocation.node_rank)
     # Megatron-LM counts the training in the checkpoint folder in iterations, whose batch may change
     checkpoint = options.checkpoint or (plan_file.checkpoint if plan_file else "")
     megatron = is_megatron(options.style, options.script[1:])
     trained = batch_arguments.read(Path(checkpoint)) if megatron and checkpoint else Trained()
     if megatron:
-        batch_arguments.rule_of("")  # a wrong word ends the start, not the run at its first change
+        batch_arguments.choose_rule("")  # a wrong word ends the start, not the run at its first change
         fsdp2_checkpoint.check(options.script[1:], Path(checkpoint) if checkpoint else None, allocation.world)
     limits = options.batch_limits or os.environ.get("SYNERGY_GLOBAL_BATCH", "")
     is_hooked = plan_file is not None and script_kind.is_hooked(options.script, options.style, plan_file.loop)
@@ -218,14 +218,14 @@ def _run(
         run_dir=run_dir,
         checkpoint=options.checkpoint,
         runner=options.runner,
-        master=slurm.address_of(allocation.nodes[0]) if len(allocation.nodes) > 1 else "",
+        master=slurm.find_address(allocation.nodes[0]) if len(allocation.nodes) > 1 else "",
         style=options.style,
         # one compute thread a process unless the user asks for more: torchrun's own default, without its warning
         threads=os.environ.get("OMP_NUM_THREADS", "1"),
         trained=trained,
         batch_limits=limits,
         version=megatron_arguments.find_version(Path(options.script[0])),
-        run=restarts.told.number if restarts else 0,
+        run=restarts.report_part.number if restarts else 0,
         local_rank=options.local_rank,
         is_hooked=is_hooked,
     )
@@ -270,7 +270,7 @@ def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
     if not folder:  # it can't be asked for a checkpoint
         accepts = {**(accepts or {}), "own_size": True}
     return Supervisor(
-        node.plan or megatron_arguments.plan_of(arguments, allocation.world),
+        node.plan or megatron_arguments.read_plan(arguments, allocation.world),
         folder,
         megatron_options.option_number(arguments, "--seq-length", 0),
         step_log=node.environment.get("SYNERGY_STEP_LOG", ""),
@@ -352,7 +352,7 @@ def command(
             f"script {script!r}", "does not exist or can't be read", "name a training script, or -m MODULE"
         )
     member = more_nodes.membership(os.environ)
-    allocation = slurm.read(os.environ) if member is None else more_nodes.read_joined(member, os.environ)
+    allocation = slurm.read(os.environ) if member is None else more_nodes.read_joined_allocation(member, os.environ)
     if member is not None:
         os.environ.update(more_nodes.environment_of_job(member, os.environ))
         del os.environ[more_nodes.JOINED]  # for what the script starts
@@ -371,11 +371,11 @@ def command(
         local_rank=meant.local_rank,
         remark=meant.remark if allocation.node_rank == 0 else "",
     )
-    allocation = other_launchers.sized(meant, allocation, plan_file.asked if plan_file else None)
+    allocation = other_launchers.with_processes(meant, allocation, plan_file.asked if plan_file else None)
     plan_file, remark = _loadable(options, _resizable(options, allocation, plan_file), remark)
     if dry_run:
         sys.exit(_run(options, allocation, plan_file, remark))
-    sys.exit(_guarded(options, allocation, plan_file, remark, member))
+    sys.exit(_run_with_guard(options, allocation, plan_file, remark, member))
 
 
 def main() -> None:

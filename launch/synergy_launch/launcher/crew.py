@@ -78,29 +78,29 @@ def next_run(line: str) -> NextRun | None:
 class _Peer:
     """A connection to another node of the job, or to something that claims to be one.
 
-    `rank` -1: it has not shown who it is. `asked`: what its answer is signed with, where the job has a secret.
+    `rank` -1: it has not shown who it is. `greeting`: what its answer is signed with, where the job has a secret.
     """
 
     connection: socket.socket
     rank: int = -1
-    heard: bytes = b""
-    asked: SignedReport | None = None
-    closed: bool = False
+    buffer: bytes = b""
+    greeting: SignedReport | None = None
+    is_closed: bool = False
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
         try:
-            while not self.closed and len(self.heard) <= _MOST_BYTES:
+            while not self.is_closed and len(self.buffer) <= _MOST_BYTES:
                 piece = self.connection.recv(65_536)
-                self.closed = not piece
-                self.heard += piece
+                self.is_closed = not piece
+                self.buffer += piece
         except BlockingIOError:
             pass
         except OSError:
-            self.closed = True
-        if len(self.heard) > _MOST_BYTES:
-            self.closed = True
-        *whole, self.heard = self.heard.split(b"\n")
+            self.is_closed = True
+        if len(self.buffer) > _MOST_BYTES:
+            self.is_closed = True
+        *whole, self.buffer = self.buffer.split(b"\n")
         return [line.decode("ascii", "replace") for line in whole]
 
     def say(self, text: str) -> None:
@@ -109,14 +109,14 @@ class _Peer:
             self.connection.sendall(text.encode() + b"\n")
             self.connection.settimeout(0)
         except OSError:
-            self.closed = True
+            self.is_closed = True
 
 
 @dataclass
 class Crew:
     """One node's side of the connections. `address`: the first node's.
 
-    Call `poll` often. The first node hears `ended` (by rank: run, exit code, kind) and `lost`; the others hear `word`.
+    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind) and `lost_ranks`; the others hear `word`.
     """
 
     allocation: JobAllocation
@@ -124,58 +124,58 @@ class Crew:
     uid: int
     secret: bytes = b""
     monotonic: Callable[[], float] = time.monotonic
-    ended: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
+    ends: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    lost_ranks: set[int] = field(default_factory=set)
     word: NextRun | None = None
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
-    expected: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
+    expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
     run: int = 0  # the latest run that the others were told of
     _lobby: Lobby | None = None
     peers: list[_Peer] = field(default_factory=list)  # open connections
-    _try_at: float = 0.0
-    _answer_by: float = 0.0
+    _next_try_s: float = 0.0
+    _answer_due_s: float = 0.0
     _strangers: int = 0  # listeners that did not answer as the first node does
-    _heard: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
+    _seen_signatures: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
 
     def __post_init__(self) -> None:
         self.members = self.members or self.allocation.nodes
-        self.expected = set(range(len(self.members))) - {self.allocation.node_rank}
+        self.expected_ranks = set(range(len(self.members))) - {self.allocation.node_rank}
 
     @property
     def first(self) -> bool:
         return self.allocation.node_rank == 0
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Return whether this node is connected: the first node to all others of the run that are not lost, another node to the first."""
-        return self.expected - self.lost <= self.ranks if self.first else self.ranks == {0}
+        return self.expected_ranks - self.lost_ranks <= self.ranks if self.first else self.ranks == {0}
 
     @property
     def ranks(self) -> set[int]:
         """Return the ranks of the nodes that this one is connected to."""
-        return {p.rank for p in self.peers if p.rank >= 0 and not p.closed}
+        return {p.rank for p in self.peers if p.rank >= 0 and not p.is_closed}
 
     def poll(self) -> None:
         """Read what has come from the other nodes."""
         self._accept() if self.first else self._connect()
         for peer in self.peers:
             self._hear(peer)
-        for peer in [p for p in self.peers if p.closed]:
+        for peer in [p for p in self.peers if p.is_closed]:
             self.peers.remove(peer)
             peer.connection.close()
-            run, code, _ = self.ended.get(peer.rank, (self.run, 1, ""))
+            run, code, _ = self.ends.get(peer.rank, (self.run, 1, ""))
             well = run >= self.run and code in (0, 130, 143)
             if self.first and peer.rank > 0 and not well:
-                self.lost.add(peer.rank)
+                self.lost_ranks.add(peer.rank)
 
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""
-        self.ended, self.run = {}, max(self.run, word.number)
+        self.ends, self.run = {}, max(self.run, word.number)
         for peer in self.peers:
             if peer.rank > 0:
                 peer.say(word.line())
 
-    def say_ended(self, run: int, code: int, kind: str) -> None:
+    def report_end(self, run: int, code: int, kind: str) -> None:
         """Send to the first node that run `run` has ended here, with `code` and `kind`."""
         for peer in self.peers:
             peer.say(f"ended {run} {code} {kind}")
@@ -194,14 +194,14 @@ class Crew:
         return meeting_ports(self.secret, self.allocation.job_id or 0, self.allocation.restarts, CHANNEL)
 
     def _accept(self) -> None:
-        if self._lobby is None and self.monotonic() >= self._try_at:
-            self._try_at = self.monotonic() + _AGAIN_S
+        if self._lobby is None and self.monotonic() >= self._next_try_s:
+            self._next_try_s = self.monotonic() + _AGAIN_S
             self._listen()
         for visitor in self._lobby.poll() if self._lobby is not None else ():
-            peer = _Peer(_kept(visitor.connection), heard=visitor.rest)
+            peer = _Peer(_keep_alive(visitor.connection), buffer=visitor.rest)
             self._greet(peer, visitor.line or "")
             self._hear(peer)
-            if peer.closed:  # also one that had no answer in time, and has connected anew
+            if peer.is_closed:  # also one that had no answer in time, and has connected anew
                 peer.connection.close()
             else:
                 self.peers.append(peer)
@@ -217,20 +217,20 @@ class Crew:
     def _connect(self) -> None:
         for peer in self.peers:
             self._hear(peer)
-            if peer.rank < 0 and self.monotonic() >= self._answer_by:
-                peer.closed = True  # a stranger, who listens there in the first node's place
+            if peer.rank < 0 and self.monotonic() >= self._answer_due_s:
+                peer.is_closed = True  # a stranger, who listens there in the first node's place
                 self._strangers += 1
-        if any(not p.closed for p in self.peers) or self.monotonic() < self._try_at:
+        if any(not p.is_closed for p in self.peers) or self.monotonic() < self._next_try_s:
             return
-        self._try_at = self.monotonic() + _AGAIN_S
-        self._answer_by = self.monotonic() + _ANSWER_S
+        self._next_try_s = self.monotonic() + _AGAIN_S
+        self._answer_due_s = self.monotonic() + _ANSWER_S
         with contextlib.suppress(OSError, SynergyError):
             line, asked = self._hello(self._words("node", self.allocation.node_rank).encode())
-            peer = _Peer(_kept(self._reached()), asked=asked)
+            peer = _Peer(_keep_alive(self._dial_first_node()), greeting=asked)
             peer.say(line)
             self.peers.append(peer)
 
-    def _reached(self) -> socket.socket:
+    def _dial_first_node(self) -> socket.socket:
         """Return a connection to the first port that somebody listens on. Raises OSError where nobody does."""
         ports, skipped = self._places, self._strangers % len(self._places)
         for port in (*ports[skipped:], *ports[:skipped]):
@@ -257,30 +257,30 @@ class Crew:
         if not self.first:
             self.word = next_run(line) or self.word
         elif len(words) == 4 and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
-            self.ended[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
+            self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
 
     def _greet(self, peer: _Peer, line: str) -> None:
         """Take the first line of `peer`, which shows who it is; close a peer of another user or job."""
         try:
-            words, signed = self._opened(peer, line)
+            words, signed = self._open_first_line(peer, line)
             ranks = range(1, len(self.members)) if self.first else (self.allocation.node_rank,)
             rank = next((r for r in ranks if words == self._words("node" if self.first else "first", r)), -1)
             for old in [p for p in self.peers if p.rank == rank]:
                 self._hear(old)
-                if old.closed:
+                if old.is_closed:
                     self.peers.remove(old)
                     old.connection.close()
             if rank < 0 or any(p.rank == rank for p in self.peers):
-                peer.closed = True
+                peer.is_closed = True
             elif self.first:
                 answer = self._words("first", rank).encode()
                 peer.say(signed.answer(answer, time.time()) if signed else munge.encode(answer))
         except (SynergyError, UnicodeDecodeError):
-            peer.closed = True
-        if not peer.closed:
+            peer.is_closed = True
+        if not peer.is_closed:
             peer.rank = rank if self.first else 0
 
-    def _opened(self, peer: _Peer, line: str) -> tuple[str, SignedReport | None]:
+    def _open_first_line(self, peer: _Peer, line: str) -> tuple[str, SignedReport | None]:
         """Return the text of a first line, and what its answer is to be signed with.
 
         Raises SynergyError if no node of this job's user has signed the line, or if some node sent it before.
@@ -290,19 +290,19 @@ class Crew:
             if credential.uid != self.uid:
                 raise UsageError("crew", "the sender is another user")
             return credential.payload.decode("ascii"), None
-        if peer.asked is not None:
-            return peer.asked.verify_answer(line).decode("ascii"), None
+        if peer.greeting is not None:
+            return peer.greeting.verify_answer(line).decode("ascii"), None
         signed, payload = job_key.open_line(line, self.secret, time.time())
-        if signed.signature in self._heard:
+        if signed.signature in self._seen_signatures:
             raise UsageError("crew", "the line was sent before")
-        self._heard[signed.signature] = None
+        self._seen_signatures[signed.signature] = None
         return payload.decode("ascii"), signed
 
     def _words(self, side: str, rank: int) -> str:
         return f"synergy-{side} {self.allocation.job_id} {self.allocation.restarts} {rank}"
 
 
-def _kept(connection: socket.socket) -> socket.socket:
+def _keep_alive(connection: socket.socket) -> socket.socket:
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

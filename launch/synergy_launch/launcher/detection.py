@@ -48,7 +48,7 @@ def detect(
     """
     is_module = command[0] == "-m"
     script, arguments = (f"module:{command[1]}", command[2:]) if is_module else (command[0], command[1:])
-    kind = script_kind.kind_of(script, arguments)
+    kind = script_kind.classify_script(script, arguments)
     folder = checkpoint or _folder(kind, arguments)
     can_change, to_do = _changes(kind, folder, loop)
     if not resize:

@@ -22,7 +22,7 @@ from typing import Any
 
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
@@ -47,7 +47,7 @@ _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: anoth
 _ENDED_WELL = (0, _USAGE, 130, 143)  # SIGINT, SIGTERM
 
 
-def may_go_on(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES) -> bool:
+def may_restart(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES) -> bool:
     """Return whether a run that crashed at `step` is started again. `crashes`: the earlier ones, of all incarnations."""
     late = [c for c in crashes if abs(now_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     return len(late) < most and all(step > c.step for c in crashes)
@@ -66,8 +66,8 @@ class Restarts:
 
     `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts after a crash in WINDOW_S. `able` False: no
     run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node. Give `hear`
-    what the daemon says and `look` the run's status, and call `poll` often. Where `decided` is true the run is to end. `goes_on` says
-    whether another follows, on `allocation`.
+    what the daemon says and `look` the run's status, and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run`
+    says whether another follows, on `allocation`.
     """
 
     def __init__(
@@ -84,17 +84,19 @@ class Restarts:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.told = InPlace() if member is None else InPlace(number=member.run, order=member.order)
+        self.report_part = InPlace() if member is None else InPlace(number=member.run, order=member.order)
         self._member = member  # this node is beside the job's own allocation
         self.allocation, self.crew = allocation, crew
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
         self._able, self._mends, self._grow = able, mends, grow
         self._growth: MoreNodes | None = None  # the latest
         self._growths: list[MoreNodes] = []  # those whose allocations have not ended
-        self._join: Told | None = None  # an order to bring nodes in, heard and not begun; set by the reporter's thread
+        self._join: ReportAnswer | None = (
+            None  # an order to bring nodes in, heard and not begun; set by the reporter's thread
+        )
         self._heard_join = 0  # the latest such order
         self._alone_since: float | None = None  # the time at which a node beside the allocation lost the first one
-        self._order: Told | None = None  # heard, and not followed yet; set by the reporter's thread
+        self._order: ReportAnswer | None = None  # heard, and not followed yet; set by the reporter's thread
         self._said_at: float | None = None  # the time when the other nodes were told of it
         self._acknowledged = self._present = 0  # checkpoints on request: of earlier runs, of this one
         self._step = 0
@@ -106,14 +108,14 @@ class Restarts:
         self._gone: set[int] = set()  # nodes whose loss has been answered, and those that left by an order
         self._leaving: set[int] = set()  # those that left by an order
         self._order_before = 0  # the order that was followed before the one at which they left
-        self.words = ""
+        self.message = ""
 
     @property
-    def possible(self) -> bool:
+    def can_restart(self) -> bool:
         """Return whether this launcher can restart the job's processes."""
         crew = self.crew
         alone = crew is None and len(self.allocation.nodes) == 1
-        together = alone or (crew is not None and crew.connected and not crew.lost - self._gone)
+        together = alone or (crew is not None and crew.is_connected and not crew.lost_ranks - self._gone)
         return self._able and self.allocation.job_id is not None and together
 
     @property
@@ -122,14 +124,14 @@ class Restarts:
 
         An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes.
         """
-        if not self.possible:
+        if not self.can_restart:
             return None
         crew = self.crew
         here = crew is not None and any(peer.rank in self._leaving for peer in crew.peers)
         answered = self._growth if self._growth is not None and self._growth.is_answered else None
         return replace(
-            self.told,
-            order=self._order_before if here else self.told.order,
+            self.report_part,
+            order=self._order_before if here else self.report_part.order,
             live=self.sheds_nodes,
             grows=self._grow is not None and not self._is_follower,
             joined=answered.number if answered is not None else 0,
@@ -139,21 +141,21 @@ class Restarts:
     @property
     def sheds_nodes(self) -> bool:
         """Return whether an order can have the run go on with fewer nodes."""
-        return self.possible and len(self.allocation.nodes) > 1
+        return self.can_restart and len(self.allocation.nodes) > 1
 
     @property
     def together(self) -> bool:
         """Return whether what follows a failure is decided for all nodes together."""
-        return self.possible and self._mends
+        return self.can_restart and self._mends
 
     @property
     def follows(self) -> bool:
         """Return whether another node decides what follows the present run."""
-        here = self.crew is not None and not self.crew.first and self.crew.connected
+        here = self.crew is not None and not self.crew.first and self.crew.is_connected
         return here and (self._mends or self._word is not None)
 
     @property
-    def decided(self) -> bool:
+    def is_decided(self) -> bool:
         """Return whether the run is to end and it is known what follows."""
         if self._order is not None:
             return self.crew is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
@@ -165,7 +167,7 @@ class Restarts:
         return self.crew.word.code if self.crew is not None and self.crew.word is not None else 0
 
     @property
-    def broken(self) -> bool:
+    def is_broken_elsewhere(self) -> bool:
         """Return whether the run has ended on another node in a way that this node's processes do not know."""
         crew = self.crew
         if crew is None or not crew.first or not self._mends:
@@ -175,27 +177,31 @@ class Restarts:
     @property
     def has_lost_node(self) -> bool:
         """Return whether a node is lost and nothing has followed from it yet."""
-        return self.crew is not None and self.crew.first and self._mends and bool(self.crew.lost - self._gone)
+        return self.crew is not None and self.crew.first and self._mends and bool(self.crew.lost_ranks - self._gone)
 
     @property
     def must_end_at_once(self) -> bool:
         """Return whether the run is over, so that its processes, which may wait for others forever, are not asked first."""
-        return self.broken or bool(self.code) or (self._word is not None and self._word.order == self.told.order)
+        return (
+            self.is_broken_elsewhere
+            or bool(self.code)
+            or (self._word is not None and self._word.order == self.report_part.order)
+        )
 
     @property
-    def acknowledged(self) -> int:
+    def acknowledged_checkpoints(self) -> int:
         """Return how many checkpoints on request the earlier runs have completed: the incarnation's count goes on."""
         return self._acknowledged
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: ReportAnswer) -> None:
         """Keep the daemon's order, unless it was followed already, or names nodes whose launchers are not there."""
         nodes = self.allocation.nodes
         if told.joins:
             if self._grow is not None and not self._is_follower and told.order > self._heard_join:
                 self._heard_join, self._join = told.order, told
             return
-        known = not told.nodes or (told.nodes[0] == nodes[0] and set(told.nodes) <= {*nodes, *self._joined})
-        if self.possible and not self._is_follower and told.order > self.told.order and known:
+        known = not told.nodes or (told.nodes[0] == nodes[0] and set(told.nodes) <= {*nodes, *self._joined_nodes})
+        if self.can_restart and not self._is_follower and told.order > self.report_part.order and known:
             self._order = told
 
     def poll(self) -> None:
@@ -220,7 +226,7 @@ class Restarts:
         self._saved = saved if isinstance(saved, int) else self._saved
         self._present = requests if isinstance(requests, int) else self._present
 
-    def ended(self) -> None:
+    def drop_late_order(self) -> None:
         """Note that the run is over: an order that did not end it has come too late."""
         if self._order is not None and not self.left and self._state != "waiting":
             self._order = self._said_at = None
@@ -232,14 +238,14 @@ class Restarts:
         nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
         """
         crew = self.crew
-        if crew is None or not crew.first or not self._mends or code in (0, 130, 143) or not crew.expected:
+        if crew is None or not crew.first or not self._mends or code in (0, 130, 143) or not crew.expected_ranks:
             return code, ""
         until = self._monotonic() + _CREW_S
-        while self._monotonic() < until and not crew.connected:
+        while self._monotonic() < until and not crew.is_connected:
             time.sleep(_POLL_S)
             crew.poll()
         until = self._monotonic() + _CAUSE_S
-        while self._monotonic() < until and not self.broken:
+        while self._monotonic() < until and not self.is_broken_elsewhere:
             time.sleep(_POLL_S)
             crew.poll()
         for _, other, kind in self._ends(crew):
@@ -247,28 +253,28 @@ class Restarts:
                 return other, kind
         return code, ""
 
-    def goes_on(self, code: int, guard: PlanGuard) -> bool:
+    def begin_next_run(self, code: int, guard: PlanGuard) -> bool:
         """Return whether another run follows in the same allocation after this one ended with `code`. Tells the other nodes."""
         if self.follows:
             return self._follow(code, guard)
-        self.words = ""
+        self.message = ""
         if (order := self._order) is not None:
             if self._said_at is None:  # it came as the run ended
                 self._tell(order.order, order.plan, order.nodes)
-            self.words = f"started again in place with another plan, by the daemon's order {order.order}"
+            self.message = f"started again in place with another plan, by the daemon's order {order.order}"
             if order.nodes:
                 self._keep(order.nodes)
-                self.words = f"goes on with {len(order.nodes)} nodes, by the daemon's order {order.order}"
-            self._again(replace(self.told, order=order.order))
+                self.message = f"goes on with {len(order.nodes)} nodes, by the daemon's order {order.order}"
+            self._count_new_run(replace(self.report_part, order=order.order))
             self._order = self._said_at = None  # last: the reporter's thread may hear the same order again
             guard.follow(order.plan, self.allocation)
             return True
         plan = guard.plan_file.plan if guard.plan_file else None
         if self.has_lost_node:
-            return self._without_lost(guard)
-        if guard.again or (guard.is_past_first_steps and self._crashed(code)):
-            self._tell(self.told.order, plan)
-            self._again(self.told)
+            return self._restart_without_lost_nodes(guard)
+        if guard.again or (guard.is_past_first_steps and self._restart_after_crash(code)):
+            self._tell(self.report_part.order, plan)
+            self._count_new_run(self.report_part)
             return True
         if self.crew is not None and self.crew.first and self._mends:
             self.crew.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
@@ -284,37 +290,39 @@ class Restarts:
     def _word(self) -> NextRun | None:
         """Return the first node's message if it is about a later run than the present one."""
         word = self.crew.word if self.crew is not None else None
-        return word if word is not None and word.number > self.told.number else None
+        return word if word is not None and word.number > self.report_part.number else None
 
     def _ends(self, crew: Crew) -> list[tuple[int, int, str]]:
-        return [end for end in crew.ended.values() if end[0] == self.told.number]
+        return [end for end in crew.ends.values() if end[0] == self.report_part.number]
 
-    def _crashed(self, code: int) -> bool:
+    def _restart_after_crash(self, code: int) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
         if not self.together or code in _ENDED_WELL or self._saved is None:
             return False
         history, now_s = run_history.read_history(self._folder, self.allocation.job_id or 0), self._clock()
-        if not may_go_on((*history.crashes, *self._crashes), self._step, now_s, self._most):
+        if not may_restart((*history.crashes, *self._crashes), self._step, now_s, self._most):
             return False
         if len(self._crashes) >= self._most:
             return False
         self._crashes = (*self._crashes, Crash(self._step, now_s))
         run_history.write_history(self._folder, history.with_crash(Crash(self._step, now_s)))
-        self.words = (
+        self.message = (
             f"ended with exit code {code} at step {self._step}: "
             f"started again in place from its checkpoint of step {self._saved}"
         )
-        self.told = replace(self.told, crashes=self.told.crashes + 1, code=min(code, 255), step=self._step)
+        self.report_part = replace(
+            self.report_part, crashes=self.report_part.crashes + 1, code=min(code, 255), step=self._step
+        )
         return True
 
-    def _without_lost(self, guard: PlanGuard) -> bool:
+    def _restart_without_lost_nodes(self, guard: PlanGuard) -> bool:
         """Continue after a lost node with the largest plan that fits the remaining nodes.
 
         If there is none, nothing runs until Slurm sees the loss too.
         """
         crew = self.crew
         assert crew is not None
-        self._gone |= crew.lost
+        self._gone |= crew.lost_ranks
         names = {crew.members[rank] for rank in self._gone}
         left, plan = tuple(n for n in crew.members if n not in names), guard.plan
         lost = ", ".join(sorted(names))
@@ -322,16 +330,16 @@ class Restarts:
             fits = fit_plan(plan, self.allocation.processes * count)[0]
             if fits is None or plan is None or self._saved is None or self._most == 0:
                 continue
-            self.told = replace(self.told, crashes=self.told.crashes + 1, code=0, step=self._step)
+            self.report_part = replace(self.report_part, crashes=self.report_part.crashes + 1, code=0, step=self._step)
             self.allocation = replace(self.allocation, nodes=left[:count], node_rank=0)
-            self._tell(self.told.order, fits)
-            self._again(self.told)
+            self._tell(self.report_part.order, fits)
+            self._count_new_run(self.report_part)
             guard.follow(fits, self.allocation)
-            self.words = f"{lost} lost: started again in place on {', '.join(left[:count])}"
+            self.message = f"{lost} lost: started again in place on {', '.join(left[:count])}"
             return True
         crew.tell(NextRun(0, holds=True))
         guard.waits, guard.tells = True, False
-        self.words = f"{lost} lost: waits for Slurm"
+        self.message = f"{lost} lost: waits for Slurm"
         return False
 
     def _follow(self, code: int, guard: PlanGuard) -> bool:
@@ -339,22 +347,22 @@ class Restarts:
         crew = self.crew
         assert crew is not None
         if self._word is None:
-            crew.say_ended(self.told.number, min(code, 255), guard.kind(code))
+            crew.report_end(self.report_part.number, min(code, 255), guard.kind(code))
         well = code in (0, 130, 143)  # other nodes may go on for long
         until, name = self._monotonic() + (float("inf") if well else HOLD_S), crew.members[crew.allocation.node_rank]
-        while not guard.ending and crew.connected:
+        while not guard.ending and crew.is_connected:
             word = self._word
             if word is not None:
-                ordered = word.order > self.told.order
+                ordered = word.order > self.report_part.order
                 self._mends = self._mends or bool(set(word.nodes) - set(crew.allocation.nodes))
-                self.told = replace(self.told, number=word.number, order=word.order)
+                self.report_part = replace(self.report_part, number=word.number, order=word.order)
                 if ordered and name not in word.nodes:
                     self.leaves, guard.waits, guard.tells = True, False, False
                     return False
                 if name in word.nodes:
                     self.allocation = replace(self.allocation, nodes=word.nodes, node_rank=word.nodes.index(name))
                     guard.follow(word.plan, self.allocation)
-                    self.words = ""
+                    self.message = ""
                     return True
                 until = float("inf")  # left out: its GPUs wait for a later run
             elif crew.word is not None and not crew.word.number:
@@ -368,7 +376,7 @@ class Restarts:
 
     def _tell(self, order: int, plan: Plan | None, nodes: tuple[str, ...] = ()) -> None:
         if self.crew is not None and self.crew.first:
-            self.crew.tell(NextRun(self.told.number + 1, order, nodes or self.allocation.nodes, plan))
+            self.crew.tell(NextRun(self.report_part.number + 1, order, nodes or self.allocation.nodes, plan))
 
     def _keep(self, nodes: tuple[str, ...]) -> None:
         """Go on with `nodes` alone: the others leave by an order, and are not lost."""
@@ -378,9 +386,9 @@ class Restarts:
         gone = set(range(len(crew.members))) - stays
         self._leaving = (self._leaving | (gone - self._gone)) - stays
         self._gone = (self._gone | gone) - stays
-        self._order_before = self.told.order
-        crew.lost = (crew.lost | gone) - stays
-        crew.expected = stays - {0}
+        self._order_before = self.report_part.order
+        crew.lost_ranks = (crew.lost_ranks | gone) - stays
+        crew.expected_ranks = stays - {0}
         if (growth := self._growth) is not None and set(growth.names) & set(nodes):
             growth.use()
             self._mends = True  # Slurm does not end or requeue a job for the loss of a node beside its allocation
@@ -389,12 +397,12 @@ class Restarts:
     # -- nodes that join -----------------------------------------------------------------------------------------------
 
     @property
-    def _joined(self) -> tuple[str, ...]:
+    def _joined_nodes(self) -> tuple[str, ...]:
         """Return the nodes that wait to take part."""
         growth = self._growth
-        return growth.names if growth is not None and growth.complete and not growth.refusal else ()
+        return growth.names if growth is not None and growth.is_complete and not growth.refusal else ()
 
-    def _begin_growth(self, told: Told) -> None:
+    def _begin_growth(self, told: ReportAnswer) -> None:
         """Ask Slurm for the nodes that `told` names and the run does not have."""
         self._join = None
         assert self._grow is not None
@@ -406,10 +414,10 @@ class Restarts:
         waiting = {crew.members.index(name) for name in names}
         self._gone |= waiting
         self._leaving -= waiting
-        step, run = self.allocation.step, self.told.number
+        step, run = self.allocation.step, self.report_part.number
         member = Membership(
             job_id=self.allocation.job_id or 0, restarts=self.allocation.restarts, step=step, run=run,
-            order=self.told.order, members=crew.members,
+            order=self.report_part.order, members=crew.members,
         )  # fmt: skip
         self._growth = self._grow.start(told.order, names, member)
         self._growths.append(self._growth)
@@ -418,17 +426,17 @@ class Restarts:
         """See which nodes have joined, and which of them have gone."""
         for each in self._growths:
             each.poll(frozenset(crew.members[rank] for rank in crew.ranks))
-        self._growths = [each for each in self._growths if not each.over]
+        self._growths = [each for each in self._growths if not each.is_over]
 
     def await_first_run(self, guard: PlanGuard) -> bool:
         """Wait, on a node that joins a running job, for the run that it is to take part in. Return whether there is one."""
         crew = self.crew
         assert crew is not None
         until = self._monotonic() + JOIN_S
-        while not crew.connected and self._monotonic() < until and not guard.ending:
+        while not crew.is_connected and self._monotonic() < until and not guard.ending:
             time.sleep(_POLL_S)
             crew.poll()
-        return crew.connected and self._follow(0, guard)
+        return crew.is_connected and self._follow(0, guard)
 
     @property
     def is_alone(self) -> bool:
@@ -436,7 +444,7 @@ class Restarts:
         crew = self.crew
         if crew is None or crew.first or self._member is None:
             return False
-        return not (crew.connected or self.leaves or (crew.word is not None and not crew.word.number))
+        return not (crew.is_connected or self.leaves or (crew.word is not None and not crew.word.number))
 
     @property
     def is_orphan(self) -> bool:
@@ -450,14 +458,14 @@ class Restarts:
     def close(self, within_s: float = LEAVE_S) -> None:
         """Give the allocations with more nodes back: their launchers have ended with the run, or are made to."""
         until = self._monotonic() + within_s
-        while any(each.used and not each.over for each in self._growths) and self._monotonic() < until:
+        while any(each.used and not each.is_over for each in self._growths) and self._monotonic() < until:
             if self.crew is not None:
                 self.crew.poll()
             time.sleep(_POLL_S)
         for each in self._growths:
             each.end("the job has ended")
 
-    def _again(self, told: InPlace) -> None:
-        self.told = replace(told, number=told.number + 1)
+    def _count_new_run(self, told: InPlace) -> None:
+        self.report_part = replace(told, number=told.number + 1)
         self._acknowledged, self._present = self._acknowledged + self._present, 0
         self._saved, self._state, self.left = None, None, False

@@ -35,7 +35,7 @@ def read_secret(environment: Mapping[str, str]) -> bytes:
 
 def key_of_incarnation(secret: bytes, job_id: int, restarts: int) -> JobKey:
     """Return the key with which the nodes of one incarnation sign."""
-    return job_key.key_of(secret, job_id, restarts, os.getuid())
+    return job_key.derive_job_key(secret, job_id, restarts, os.getuid())
 
 
 def meeting_ports(secret: bytes, job_id: int, restarts: int, run: int) -> tuple[int, ...]:

@@ -76,10 +76,10 @@ class OutputKeeper:
         for path in output_files(ask_slurm("scontrol", "show", "job", name) or ""):
             # the latest first: the earlier copy is put before it
             for restarts in range(self._restarts - 1, -1, -1):
-                copy = self._copy_of(path, restarts)
+                copy = self._copy_path(path, restarts)
                 try:
                     if copy.exists():
-                        put_before(path, copy)
+                        prepend(path, copy)
                 except OSError as error:
                     remark = f"{path}: the output before this start is in {copy} ({error.strerror})"
                     click.echo(f"synergy-launch: {remark}", err=True)
@@ -102,11 +102,11 @@ class OutputKeeper:
 
     def _copy(self, path: Path) -> None:
         try:
-            add_new(path, self._copy_of(path, self._restarts))
+            add_new(path, self._copy_path(path, self._restarts))
         except OSError as error:
             click.echo(f"synergy-launch: {path}: the next start truncates it ({error.strerror})", err=True)
 
-    def _copy_of(self, path: Path, restarts: int) -> Path:
+    def _copy_path(self, path: Path, restarts: int) -> Path:
         return path.with_name(f".{path.name}.synergy-{self._job_id}-{restarts}")
 
 
@@ -139,7 +139,7 @@ def add_new(path: Path, copy: Path) -> None:
         os.close(source)
 
 
-def put_before(path: Path, copy: Path) -> None:
+def prepend(path: Path, copy: Path) -> None:
     """Put the content of `copy` before that of `path`, to which others append meanwhile, and remove `copy`.
 
     Does nothing where `path` already begins with it, since nobody has truncated it. Raises OSError.

@@ -94,14 +94,14 @@ class Meeting:
         while time.monotonic() < until:
             for place in self._places:
                 with contextlib.suppress(OSError, UsageError, ValueError):
-                    return self._port_from(place)
+                    return self._ask_port(place)
             time.sleep(_AGAIN_S)
         what = f"the first node ({self.address}) did not say within {MEETING_S:.0f} s where to meet"
         raise NoMeetingError(
             "rendezvous", what, "look for what the first node wrote, and for firewalls between the nodes"
         )
 
-    def _port_from(self, place: int) -> int:
+    def _ask_port(self, place: int) -> int:
         """Return the port that the first node names on port `place`. Raises OSError, UsageError or ValueError if it names none."""
         key = key_of_incarnation(self.secret, self.job_id, self.restarts)
         line, asked = job_key.sign_report(key, self._meeting_line(self.rank), time.time())
@@ -123,7 +123,7 @@ class Meeting:
         return f"meet {self.step} {self.run} {rank}".encode()
 
 
-def meeting_of(arguments: list[str], environment: Mapping[str, str]) -> Meeting | None:
+def find_meeting(arguments: list[str], environment: Mapping[str, str]) -> Meeting | None:
     """Return the meeting that the launcher's environment and torchrun's arguments name, or None where there is none."""
     words, secret = environment.get(VARIABLE, "").split(), read_secret(environment)
     if not secret or len(words) != 4 or not all(w.isdecimal() for w in words):

@@ -80,7 +80,7 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
     )
 
 
-def read_joined(member: Membership, environment: Mapping[str, str]) -> JobAllocation:
+def read_joined_allocation(member: Membership, environment: Mapping[str, str]) -> JobAllocation:
     """Return the job's allocation as this launcher, which is beside it, sees it. Raises UsageError where its node is no member."""
     here, node = read_allocation(environment), environment.get("SLURMD_NODENAME", "")
     if node not in member.members:
@@ -109,7 +109,7 @@ def can_start_steps(environment: Mapping[str, str]) -> bool:
     return not contained and all(shutil.which(name) for name in ("salloc", "srun", "scontrol"))
 
 
-def request_like(
+def make_salloc_options(
     job: Mapping[str, str], allocation: JobAllocation, nodes: Sequence[str], number: int, now_s: float
 ) -> list[str]:
     """Return salloc's options for an allocation on `nodes` that is like the job's own, whose record is `job` (scontrol's fields).
@@ -171,7 +171,7 @@ class MoreNodes:
         environment: Mapping[str, str],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.number, self.names, self.refusal, self.complete, self.used = number, names, "", False, False
+        self.number, self.names, self.refusal, self.is_complete, self.used = number, names, "", False, False
         self._member, self._allocation, self._environment = member, allocation, dict(environment)
         self._monotonic = monotonic
         self._child: subprocess.Popen[bytes] | None = None
@@ -184,10 +184,10 @@ class MoreNodes:
     @property
     def is_answered(self) -> bool:
         """Return whether it is known if the nodes join."""
-        return self.complete or bool(self.refusal)
+        return self.is_complete or bool(self.refusal)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the allocation has ended, or was never there."""
         return not self._start.is_alive() and (self._child is None or self._child.poll() is not None)
 
@@ -198,10 +198,10 @@ class MoreNodes:
             return
         if self._child is not None and self._child.poll() is not None:
             self.refusal = self._why(self._child.returncode)
-        elif not self.complete and set(self.names) <= connected:
-            self.complete, self._until = True, now + UNUSED_S
+        elif not self.is_complete and set(self.names) <= connected:
+            self.is_complete, self._until = True, now + UNUSED_S
         elif now >= self._until:
-            what = "were of no use" if self.complete else "did not join"
+            what = "were of no use" if self.is_complete else "did not join"
             self.end(f"{', '.join(self.names[:3])} {what} in time")
 
     def use(self) -> None:
@@ -222,7 +222,7 @@ class MoreNodes:
         try:
             name = slurm_name(self._allocation.job_id or 0, self._environment)
             record = _record(_ask(["scontrol", "show", "job", "-o", name], environment))
-            options = request_like(record, self._allocation, self.names, self.number, time.time())
+            options = make_salloc_options(record, self._allocation, self.names, self.number, time.time())
             step = ["srun", "--kill-on-bad-exit=0", *options_of_step(options), *launcher_command()]
             environment[JOINED] = self._member.text()
             self._child = subprocess.Popen(

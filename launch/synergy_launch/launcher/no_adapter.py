@@ -20,7 +20,7 @@ _ADAPTERS = {
 _OURS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+synergy_launch\b", re.MULTILINE)
 
 
-def framework_of(script: str) -> str:
+def find_framework(script: str) -> str:
     """Return the framework that the file `script` imports without Synergy's adapter for it, or that has no adapter.
 
     Returns "" for other scripts and modules.
@@ -41,7 +41,7 @@ def check(script: str, plan: Plan | None, batch_limits: str) -> str:
 
     Raises UsageError where a batch range was asked for that the script can't follow.
     """
-    framework = framework_of(script)
+    framework = find_framework(script)
     if not framework:
         return ""
     if batch_limits:

@@ -25,7 +25,7 @@ from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
 from synergy_launch.launcher.start import NodeCommand
-from synergy_launch.launcher.status_reports import StatusReports, status_of
+from synergy_launch.launcher.status_reports import StatusReports, read_status
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.supervisor import Supervisor, find_workers
 
@@ -71,7 +71,9 @@ class _NodeRun:
         self._hold_s = read_number(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: subprocess.Popen[bytes] | None = None
-        self._run_name = f"{allocation.job_id} {allocation.restarts} {restarts.told.number}"  # the same on all nodes
+        self._run_name = (
+            f"{allocation.job_id} {allocation.restarts} {restarts.report_part.number}"  # the same on all nodes
+        )
         self._failed_over = 0  # the latest request that could not be put into the run folder
         self._requests = 0  # checkpoint requests so far: the daemon's, in its answers to reports, and one a SIGUSR2
         self._handed_over = 0  # the requests that are in the run folder
@@ -84,8 +86,8 @@ class _NodeRun:
         reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
         while True:
             if child.poll() is not None:
-                restarts.ended()
-                if restarts.decided or restarts.broken or not self._resumes(child.returncode):
+                restarts.drop_late_order()
+                if restarts.is_decided or restarts.is_broken_elsewhere or not self._resumes(child.returncode):
                     break
                 if time.monotonic() >= self._held_until:
                     self._held_until = 0.0
@@ -93,7 +95,7 @@ class _NodeRun:
                         self._command, argv=tuple(megatron_arguments.with_resume(self._command.argv))
                     )
                     child = self._start()
-            elif (restarts.decided or restarts.broken) and not guard.ending:
+            elif (restarts.is_decided or restarts.is_broken_elsewhere) and not guard.ending:
                 restarts.left = True
                 self._leave(child, restarts.must_end_at_once)
             elif restarts.is_orphan:
@@ -103,21 +105,21 @@ class _NodeRun:
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
-            status = status_of(self._run_dir, supervisor)
+            status = read_status(self._run_dir, supervisor)
             restarts.look(status)
             restarts.poll()
             if guard.wants_status:
                 guard.look(status)
-            self._requests = max(self._requests, reports.request - restarts.acknowledged)
+            self._requests = max(self._requests, reports.request - restarts.acknowledged_checkpoints)
             self._hand_over_requests()
-            reports.requested = self._handed_over + restarts.acknowledged
+            reports.requested = self._handed_over + restarts.acknowledged_checkpoints
             reports.poll()
             time.sleep(POLL_S)
         # nobody is left to save; Python takes handlers away before it ends, and a late request would fail the job
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if self._errors is not None:
             self._errors.join(2.0)  # a grandchild may hold the pipe
-        last = status_of(self._run_dir, supervisor)
+        last = read_status(self._run_dir, supervisor)
         guard.look(last)
         restarts.look(last)
         status = run_folder.read_status(self._run_dir) or {}
@@ -126,7 +128,7 @@ class _NodeRun:
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
         failure = None
-        if not restarts.decided and not restarts.follows:
+        if not restarts.is_decided and not restarts.follows:
             code, kind = restarts.cause(code, own=not self._killed)
             if not restarts.has_lost_node:
                 failure = guard.conclude(code, kind, together=restarts.together)
@@ -165,14 +167,14 @@ class _NodeRun:
             if not self._supervisor.has_left_as_asked(returncode, self._requests):
                 return False
             self._held_until = time.monotonic() + self._hold_s
-        self._supervisor.count_as_met(self._requests)
+        self._supervisor.answer_with_newest(self._requests)
         return not self._guard.ending
 
     def _copy(self, source: IO[bytes]) -> None:
         """Copy the child's error output to this process's own."""
         with source, contextlib.suppress(OSError):
             while piece := os.read(source.fileno(), 65_536):
-                self._guard.feed(piece)
+                self._guard.append_output(piece)
                 with contextlib.suppress(OSError):  # a full disk must not stop the training
                     while piece:
                         piece = piece[os.write(2, piece) :]

@@ -112,7 +112,7 @@ def translate(script: str, arguments: Sequence[str], module: bool = False, *, he
     return Translation(script=script, arguments=tuple(arguments))
 
 
-def sized(translation: Translation, allocation: JobAllocation, asked: Shape | None) -> JobAllocation:
+def with_processes(translation: Translation, allocation: JobAllocation, asked: Shape | None) -> JobAllocation:
     """Return the allocation, outside Slurm with as many processes as the command starts.
 
     `asked`: the size of the sbatch line. Raises UsageError where the command starts other nodes or processes than the job has or

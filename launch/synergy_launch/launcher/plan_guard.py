@@ -129,7 +129,7 @@ class PlanGuard:
         self._tail, self._fault = b"", ""
         self.again = self.waits = self.tells = False
 
-    def feed(self, piece: bytes) -> None:
+    def append_output(self, piece: bytes) -> None:
         """Append more of the run's error output, and keep its end."""
         self._tail = (self._tail + piece)[-_TAIL_BYTES:]
 

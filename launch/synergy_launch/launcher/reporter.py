@@ -16,7 +16,7 @@ from synergy_core.errors import SynergyError
 from synergy_core.job_report import Report
 from synergy_core.wire import report
 from synergy_core.wire.line import Line
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 FIRST_RETRY, LAST_RETRY = 0.5, 6.0  # times the usual interval
 _SHORTEST_GAP = 0.1  # times the usual interval, between two tries while the daemon does not answer
@@ -40,7 +40,7 @@ class Reporter:
         address: str,
         every_s: float = 10.0,
         find: Callable[[], str] = lambda: "",
-        heard: Callable[[Told], None] = lambda told: None,
+        heard: Callable[[ReportAnswer], None] = lambda told: None,
         by: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._address, self._every_s, self._find, self._heard, self._by = address, every_s, find, heard, by

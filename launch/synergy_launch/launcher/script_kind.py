@@ -55,7 +55,7 @@ class ScriptKind:
     where: str = ""
 
 
-def kind_of(script: str, arguments: Sequence[str] = (), style: str = "auto") -> ScriptKind:
+def classify_script(script: str, arguments: Sequence[str] = (), style: str = "auto") -> ScriptKind:
     """Return the kind of SCRIPT: a path, or `module:` and a name."""
     if style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments)):
         return ScriptKind(trainer=MEGATRON, where=script)
@@ -85,7 +85,7 @@ def is_hooked(script: Sequence[str], style: str, loop: str) -> bool:
 
     `loop`: the directive's `loop=`, "" without.
     """
-    kind = kind_of(script[0], script[1:], style)
+    kind = classify_script(script[0], script[1:], style)
     return not kind.has_adapter and kind.trainer != MEGATRON and (kind.trainer in HOOKED or bool(loop))
 
 

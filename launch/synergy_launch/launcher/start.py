@@ -93,7 +93,7 @@ def _at_own_micro_batch(plan: Plan, arguments: Sequence[str], world: int) -> tup
     if (kept := at_own_micro_batch(plan, arguments)) is not None:
         return kept, ""
     why = f"the script's own micro-batch can't make up the global batch {plan.global_batch} on dp={plan.dp}"
-    if megatron_arguments.plan_of(arguments, world) is not None:
+    if megatron_arguments.read_plan(arguments, world) is not None:
         return None, f"{why}: its own degrees are used"
     return plan, f"{why}, so it is {plan.micro_batch}, which weighs masked tokens otherwise"
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from synergy_core.job_report import EarlyFailure
 from synergy_core.wire.plan_file import PlanFile
-from synergy_core.wire.report import Told, status_to_report
+from synergy_core.wire.report import ReportAnswer, status_to_report
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
@@ -76,7 +76,7 @@ class StatusReports:
         self._sent_at = 0.0
         self._pauses = pauses_s()
         self._ask_at = time.monotonic() + next(self._pauses)
-        self._reporter = self._reporter_to(plan_file.report) if self._reports and plan_file else None
+        self._reporter = self._make_reporter(plan_file.report) if self._reports and plan_file else None
 
     def poll(self) -> None:
         """Offer a status that has changed, or look for a daemon where there is none yet."""
@@ -84,7 +84,7 @@ class StatusReports:
             self._offer(self._reporter, self._stall)
         elif self._reports and time.monotonic() > self._ask_at:
             self._ask_at = time.monotonic() + next(self._pauses)
-            self._reporter = self._reporter_to(self._find_address())
+            self._reporter = self._make_reporter(self._find_address())
 
     def close(self, failure: EarlyFailure | None = None) -> None:
         """Send the last status, and how the run failed where it did so early."""
@@ -94,10 +94,10 @@ class StatusReports:
             self._offer(self._reporter, None, ended=True)
             self._reporter.close()
 
-    def _reporter_to(self, address: str) -> Reporter | None:
+    def _make_reporter(self, address: str) -> Reporter | None:
         if not address:
             return None
-        return Reporter(address, find=self._find_address, heard=self._heard, by=lambda: self._daemon_uid)
+        return Reporter(address, find=self._find_address, heard=self._take_answer, by=lambda: self._daemon_uid)
 
     def _find_address(self) -> str:
         plan_file, _ = find_plan_file(self._allocation.job_id, os.environ)
@@ -106,7 +106,7 @@ class StatusReports:
         self._daemon_uid = plan_file.by
         return plan_file.report
 
-    def _heard(self, told: Told) -> None:
+    def _take_answer(self, told: ReportAnswer) -> None:
         if told.request:
             self.request = max(self.request, told.request)
             return
@@ -121,9 +121,9 @@ class StatusReports:
 
     def _offer(self, reporter: Reporter, stall: StallDetector | None, *, ended: bool = False) -> None:
         job_id, restarts = self._allocation.job_id, self._allocation.restarts
-        status = status_of(self._run_dir, self._supervisor)
+        status = read_status(self._run_dir, self._supervisor)
         if status is not None and self._restarts is not None and isinstance(status.get("checkpoint_requests"), int):
-            status["checkpoint_requests"] += self._restarts.acknowledged
+            status["checkpoint_requests"] += self._restarts.acknowledged_checkpoints
         if self._failure is not None:
             status = {**(status or {}), "failure": self._failure.number}
         if status is not None and stall is not None:
@@ -134,7 +134,7 @@ class StatusReports:
             return
         # before the training's first status the launcher reports that it is there: the daemon may wait for a run that it has ordered
         silent = {"silent": True} if status is None or set(status) <= {"idle_s"} else {}
-        status = {**(status or {}), **silent, **spoken_for(self._allocation), "requested": self.requested}
+        status = {**(status or {}), **silent, **describe_launcher(self._allocation), "requested": self.requested}
         if ended:
             status["ended"] = True
         in_place = self._restarts.report if self._restarts is not None else None
@@ -161,7 +161,7 @@ class StatusReports:
         return {**(status or {}), "idle_s": idle_s}
 
 
-def spoken_for(allocation: JobAllocation) -> dict[str, Any]:
+def describe_launcher(allocation: JobAllocation) -> dict[str, Any]:
     """Return what each report of this node's launcher says of the launcher itself."""
     return {"listens": True, "launcher": allocation.launcher}
 
@@ -177,7 +177,7 @@ def pauses_s() -> Iterator[float]:
         pause_s = min(_GROWTH * pause_s, _LONGEST * ASK_AGAIN_S)
 
 
-def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:
+def read_status(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | None:
     """Return the status of the training processes, or None before they have reported any.
 
     It is what the processes say themselves, or what Megatron-LM's log and the hook in it say.
@@ -188,6 +188,6 @@ def status_of(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] | 
     seen = supervisor.status()
     if seen is None:
         return None
-    inside = run_folder.read_inside(run_dir)
+    inside = run_folder.read_hook_state(run_dir)
     notes = [note for note in (seen["note"], inside.get("note")) if isinstance(note, str) and note]
     return {**seen, **inside, "note": ", ".join(notes)}

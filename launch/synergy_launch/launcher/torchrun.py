@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, meeting_of
+from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, find_meeting
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _arguments(given: list[str]) -> list[str]:
     """Return torchrun's arguments with the port that the job's nodes agree on. Raises NoMeetingError."""
-    meeting = meeting_of(given, os.environ)
+    meeting = find_meeting(given, os.environ)
     os.environ.pop(VARIABLE, None)  # it is for this run, not for processes that the script starts
     if meeting is None:
         return given

@@ -30,10 +30,10 @@ from synergy_launch.agent.checkpoint import FoundCheckpoint, latest_good
 from synergy_launch.agent.collectives import Collectives, OneProcess, TorchCollectives
 from synergy_launch.agent.settings import AgentSettings, check_degrees, check_plan, micro_batch, read_number
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.batch.learning_rate import Following, rule_of
+from synergy_launch.batch.learning_rate import Following, choose_rule
 from synergy_launch.lightning.loader import SampleLoader
 from synergy_launch.lightning.progress import rewrite
-from synergy_launch.lightning.refused import check_optimizers, check_trainer, why_fixed
+from synergy_launch.lightning.refused import batch_obstacle, check_optimizers, check_trainer
 from synergy_launch.pytorch.accumulation import Accumulation, round_batch
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.rng_state import load_random, save_random
@@ -309,7 +309,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         self._close()
         self._last = True
         chosen = None if settings.own_batch else settings.plan
-        why = why_fixed(trainer)
+        why = batch_obstacle(trainer)
         if why or os.environ.get("SYNERGY_NOISE") == "0":
             if why:
                 agent.note(f"the batch stays, and its noise is not measured: {why}")
@@ -324,7 +324,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         agent.plan = plan
         agent.status.update(plan=asdict(plan))
         optimizer = trainer.optimizers[0]
-        rule = rule_of(optimizer, self._rule, noise_known=False)
+        rule = choose_rule(optimizer, self._rule, noise_known=False)
         made = Accumulation(
             module, optimizer, unit=unit, plan=plan, ranks=agent.ranks, rule=rule, whole=True,
             wrapped=trainer.strategy.model,

@@ -63,7 +63,7 @@ def check_optimizers(optimizers: list[Any], schedules: list[Any]) -> None:
             raise UsageError(where, what, "frequency 1")
 
 
-def why_fixed(trainer: Any) -> str:
+def batch_obstacle(trainer: Any) -> str:
     """Return why neither noise nor another batch is possible in this Trainer; "" if they are."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return "fp16 scales the gradients" if scaler is not None else ""

@@ -65,10 +65,10 @@ class FsdpGate:
         self._begun: set[int] = set()  # groups whose gradients have been reduced in the step under way
         self._ended: set[int] = set()
         for number, group in enumerate(groups):
-            group.post_backward = self._before(number, group, group.post_backward)
-            group.finalize_backward = self._after(number, group.finalize_backward)
+            group.post_backward = self._wrap_reduce(number, group, group.post_backward)
+            group.finalize_backward = self._wrap_finalize(number, group.finalize_backward)
 
-    def _before(self, number: int, group: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_reduce(self, number: int, group: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
         def ask_and_reduce(*args: Any) -> Any:
             if group.reduce_grads and not hooks._is_capturing():
                 if not self._begun or number in self._begun:
@@ -88,7 +88,7 @@ class FsdpGate:
         if self._ends.wait_until_reported():
             self._gate.begin(self._bytes)
 
-    def _after(self, number: int, finalize: Callable[[], Any]) -> Callable[[], Any]:
+    def _wrap_finalize(self, number: int, finalize: Callable[[], Any]) -> Callable[[], Any]:
         def finalize_and_end() -> Any:
             result = finalize()
             self._ended.add(number)

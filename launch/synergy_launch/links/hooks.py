@@ -84,8 +84,8 @@ class DdpGate:
         """Install the gate in the model. Raises RuntimeError where the model has a hook already."""
         wanted: Any = model
         # past the model's own register_comm_hook, which would keep it in the model
-        _C10D._register_comm_hook(wanted.reducer, self, reduce_gated)
-        wanted.logger._set_comm_hook_name(reduce_gated.__qualname__)
+        _C10D._register_comm_hook(wanted.reducer, self, reduce_when_allowed)
+        wanted.logger._set_comm_hook_name(reduce_when_allowed.__qualname__)
         _GATES[model] = self
         _let_scripts_register()
         weakref.finalize(model, self._gate.close).atexit = False
@@ -137,7 +137,7 @@ class DdpGate:
 _GATES: weakref.WeakKeyDictionary[DistributedDataParallel, DdpGate] = weakref.WeakKeyDictionary()  # by gated model
 
 
-def reduce_gated(state: DdpGate, bucket: Any) -> Any:
+def reduce_when_allowed(state: DdpGate, bucket: Any) -> Any:
     """Reduce a bucket of a gated model: the function that torch calls for each bucket."""
     return state.reduce(bucket)
 
@@ -201,14 +201,14 @@ class MegatronGate:
         for group in _bucket_groups(chunk):
             sizes = [bucket.grad_data.numel() * bucket.grad_data.element_size() for bucket in group.buckets]
             self._bytes += self._copies * sum(sizes)
-            group.start_grad_sync = self._before(group.start_grad_sync)
-        chunk.finish_grad_sync = self._after(chunk.finish_grad_sync)
+            group.start_grad_sync = self._wrap_start(group.start_grad_sync)
+        chunk.finish_grad_sync = self._wrap_finish(chunk.finish_grad_sync)
 
     def close(self) -> None:
         """Let the arbiter go; nothing is gated any more."""
         self.gate.close()
 
-    def _before(self, start: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_start(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def begin_and_start(*args: Any, **kwargs: Any) -> Any:
             if not self._left and self.gate.is_asking and not _is_capturing():
                 if torch.cuda.is_available():
@@ -220,7 +220,7 @@ class MegatronGate:
 
         return begin_and_start
 
-    def _after(self, finish: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_finish(self, finish: Callable[..., Any]) -> Callable[..., Any]:
         def finish_and_end(*args: Any, **kwargs: Any) -> Any:
             result = finish(*args, **kwargs)
             if self._left:

@@ -32,8 +32,8 @@ from synergy_core.wire.link_protocol import (
     done_line,
     encode_hello,
     read_answer,
-    read_bound,
     read_welcome,
+    read_welcome_bound,
 )
 
 ADDRESS = "SYNERGY_LINK_ARBITER"
@@ -108,7 +108,7 @@ class LinkGate:
         self._took: deque[float] = deque(maxlen=LEAST_OF)
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._keep_connected, name="synergy-link-gate", daemon=True)
+        self._thread = threading.Thread(target=self._keep_connection, name="synergy-link-gate", daemon=True)
         self._thread.start()
 
     @property
@@ -165,7 +165,7 @@ class LinkGate:
         except OSError as error:
             self._drop(wire, one_line(str(error), 200))
 
-    def wait_connected(self, timeout_s: float) -> bool:
+    def wait_for_connection(self, timeout_s: float) -> bool:
         """Return whether the arbiter can be asked, as soon as it can within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._wire is not None, timeout_s)
@@ -216,7 +216,7 @@ class LinkGate:
         counts = self.counts
         self.counts = GateCounts(counts.asked, counts.waited, counts.waited_s, counts.failures + 1, why)
 
-    def _keep_connected(self) -> None:
+    def _keep_connection(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._wire is None)
@@ -266,7 +266,7 @@ class LinkGate:
                 refusal = line.decode("ascii", "replace").strip() or "ended the connection"
                 raise UnavailableError("link arbiter", refusal)
             signed = self._decode(welcome, self._munge_socket)
-            bound_s = read_bound(signed.payload, hello)
+            bound_s = read_welcome_bound(signed.payload, hello)
             if bound_s is None or signed.uid not in self._trusted:
                 raise UnavailableError(
                     "link arbiter", f"uid {signed.uid} sent a welcome that is not the daemon's to this job"

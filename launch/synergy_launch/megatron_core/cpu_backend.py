@@ -61,7 +61,7 @@ def install() -> CpuInPlaceOfCuda | None:
 
 
 def _replace_names(intercepted: Counter[str]) -> None:
-    def counted(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def count_calls(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             intercepted[name] += 1
             return answer(*args, **kwargs)
@@ -86,7 +86,7 @@ def _replace_names(intercepted: Counter[str]) -> None:
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     }
     for name, answer in answers.items():
-        setattr(torch.cuda, name, counted(f"torch.cuda.{name}", answer))
+        setattr(torch.cuda, name, count_calls(f"torch.cuda.{name}", answer))
 
     # Compiling small fused functions takes longer than they do on a CPU, and importing the compiler is half of the
     # import time (6.3 s against 2.9 s): the functions run as they are written.
@@ -98,10 +98,10 @@ def _replace_names(intercepted: Counter[str]) -> None:
 
     import megatron.core.tensor_parallel.random as megatron_random
 
-    megatron_random._get_cuda_rng_state = counted(
+    megatron_random._get_cuda_rng_state = count_calls(
         "_get_cuda_rng_state", lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     )
-    megatron_random._set_cuda_rng_state = counted(
+    megatron_random._set_cuda_rng_state = count_calls(
         "_set_cuda_rng_state", lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     )
 

@@ -170,7 +170,7 @@ class ScriptRun:
             print(f"synergy: the batch does not move between iterations: {why}", flush=True)
         if why:
             return None
-        length = script_batch.RunLength.of(os.environ.get(script_batch.RUN, ""))
+        length = script_batch.RunLength.parse(os.environ.get(script_batch.RUN, ""))
         return script_batch.MovingBatch(args, present, optimizer, scheduler, length, self._begin_iteration)
 
     def _safely(self, act: Callable[[], None]) -> None:
@@ -260,7 +260,7 @@ class ScriptRun:
         values = {"noise_scale": self.noise.scale.value, "rebatching": self.batch is not None, "note": self._note}
         values["base_batch"] = self.batch.tuned_for if self.batch is not None else None
         with contextlib.suppress(OSError):
-            run_folder.tell_inside(folder, values)
+            run_folder.write_hook_state(folder, values)
         if self._folder is not None and now > self._kept_at + _KEEP_S and self.noise.measured:
             self._kept_at = now
             with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from synergy_core.errors import UsageError
 from synergy_core.pipeline_stages import stage_layers
-from synergy_core.recompute import FULL, NONE, modules_of
+from synergy_core.recompute import FULL, NONE, list_modules
 from synergy_core.records import ModelSpec, Plan
 
 from synergy_launch.agent.settings import check_degrees
@@ -134,7 +134,7 @@ def recompute_fields(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         }
     if plan.recompute == NONE:
         return {}
-    modules = modules_of(plan.recompute)
+    modules = list_modules(plan.recompute)
     # a bias that the MLP hands on beside its output makes Megatron's checkpoint of it call itself without end
     able = [name for name in RECOMPUTABLE if spec.gated or name != "mlp"]
     if not set(modules) <= set(able):

@@ -34,7 +34,7 @@ class RunLength:
     batch: int | None = None
 
     @classmethod
-    def of(cls, text: str) -> RunLength:
+    def parse(cls, text: str) -> RunLength:
         """Parse the launcher's JSON; what makes no sense counts as not said."""
         try:
             said = json.loads(text)
@@ -96,7 +96,7 @@ class MovingBatch:
         # the launcher's stood for an end that is known better here
         self._exit_interval = args.exit_interval if length.exit_interval is None else length.exit_interval or None
         self._rates = {name: getattr(scheduler, name) for name in (*_RATES, *_DECAYS)}
-        self._groups = [_rates_of(args, group) for group in optimizer.param_groups]
+        self._groups = [_group_rates(args, group) for group in optimizer.param_groups]
         scheduler.step(0)
         #: whether iterations have had different batches
         self.moved = int(args.consumed_train_samples) != self._iteration * self.base
@@ -174,7 +174,7 @@ class MovingBatch:
         self._args.train_iters = self._iteration + whole + more
 
     def _set_rates(self) -> None:
-        scale = factors(batch_arguments.rule_of(self._args.optimizer), self.base, self.batch)
+        scale = factors(batch_arguments.choose_rule(self._args.optimizer), self.base, self.batch)
         decay = scale.decoupled_decay if self._args.optimizer == "adam" else 1.0
         by = {**dict.fromkeys(_RATES, scale.rate), **dict.fromkeys(_DECAYS, decay)}
         for name, value in self._rates.items():
@@ -193,11 +193,11 @@ def follow_arguments(args: Any, optimizer: Any, scheduler: Any) -> None:
     if not getattr(args, "override_opt_param_scheduler", False):
         return
     for group in optimizer.param_groups:
-        group.update(_rates_of(args, group))
+        group.update(_group_rates(args, group))
     scheduler.step(0)
 
 
-def _rates_of(args: Any, group: dict[str, Any]) -> dict[str, Any]:
+def _group_rates(args: Any, group: dict[str, Any]) -> dict[str, Any]:
     """Return the rates of a param group, with the arguments' in place of the checkpoint's.
 
     A checkpoint's param groups bring the rates of the batch that it was written at; the arguments' are this batch's.

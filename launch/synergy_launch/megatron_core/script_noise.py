@@ -147,12 +147,12 @@ class ScriptNoise:
 
         def start_grad_sync(*args: Any, **kwargs: Any) -> Any:
             if self._mode is Mode.REPLICA:
-                self._run_guarded(partial(self._sample_before_reduction, group))
+                self._run_safely(partial(self._sample_before_reduction, group))
             return start(*args, **kwargs)
 
         return start_grad_sync
 
-    def _run_guarded(self, act: Callable[[], None]) -> None:
+    def _run_safely(self, act: Callable[[], None]) -> None:
         if self._failed:
             return
         began = time.perf_counter()
@@ -164,7 +164,7 @@ class ScriptNoise:
             _say(error)
         self._own_s += time.perf_counter() - began
 
-    def _lay_out(self) -> None:
+    def _choose_parameters(self) -> None:
         """Choose the parameters that are looked at, and what each counts."""
         weights: dict[Any, float] = {}
         for chunk in self._chunks:
@@ -196,14 +196,14 @@ class ScriptNoise:
         try:
             self._size = self._size_of()
             if self._step >= self._next:
-                self._mode = self._mode_of(chunk)
+                self._mode = self._choose_mode(chunk)
         except Exception as error:  # of a version's names: on all ranks alike
             _say(error)
             self.stop()
         if self._mode is not Mode.NONE:
-            self._run_guarded(self._prepare)
+            self._run_safely(self._prepare)
 
-    def _mode_of(self, chunk: Any) -> Mode:
+    def _choose_mode(self, chunk: Any) -> Mode:
         """Return the mode of the step. What decides whether ranks meet at the end of the step is the same on all of them, faults or not."""
         config, micro_batches = chunk.config, self._size.micro_batches
         graphs = is_capturing_graphs(config)
@@ -218,7 +218,7 @@ class ScriptNoise:
 
     def _prepare(self) -> None:
         if not self._nodes:
-            self._lay_out()
+            self._choose_parameters()
         self._clear()
         if self._mode is Mode.MICRO:
             for number, node in enumerate(self._nodes):
@@ -231,22 +231,22 @@ class ScriptNoise:
         self._parts, self._before, self._fired = {}, {}, {}
 
     @property
-    def _micro_batches_sampled(self) -> int:
+    def _sampled_micro_batches(self) -> int:
         """Return how often each parameter is looked at. The last micro-batch is left out, as Megatron may be reducing it already."""
         if self._mode is not Mode.MICRO or self._degrees.cp > 1:
             return 1
         return min(_COUNTED, self._size.micro_batches - 1)
 
     def _on_accumulation(self, number: int, *_: Any) -> None:
-        if self._fired.get(number, 0) < self._micro_batches_sampled:
-            self._run_guarded(partial(self._look, number))
+        if self._fired.get(number, 0) < self._sampled_micro_batches:
+            self._run_safely(partial(self._look, number))
 
     def _look(self, number: int) -> None:
         fired = self._fired.get(number, 0)
         self._fired[number] = fired + 1
         now = self._sample(number, self._parameters[number].main_grad)
         self._see(number, now - self._before[number] if fired else now)
-        if fired + 1 < self._micro_batches_sampled:
+        if fired + 1 < self._sampled_micro_batches:
             self._before[number] = now
 
     def _sample_before_reduction(self, group: Any) -> None:
@@ -276,20 +276,20 @@ class ScriptNoise:
             return
         whole: list[torch.Tensor] = []
         if self._degrees.cp > 1 and self._mode is not Mode.PAIR:
-            self._run_guarded(lambda: whole.append(self._whole_sample()))
+            self._run_safely(lambda: whole.append(self._whole_sample()))
             if total([float(self._failed)])[0] > 0:  # a rank has nothing to sum, or no room for it
                 self.stop()
                 return
             dist.all_reduce(whole[0], group=self._degrees.cp_group)
         values = [0.0] * 4
-        self._run_guarded(partial(self._take, whole, values))
-        self._run_guarded(self._clear)
+        self._run_safely(partial(self._take, whole, values))
+        self._run_safely(self._clear)
         self._conclude(values, step)
 
     def _conclude(self, values: list[float], step: int) -> None:
         self.spent_s += self._own_s
         number = [0.0]
-        self._run_guarded(lambda: number.__setitem__(0, float(self._propose())))
+        self._run_safely(lambda: number.__setitem__(0, float(self._propose())))
         said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
         small, big, missing, large, own_s, step_s, agreed, failed = total(said)
         self.measured += 1
@@ -305,7 +305,7 @@ class ScriptNoise:
         cost = own_s / step_s if step_s > 0 else 0.0
         pause = min(_MOST, max(_LARGE if large else 1, math.ceil(cost / self._share)))
         self._next = step + (1 if self._half else pause)
-        self._run_guarded(lambda: self._agree(round(agreed)))
+        self._run_safely(lambda: self._agree(round(agreed)))
 
     # -- the numbers ------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class ScriptNoise:
         """
         degrees, size, config = self._degrees, self._size, self._chunks[0].config
         per_token = bool(getattr(config, "calculate_per_token_loss", False))
-        counted = self._micro_batches_sampled
+        counted = self._sampled_micro_batches
         # main_grad is a mean over micro-batches, or with per-token loss a sum over all of the step's tokens
         factor = float(size.micro_batches if self._mode is Mode.MICRO else 1)
         factor *= degrees.dp if per_token else 1 / degrees.cp
@@ -337,7 +337,7 @@ class ScriptNoise:
             sums = [torch.stack(self._squares).sum() if self._squares else zero]
         scale = config.grad_scale_func(torch.ones((), device=_device())) if config.grad_scale_func else zero + 1
         if self._mode is not Mode.PAIR:
-            vector, factors = self._sample_reduced()
+            vector, factors = self._sample_reduced_gradient()
             sums.append(torch.dot(vector * factors, vector))
         *found, unit = _read(*sums, scale)
         unit = unit * size.micro_batches * size.micro_batch * degrees.dp if per_token else unit
@@ -352,14 +352,14 @@ class ScriptNoise:
 
     def _compare_steps(self) -> list[torch.Tensor]:
         """Return the mean square of two steps one after the other, and their product; zeros at the first of the two."""
-        now, factors = self._sample_reduced()
+        now, factors = self._sample_reduced_gradient()
         before, self._first = self._first, now
         if not self._half:
             return [torch.zeros((), device=now.device)] * 2
         squares = torch.dot(before * factors, before) + torch.dot(now * factors, now)
         return [squares / 2, torch.dot(before * factors, now)]
 
-    def _sample_reduced(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sample_reduced_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sample of this rank's part of the reduced gradient, and what each of its elements counts in the sum over all ranks."""
         ranks = self._degrees.dp * self._degrees.cp
         parts: list[torch.Tensor] = []

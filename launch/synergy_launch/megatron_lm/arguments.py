@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from synergy_core.pipeline_stages import stage_layers
-from synergy_core.recompute import FULL, KINDS, MODULES, NONE, SELECTIVE, modules_of, of_modules
+from synergy_core.recompute import FULL, KINDS, MODULES, NONE, SELECTIVE, list_modules, of_modules
 from synergy_core.records import CP_COMMS, Plan
 from synergy_core.wire.plan import MAX_NUMBER
 
@@ -26,12 +26,12 @@ from synergy_launch.megatron_lm.refused_options import (
     VIRTUAL_LAYERS,
     VIRTUAL_STAGES,
     can_interleave,
+    drop_refused_options,
     expert_degree,
     has_whole_optimizer,
     is_bound_to_recompute,
     is_bound_to_tp,
     with_expert_degrees,
-    without_refused,
 )
 
 KNOWN = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--num-attention-heads")
@@ -93,7 +93,7 @@ def with_plan(
     as the user wrote it. `own_batch`: the plan's batch is the user's own, and so is its ramp.
     """
     plan, version = _without_unknown_degrees(plan, version, arguments), version or NEWEST
-    rest = _without(with_batch(arguments, plan.global_batch, trained), own_batch)
+    rest = _remove_options(with_batch(arguments, plan.global_batch, trained), own_batch)
     padded = option_number(arguments, "--make-vocab-size-divisible-by", 128)
     padded *= option_number(arguments, "--tensor-model-parallel-size", 1)
     out = [
@@ -113,7 +113,7 @@ def with_plan(
     if plan.sequence_parallel and plan.tp > 1 and not unable:
         out.append("--sequence-parallel")
     out += only_options(arguments, _RECOMPUTE) if is_bound_to_recompute(arguments) else _recompute_options(plan)
-    out = without_refused(_with_sharding(out, plan, version), plan)
+    out = drop_refused_options(_with_sharding(out, plan, version), plan)
     if may_overlap and can_overlap(out, version):
         out = _with_overlap(out, plan)
     if plan.precision == "fp8":
@@ -148,11 +148,11 @@ def _recompute_options(plan: Plan) -> list[str]:
         method = "block" if plan.recompute_layers else "uniform"
         how = ["--recompute-method", method, "--recompute-num-layers", str(plan.recompute_layers or 1)]
         return ["--recompute-granularity", "full", *how]
-    modules = [] if plan.recompute == SELECTIVE else [_MODULES, *modules_of(plan.recompute)]
+    modules = [] if plan.recompute == SELECTIVE else [_MODULES, *list_modules(plan.recompute)]
     return ["--recompute-granularity", "selective", *modules]
 
 
-def _recompute_of(arguments: Sequence[str], layers: int) -> tuple[str, int]:
+def _read_recompute(arguments: Sequence[str], layers: int) -> tuple[str, int]:
     """Return (recompute, recompute_layers) of a plan, as the inverse of `_recompute_options`.
 
     `layers`: of a virtual stage, 0 where that is not known.
@@ -177,7 +177,7 @@ def with_users_degrees(plan: Plan, arguments: Sequence[str]) -> Plan:
         plan = replace(plan, zero_stage=0, shard=0)
     if is_bound_to_recompute(arguments):
         layers = -(-option_number(arguments, "--num-layers", 0) // (plan.pp * plan.vpp))
-        recompute, some = _recompute_of(arguments, layers)
+        recompute, some = _read_recompute(arguments, layers)
         plan = replace(plan, recompute=recompute, recompute_layers=some)
     return plan
 
@@ -255,7 +255,7 @@ def can_reshard(arguments: Sequence[str]) -> bool:
     )
 
 
-def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
+def read_plan(arguments: Sequence[str], world: int) -> Plan | None:
     """Return the plan that a complete command line of `world` processes amounts to; None where it does not add up."""
     tp, pp, cp = (
         option_number(arguments, f"--{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
@@ -267,7 +267,7 @@ def plan_of(arguments: Sequence[str], world: int) -> Plan | None:
         return None
     layers, each = option_number(arguments, "--num-layers", 0), option_number(arguments, VIRTUAL_LAYERS, 0)
     vpp = layers // (pp * each) if each and layers >= pp * each else option_number(arguments, VIRTUAL_STAGES, 1)
-    recompute, recompute_layers = _recompute_of(arguments, -(-layers // (pp * vpp)))
+    recompute, recompute_layers = _read_recompute(arguments, -(-layers // (pp * vpp)))
     precision = "bf16" if has_option(arguments, "--bf16") else "fp16" if has_option(arguments, "--fp16") else "fp32"
     zero = (
         3
@@ -384,6 +384,6 @@ def _with_exchange(out: list[str], plan: Plan) -> list[str]:
     return [*out, _EXCHANGE, plan.cp_comm] if plan.cp > 1 and plan.cp_comm != CP_COMMS[0] else out
 
 
-def _without(arguments: Sequence[str], keeps_ramp: bool) -> list[str]:
+def _remove_options(arguments: Sequence[str], keeps_ramp: bool) -> list[str]:
     names = (*_FLAGS_WITH_VALUE, *(() if keeps_ramp else (RAMP,)))
     return [a for a in drop_options(list(arguments), names) if a not in _FLAGS]

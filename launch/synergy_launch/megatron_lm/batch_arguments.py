@@ -84,7 +84,7 @@ def write(folder: Path, trained: Trained) -> None:
     fresh.replace(folder / HISTORY)
 
 
-def rule_of(optimizer: str) -> str:
+def choose_rule(optimizer: str) -> str:
     """Return the learning rate's rule for a value of --optimizer; an unknown optimizer keeps its rate.
 
     The user's choice (LR_RULE) takes precedence. Raises UsageError.
@@ -115,7 +115,7 @@ def run_length(arguments: Sequence[str]) -> dict[str, int]:
 
 def _with_rates(out: list[str], base: int, batch: int) -> list[str]:
     kind = (option_values(out, "--optimizer") or ["adam"])[-1]
-    scale = factors(rule_of(kind), base, batch)
+    scale = factors(choose_rule(kind), base, batch)
     changed = {n: option_real(out, n, 0.0) * scale.rate for n in _RATES if option_values(out, n)}
     if kind == "adam":
         changed["--weight-decay"] = option_real(out, "--weight-decay", 0.01) * scale.decoupled_decay

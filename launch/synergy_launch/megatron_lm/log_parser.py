@@ -28,13 +28,13 @@ class LogLine:
 
     iteration: int
     last: int  # iteration at which the run ends
-    consumed: int | None = None  # samples
+    consumed_samples: int | None = None  # samples
     step_s: float | None = None
     batch: int | None = None
     loss: float | None = None
     grad_norm: float | None = None
     rate: float | None = None
-    skipped: int = 0
+    skipped_iterations: int = 0
     nan: int = 0
 
 
@@ -56,15 +56,15 @@ def read_line(text: str) -> LogLine | None:
     return LogLine(
         iteration=int(head[1]),
         last=int(head[2]),
-        consumed=_whole(fields.get("consumed samples")),
+        consumed_samples=_parse_whole_number(fields.get("consumed samples")),
         step_s=elapsed / 1000 if elapsed else None,
-        batch=_whole(fields.get("global batch size")) or None,
+        batch=_parse_whole_number(fields.get("global batch size")) or None,
         # not printed where it is NaN
         loss=_number(fields.get("lm loss" if "lm loss" in losses else losses[0])) if losses else None,
         grad_norm=_number(fields.get("grad norm")),
         rate=_number(fields.get("learning rate")),
-        skipped=_whole(fields.get("number of skipped iterations")) or 0,
-        nan=_whole(fields.get("number of nan iterations")) or 0,
+        skipped_iterations=_parse_whole_number(fields.get("number of skipped iterations")) or 0,
+        nan=_parse_whole_number(fields.get("number of nan iterations")) or 0,
     )
 
 
@@ -74,7 +74,7 @@ def read_peak_bytes(text: str) -> int | None:
     return int(float(match[1]) * 2**20) if match else None
 
 
-def read_saved(text: str) -> int | None:
+def read_saved_iteration(text: str) -> int | None:
     """Read the iteration of a checkpoint that rank 0 reports as saved."""
     match = _SAVED.search(text) if len(text) <= MAX_LINE else None
     return int(match[1]) if match else None
@@ -85,17 +85,17 @@ def split_first_iteration(first: LogLine, second: LogLine) -> LogLine:
 
     Its loss is an average over the iterations that were not skipped, its counts are sums.
     """
-    skipped, nan = max(0, second.skipped - first.skipped), max(0, second.nan - first.nan)
-    before = 1 - min(1, first.skipped)
+    skipped, nan = max(0, second.skipped_iterations - first.skipped_iterations), max(0, second.nan - first.nan)
+    before = 1 - min(1, first.skipped_iterations)
     since = second.iteration - first.iteration - skipped
     loss = second.loss
     if loss is not None and first.loss is not None and before and since > 0:
         loss = max(0.0, (loss * (since + before) - first.loss * before) / since)
-    return replace(second, loss=loss, skipped=skipped, nan=nan)
+    return replace(second, loss=loss, skipped_iterations=skipped, nan=nan)
 
 
 class Log:
-    """The lines read so far from one incarnation's output. `feed` takes it in pieces of any size, of any content."""
+    """The lines read so far from one incarnation's output. `parse_piece` takes it in pieces of any size, of any content."""
 
     def __init__(self) -> None:
         self.newest: LogLine | None = None
@@ -109,7 +109,7 @@ class Log:
         self._rest = b""
         self._too_long = False
 
-    def feed(self, piece: bytes) -> list[LogLine]:
+    def parse_piece(self, piece: bytes) -> list[LogLine]:
         """Return the training lines that `piece` has completed."""
         *lines, rest = (self._rest + piece).split(b"\n")
         completed = []
@@ -146,7 +146,7 @@ class Log:
         return first.step_s + step_s * max(0, self.newest.iteration - first.iteration)
 
     def _take(self, text: str) -> LogLine | None:
-        peak, saved, line = read_peak_bytes(text), read_saved(text), read_line(text)
+        peak, saved, line = read_peak_bytes(text), read_saved_iteration(text), read_line(text)
         if peak:  # 0 where there is no GPU
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         if saved is not None:
@@ -164,7 +164,7 @@ class Log:
             line = split_first_iteration(self._first, line)
         if self._lines > _UNSTEADY and line.step_s is not None:
             self._recent.append(line.step_s)
-        self.skipped, self.nan = self.skipped + line.skipped, self.nan + line.nan
+        self.skipped, self.nan = self.skipped + line.skipped_iterations, self.nan + line.nan
         self.newest = line
         return line
 
@@ -177,5 +177,5 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_whole_number(text: str | None) -> int | None:
     return int(text) if text and len(text) <= 15 and text.isascii() and text.isdecimal() else None

@@ -56,15 +56,15 @@ def has_option(arguments: Sequence[str], name: str) -> bool:
 
 def drop_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return `arguments` without `--name value...` and `--name=value` of each name; values are what follows up to the next option."""
-    return [word for word, inside in _inside(arguments, names) if not inside]
+    return [word for word, inside in _mark_values(arguments, names) if not inside]
 
 
 def only_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the words that `drop_options` removes."""
-    return [word for word, inside in _inside(arguments, names) if inside]
+    return [word for word, inside in _mark_values(arguments, names) if inside]
 
 
-def _inside(arguments: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def _mark_values(arguments: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Yield each word, and whether it belongs to an option of `names`."""
     inside = False
     for word in arguments:

@@ -31,14 +31,14 @@ class _Run:
     tp: int
     pp: int
     ep: int
-    interleaved: bool
+    is_interleaved: bool
     sequence_parallel: bool
     recompute: str
     predicts_more: bool  # multi-token prediction
 
     @property
     def overlaps_experts(self) -> bool:
-        deep = self.pp == 1 or self.interleaved
+        deep = self.pp == 1 or self.is_interleaved
         return self.ep > 1 and deep and self.recompute != FULL and (self.pp > 1 or not self.predicts_more)
 
 
@@ -51,7 +51,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[_Run], bool]], ...] = (
     ),
     (("--defer-embedding-wgrad-compute",), lambda run: run.pp > 1),
     (("--inference-batch-times-seqlen-threshold",), lambda run: run.pp > 1),
-    (("--overlap-p2p-communication-warmup-flush",), lambda run: run.interleaved),
+    (("--overlap-p2p-communication-warmup-flush",), lambda run: run.is_interleaved),
     ((_OFFLOADED,), lambda run: run.pp == 1),
     (
         ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release"),
@@ -60,13 +60,13 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[_Run], bool]], ...] = (
 )
 
 
-def without_refused(out: Sequence[str], plan: Plan) -> list[str]:
+def drop_refused_options(out: Sequence[str], plan: Plan) -> list[str]:
     """Return a complete command line without the options that Megatron-LM refuses beside the degrees in it."""
     run = _Run(
         tp=plan.tp,
         pp=plan.pp,
         ep=option_number(out, EXPERT, 1),
-        interleaved=has_option(out, VIRTUAL_LAYERS) or has_option(out, VIRTUAL_STAGES),
+        is_interleaved=has_option(out, VIRTUAL_LAYERS) or has_option(out, VIRTUAL_STAGES),
         sequence_parallel=has_option(out, "--sequence-parallel"),
         recompute=(option_values(out, "--recompute-granularity") or [""])[-1],
         predicts_more=has_option(out, "--mtp-num-layers"),

@@ -166,11 +166,11 @@ class Supervisor:
         if code or ended or not there or asked <= self.acknowledged:
             self.state = "done" if not code and ended else "failed"
             return False
-        self.count_as_met(requests)
+        self.answer_with_newest(requests)
         self.state = "waiting"
         return True
 
-    def count_as_met(self, requests: int) -> None:
+    def answer_with_newest(self, requests: int) -> None:
         """Count all `requests` up to now as met by the newest checkpoint: no step was trained since."""
         self.acknowledged = self._asked = requests
 
@@ -187,7 +187,7 @@ class Supervisor:
             if count
         ]
         left = max(0, newest.last - newest.iteration) * (newest.batch or 0)
-        counted = newest.consumed is not None and newest.batch is not None
+        counted = newest.consumed_samples is not None and newest.batch is not None
         return {
             "step": newest.iteration,
             "step_s": self.log.step_s,
@@ -197,10 +197,12 @@ class Supervisor:
             "least_s": _SAVING_S,
             "loss": newest.loss,
             "grad_norm": newest.grad_norm,
-            "tokens": newest.consumed * self._seq if newest.consumed is not None and self._seq else None,
+            "tokens": newest.consumed_samples * self._seq
+            if newest.consumed_samples is not None and self._seq
+            else None,
             "peak_memory_bytes": self.log.peak_bytes,
-            "done": newest.consumed if counted else None,
-            "total": (newest.consumed or 0) + left if counted else None,
+            "done": newest.consumed_samples if counted else None,
+            "total": (newest.consumed_samples or 0) + left if counted else None,
             "checkpoint_step": self.checkpoint_step(),
             "checkpoint_requests": self.acknowledged,
             "plan": asdict(plan) if plan else None,
@@ -229,7 +231,7 @@ class Supervisor:
             while piece := os.read(source.fileno(), 65_536):
                 with contextlib.suppress(OSError):  # a full disk must not stop the training's own output
                     _write_all(piece)
-                self._keep(self.log.feed(piece))
+                self._keep(self.log.parse_piece(piece))
 
     def _keep(self, lines: Sequence[LogLine]) -> None:
         if not lines or not self._step_log:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from synergy_launch.agent.agent import Agent
 from synergy_launch.batch.data_order import RankIndices, SampleOrder
-from synergy_launch.batch.learning_rate import Following, rule_of
+from synergy_launch.batch.learning_rate import Following, choose_rule
 
 
 class BatchLoop:
@@ -71,7 +71,7 @@ class BatchLoop:
                 before = self.step_count
                 self._before_step()
                 for micro_step in range(loaded.micro_batches):
-                    with self._around(micro_step):
+                    with self._micro_batch_context(micro_step):
                         yield self._prepare_batch(next(ahead))
                 if self.step_count != before + 1:
                     name = type(self).__name__
@@ -88,7 +88,7 @@ class BatchLoop:
     def _before_step(self) -> None:
         """Prepare for the micro-batches of the next step."""
 
-    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+    def _micro_batch_context(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
         """Return the context around the loop's body for one micro-batch."""
         return contextlib.nullcontext()
 
@@ -100,10 +100,10 @@ class BatchLoop:
         """Make all ranks hold the same state."""
 
 
-def following_of(optimizer: Any, global_batch: int, lr_rule: str, count: str) -> Following:
+def make_following(optimizer: Any, global_batch: int, lr_rule: str, count: str) -> Following:
     """Return a run's state at its start.
 
     `lr_rule` "": the rule that is usual for the optimizer. `count` "": counted in progress under adascale, else in examples.
     """
-    rule = rule_of(optimizer, lr_rule)
+    rule = choose_rule(optimizer, lr_rule)
     return Following(global_batch, rule, count or ("progress" if rule == "adascale" else "examples"))

@@ -90,7 +90,7 @@ class GradientNorms:
 
     def after_backward(self, done: int) -> None:
         """Take the norms after the backward of micro-batch number `done` (from 1) of the step."""
-        if not self._sharded or not self._is_sampling or done > self._micro_batches_sampled:
+        if not self._sharded or not self._is_sampling or done > self._sampled_micro_batches:
             return
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
@@ -106,7 +106,7 @@ class GradientNorms:
         return self._within and self._step % self._every == 0
 
     @property
-    def _micro_batches_sampled(self) -> int:
+    def _sampled_micro_batches(self) -> int:
         """Return how many micro-batches of a step are looked at when the model is sharded."""
         return min(_COUNTED, self._plan.micro_batches)
 
@@ -133,7 +133,7 @@ class GradientNorms:
         # Each loss was divided by the number of micro-batches.
         if self._sharded:
             return mean, Norms(
-                small_ * square * count * count / self._micro_batches_sampled,
+                small_ * square * count * count / self._sampled_micro_batches,
                 big_ * square,
                 self._b_small,
                 plan.global_batch,

@@ -81,10 +81,10 @@ def stage_blocks(blocks: int, mesh: DeviceMesh | None) -> range:
     with exit_on_error():
         if stages > blocks:
             raise UsageError("SYNERGY_PLAN_JSON", f"pp={stages} with a model of {blocks} blocks", f"at most {blocks}")
-    return blocks_of(blocks, stages, dimension_rank(mesh, PP))
+    return split_blocks(blocks, stages, dimension_rank(mesh, PP))
 
 
-def blocks_of(blocks: int, stages: int, stage: int) -> range:
+def split_blocks(blocks: int, stages: int, stage: int) -> range:
     """Return the part of `blocks` that `stage` has, of `stages` stages (at least one block each)."""
     each, more = divmod(blocks, stages)
     # the ends have the embedding and the logits besides

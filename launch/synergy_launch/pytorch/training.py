@@ -44,7 +44,7 @@ from synergy_launch.batch.noise_scale import NoiseScale
 from synergy_launch.communication.choice import choose_exchange, set_up_communication
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
-from synergy_launch.pytorch.batch_loop import BatchLoop, following_of
+from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
 from synergy_launch.pytorch.device_memory import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients
@@ -113,7 +113,7 @@ class SynergyTask(BatchLoop):
             tied = model_spec is not None and model_spec.tied_embeddings
             settings = run_settings(model, optimizer, scaler, batch_range, mesh, world, pipeline is not None, cp, tied)
             check_split(of, scaler, pipeline is not None, cp, tied)
-            self.following = following_of(optimizer, global_batch, lr_rule, count)
+            self.following = make_following(optimizer, global_batch, lr_rule, count)
             self.plan = run_plan(settings, of, global_batch, micro_batch)
             self.exchange, why = choose_exchange(settings.exchange, comm, model, optimizer, of.dp)
             self._data_rank = data_rank(dist.get_rank() if together else 0, of)
@@ -188,8 +188,8 @@ class SynergyTask(BatchLoop):
         if self.less is not None and self.less.begin(self._rate(), self.samples / self.following.base):
             self._follow()
 
-    def _around(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
-        if self.less is not None and self.less.steps_alone:
+    def _micro_batch_context(self, micro_step: int) -> contextlib.AbstractContextManager[Any]:
+        if self.less is not None and self.less.skips_averaging:
             return self.less.replicas.model.no_sync()
         return self._norms.sync_context(micro_step)
 
@@ -215,7 +215,7 @@ class SynergyTask(BatchLoop):
         shares = [mean, sums.small, sums.big, self._norms.vote]
         loss_all, small, big, votes, *measured = self.ranks.total([*shares, *more])
         b_small, b_big = self._norms.agreed_batches(votes)
-        each = self.ranks.world if less is not None and less.steps_alone else 1  # the norms are each replica's own
+        each = self.ranks.world if less is not None and less.skips_averaging else 1  # the norms are each replica's own
         if less is not None:
             less.take_sums(measured)
         self.noise.update(small / each, big / each, b_small, b_big)
@@ -284,7 +284,7 @@ class SynergyTask(BatchLoop):
     def _follow(self) -> None:
         """Make norms and reports follow the plan, and what the replicas exchange now."""
         less, plan = self.less, self.plan
-        if less is not None and less.steps_alone:  # each as a run of its own
+        if less is not None and less.skips_averaging:  # each as a run of its own
             plan = replace(plan, dp=1, global_batch=plan.global_batch // plan.dp)
         self._norms.follow(plan)
         self.agent.record_exchange(less.exchange_in_use if less is not None and less.active else EXACT)
@@ -293,7 +293,7 @@ class SynergyTask(BatchLoop):
         """Bring all replicas to the same state, so that a run that goes on and one that starts from it do the same."""
         if self.less is not None:
             self.less.settle()
-            if self.scaler is not None and self.less.steps_alone:  # an overflow may have been one replica's own
+            if self.scaler is not None and self.less.skips_averaging:  # an overflow may have been one replica's own
                 self.scaler.load_state_dict(self.ranks.broadcast(self.scaler.state_dict()))
             self._follow()  # pairs of steps begin anew after a start
 
@@ -319,7 +319,7 @@ class SynergyTask(BatchLoop):
         if alone:  # warned of in the thread that writes, which no context of this one reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         state = self._full_state()
-        error = copy_obstacle(state) or self._random_saved(folder)
+        error = copy_obstacle(state) or self._save_random_state(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
         with without_warnings():
@@ -327,7 +327,7 @@ class SynergyTask(BatchLoop):
         assert isinstance(written, Future)
         return StagedPart(self._meta(), written.result)
 
-    def _random_saved(self, folder: Path) -> str:
+    def _save_random_state(self, folder: Path) -> str:
         """Save the random generators; return why they can't be saved, "" if they are."""
         try:
             save_random(folder, self.ranks)

@@ -19,7 +19,7 @@ from synergy_core.ordinary_file import read_bytes, read_lines
 
 from synergy_sim.cli.forecast_text import describe, format_tables
 from synergy_sim.cli.json_file import write_json
-from synergy_sim.forecast.estimate import Forecast, Outcome, Task, forecast, run_task, tasks_of
+from synergy_sim.forecast.estimate import Forecast, Outcome, Task, forecast, list_tasks, run_task
 from synergy_sim.forecast.history import COLUMNS, History, read_history
 from synergy_sim.tables import TableRow, parse_table
 from synergyd.cli.shared.atomic import write_atomically
@@ -80,7 +80,7 @@ def forecast_verb(
     """
     try:
         began = time.monotonic()
-        history = checked(load_history(history_file, nodes_file, days))
+        history = check_history(load_history(history_file, nodes_file, days))
         found = forecast(history, run_tasks(history, seed))
         if json_file is not None:
             write_json(json_file, as_json(found))
@@ -116,7 +116,7 @@ def load_history(history_file: Path | None, nodes_file: Path | None, days: float
             sinfo = read_bytes(nodes_file, LIMIT_BYTES).decode(errors="replace") if nodes_file is not None else ""
         except OSError as error:
             raise UsageError(error.filename or str(history_file), f"can't be read: {error.strerror}") from None
-        return read_history(_watched(rows), days, sinfo)
+        return read_history(_show_progress(rows), days, sinfo)
     if nodes_file is not None:
         raise UsageError("--nodes", "--history is not given", "give both, or neither: sacct and sinfo are then run")
     try:
@@ -130,26 +130,26 @@ def load_history(history_file: Path | None, nodes_file: Path | None, days: float
     except SlurmError:
         sinfo = ""
     lines = text.decode(errors="replace").splitlines(keepends=True)
-    return read_history(_watched(parse_table(Path("sacct"), lines, COLUMNS, "|")), days, sinfo)
+    return read_history(_show_progress(parse_table(Path("sacct"), lines, COLUMNS, "|")), days, sinfo)
 
 
-def checked(history: History) -> History:
+def check_history(history: History) -> History:
     """Return the history itself. Raises UsageError where there is nothing to forecast."""
     where = "the history"
     if not history.jobs:
         known = f"{history.waiting} wait, {history.unreadable} have no readable node count or list"
         right = "AccountingStorageTRES=gres/gpu in slurm.conf lets Slurm record GPUs; sacct -a needs PrivateData without jobs"
         raise UsageError(where, f"no job with GPUs has run in it ({known})", right)
-    if not history.counted:
+    if not history.forecast_jobs:
         raise UsageError(where, "no job with GPUs became ready and ended in it", "more --days")
-    if not any(job.gpus > 1 for job in history.counted):
+    if not any(job.gpus > 1 for job in history.forecast_jobs):
         raise UsageError(
             where, "no job has more than one GPU", "Synergy resizes jobs with several GPUs; it can gain nothing here"
         )
     return history
 
 
-def _watched(rows: Iterator[TableRow]) -> Iterator[TableRow]:
+def _show_progress(rows: Iterator[TableRow]) -> Iterator[TableRow]:
     """Yield the rows, with their number on a terminal."""
     shown = Console(stderr=True)
     with Progress(
@@ -164,7 +164,7 @@ def _watched(rows: Iterator[TableRow]) -> Iterator[TableRow]:
 
 def run_tasks(history: History, seed: int) -> list[tuple[Task, Outcome]]:
     """Run all tasks on the processors of this machine, with a progress bar on a terminal."""
-    tasks = tasks_of(history)
+    tasks = list_tasks(history)
     shown = Console(stderr=True)
     columns = (TextColumn("replaying the month"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     results = []
@@ -182,7 +182,7 @@ def _results(history: History, tasks: list[Task], seed: int) -> Iterator[tuple[T
         yield from ((task, run_task(history, task, seed)) for task in tasks)
         return
     with ProcessPoolExecutor(min(processors, len(tasks)), initializer=_keep, initargs=(history,)) as pool:
-        running = {pool.submit(_run_kept, task, seed): task for task in tasks}
+        running = {pool.submit(_run_task, task, seed): task for task in tasks}
         for future in as_completed(running):
             yield running[future], future.result()
 
@@ -192,7 +192,7 @@ def _keep(history: History) -> None:
     _history = history
 
 
-def _run_kept(task: Task, seed: int) -> Outcome:
+def _run_task(task: Task, seed: int) -> Outcome:
     assert _history is not None
     return run_task(_history, task, seed)
 
@@ -203,12 +203,12 @@ def as_json(found: Forecast) -> dict[str, Any]:
     return {
         "from_s": history.from_s,
         "to_s": history.to_s,
-        "jobs": len(history.counted),
+        "jobs": len(history.forecast_jobs),
         "multi_gpu_jobs": found.multi,
         "nodes": {kind: list(each) for kind, each in history.nodes.items()},
         "nodes_from": history.source,
-        "measured": asdict(found.measured),
-        "replayed": asdict(found.replayed),
-        "explained": found.explained,
+        "measured": asdict(found.measured_outcome),
+        "replayed": asdict(found.replayed_outcome),
+        "explained": found.explained_share,
         "forecasts": [asdict(one) for one in found.shares],
     }

@@ -19,7 +19,7 @@ def draw_forecast(found: Forecast, path: Path) -> None:
             "--plot", "matplotlib is not installed", "pip install 'synergy-slurm[plot]', or use --html"
         ) from None
     figure = Figure(figsize=(12, 4), layout="constrained")
-    measured = found.measured
+    measured = found.measured_outcome
     for number, (name, label, value, by) in enumerate(
         (
             ("wait_s", "mean wait, hours", measured.wait_s, 3600),

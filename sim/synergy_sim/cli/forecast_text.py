@@ -16,10 +16,10 @@ _HOUR = 3600.0
 
 def describe(found: Forecast) -> list[str]:
     """Return what the history holds, one line each."""
-    history, measured = found.history, found.measured
+    history, measured = found.history, found.measured_outcome
     first, last = (f"{datetime.fromtimestamp(s):%Y-%m-%d}" for s in (history.from_s, history.to_s))
     days = (history.to_s - history.from_s) / 86400
-    count = len(history.counted)
+    count = len(history.forecast_jobs)
     users = len({job.user for job in history.jobs})
     kinds = Counter((kind, gpus) for kind, each in history.nodes.items() for gpus in each)
     cluster = ", ".join(f"{n} x {gpus} {kind}" for (kind, gpus), n in sorted(kinds.items()))
@@ -31,7 +31,7 @@ def describe(found: Forecast) -> list[str]:
         f"cluster   {history.gpus:,} GPUs: {cluster} (from {history.source})",
         f"measured  mean wait {format_s(measured.wait_s)}, mean completion {format_s(measured.completion_s)},",
         f"          {measured.gpu_h:,.0f} GPU hours held (with jobs that still run: {busy:.0f} % of all)",
-        f"replayed  mean wait {format_s(found.replayed.wait_s)} without Synergy",
+        f"replayed  mean wait {format_s(found.replayed_outcome.wait_s)} without Synergy",
         "",
     ]
 
@@ -74,13 +74,13 @@ def assumptions(found: Forecast) -> list[str]:
 
 
 def _replay_message(found: Forecast) -> str:
-    measured_s, replayed_s = found.measured.wait_s, found.replayed.wait_s
+    measured_s, replayed_s = found.measured_outcome.wait_s, found.replayed_outcome.wait_s
     if replayed_s <= 0:
         return "The queue model sees no wait for GPUs: whatever jobs waited for, Synergy can't shorten it."
     if replayed_s < measured_s:
         share = f"{100 * replayed_s / measured_s:.0f} %"
         return f"The queue model explains {share} of the measured wait; the rest (limits, reservations, priorities) stays as it is."
-    part = f"{100 * found.explained:.0f} %"
+    part = f"{100 * found.explained_share:.0f} %"
     return f"The queue model waits longer than was measured, or as long; the wait that it saves is scaled to {part}."
 
 
@@ -92,7 +92,7 @@ def format_tables(found: Forecast) -> list[Table | str]:
     head.add_column("TAKE PART")
     for name in ("MEAN WAIT", "MEAN COMPLETION", "GPU HOURS HELD"):
         head.add_column(name, justify="right")
-    measured = found.measured
+    measured = found.measured_outcome
     head.add_row("none", format_s(measured.wait_s), format_s(measured.completion_s), f"{measured.gpu_h:,.0f}")
     for one in found.of_prior(MEASURED.name):
         head.add_row(_share(one), format_range(one.wait_s), format_range(one.completion_s), _hours(one.gpu_h))

@@ -56,7 +56,7 @@ def gpu_bars(run: SimulatedRun) -> list[tuple[int, float, float, int]]:
         first += node.gpus
     free_s = [0.0] * first  # until when each row is taken
     found = []
-    held = sorted(run.held, key=lambda h: h.gpus * (h.start_s - h.end_s))[:_BARS]
+    held = sorted(run.occupancies, key=lambda h: h.gpus * (h.start_s - h.end_s))[:_BARS]
     for one in sorted(held, key=lambda h: h.start_s):
         for name, gpus in one.nodes:
             for row in [r for r in rows[name] if free_s[r] <= one.start_s + 1e-9][:gpus]:

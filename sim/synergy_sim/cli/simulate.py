@@ -19,11 +19,11 @@ from synergy_core.errors import SynergyError, UsageError
 from synergy_sim.cli.contention import WithWorkloads
 from synergy_sim.cli.json_file import write_json
 from synergy_sim.cli.links import link_options, with_links
-from synergy_sim.ideal import Ideals, LowerBound, lower_bound
-from synergy_sim.metrics import RunMetrics, metrics_of
-from synergy_sim.records import Costs, Scenario, SimulatedRun, cluster_of
+from synergy_sim.ideal import Ideals, LowerBound, compute_lower_bound
+from synergy_sim.metrics import RunMetrics, compute_metrics
+from synergy_sim.records import Costs, Scenario, SimulatedRun, build_cluster
 from synergy_sim.runs import check_scenario, policies, simulate
-from synergy_sim.traces.kinds import KINDS, LoadedTrace, cluster_of_trace, gpu_type_of, read_trace
+from synergy_sim.traces.kinds import KINDS, LoadedTrace, cluster_of_trace, find_gpu_type, read_trace
 from synergy_sim.traces.queue import Replay, replay_queue
 from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context
@@ -162,7 +162,7 @@ def simulate_verb(
         settings = parse_settings(given)
         scenario = Scenario(
             loaded.jobs,
-            cluster_of(told),
+            build_cluster(told),
             costs,
             settings.epoch_s,
             whole_seconds=rounds,
@@ -172,11 +172,11 @@ def simulate_verb(
         check_scenario(scenario)
         scenario, settings = with_links(scenario, settings, **links)
         ideals = Ideals(scenario)
-        bound = lower_bound(scenario, ideals)
+        bound = compute_lower_bound(scenario, ideals)
         runs = run_all(scenario, chosen, settings, oracle, ideals)
-        measured = {run.policy: metrics_of(run, ideals) for run in runs}
+        measured = {run.policy: compute_metrics(run, ideals) for run in runs}
         if json_file is not None:
-            write_json(json_file, as_json(scenario, measured, bound) | format_recorded(replayed))
+            write_json(json_file, as_json(scenario, measured, bound) | recorded_fields(replayed))
         if plot is not None:
             from synergy_sim.cli.plot import draw_plot
 
@@ -184,14 +184,14 @@ def simulate_verb(
     except SynergyError as error:
         click.echo(f"synergyctl simulate: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
-    if replayed is not None and replayed.left_out:
-        click.echo(f"synergyctl simulate: {replayed.format_left_out()}", err=True)
+    if replayed is not None and replayed.excluded_jobs:
+        click.echo(f"synergyctl simulate: {replayed.format_excluded_jobs()}", err=True)
     if json_file != Path("-"):
         show(scenario, measured, bound, console())
-        show_recorded(replayed)
+        print_recorded_jct(replayed)
 
 
-def show_recorded(replayed: Replay | None) -> None:
+def print_recorded_jct(replayed: Replay | None) -> None:
     """Print the number and average JCT of the jobs that left the daemon's queue, as recorded."""
     if replayed is not None and replayed.recorded_jcts_s:
         count, average = len(replayed.recorded_jcts_s), fmean(replayed.recorded_jcts_s)
@@ -251,13 +251,13 @@ def with_cluster_options(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[
     return {said.get("gpu_type") or had_type: (said.get("nodes", had_nodes), said.get("gpus_per_node", had_each))}
 
 
-def format_recorded(replayed: Replay | None) -> dict[str, Any]:
+def recorded_fields(replayed: Replay | None) -> dict[str, Any]:
     """Return what the JSON says in addition of a recorded queue."""
     if replayed is None:
         return {}
     jcts = replayed.recorded_jcts_s
     recorded = {"jobs": len(jcts), "avg_jct_s": fmean(jcts) if jcts else None}
-    return {"left_out": dict(replayed.left_out), "recorded": recorded}
+    return {"left_out": dict(replayed.excluded_jobs), "recorded": recorded}
 
 
 def read_workload(
@@ -274,7 +274,7 @@ def read_workload(
         groups_of, replayed = read_recorded_queue(source, groups_of)
         return LoadedTrace(replayed.jobs), groups_of, replayed
     own = None if groups_of else cluster_of_trace(trace, profiles)
-    groups_of = groups_of or with_cluster_options(own or {gpu_type_of(trace): size})
+    groups_of = groups_of or with_cluster_options(own or {find_gpu_type(trace): size})
     first, (_, each) = next(iter(groups_of.items()))
     gpus = sum(n * g for n, g in groups_of.values())
     return read_trace(trace, profiles, first, gpus, each, seed), groups_of, None
@@ -335,7 +335,7 @@ def run_all(
 
             said_s = [progress.get_time()]
 
-            def moved(
+            def show_progress(
                 done: int, now_s: float, task: Any = task, name: str = name, said_s: list[float] = said_s
             ) -> None:
                 progress.update(task, completed=done, description=f"{name} at {now_s / 3600:.1f} h")
@@ -343,7 +343,7 @@ def run_all(
                     said_s.append(progress.get_time())
                     shown.print(f"{name}: {done} of {len(scenario.jobs)} jobs at {now_s / 3600:.1f} h", highlight=False)
 
-            runs.append(simulate(scenario, name, settings, oracle=oracle, ideals=ideals, on_progress=moved))
+            runs.append(simulate(scenario, name, settings, oracle=oracle, ideals=ideals, on_progress=show_progress))
     return runs
 
 

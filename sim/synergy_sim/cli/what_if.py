@@ -20,8 +20,8 @@ from synergy_core.wire.codec import encode
 
 from synergy_sim.cli.database import read_database, recorded_cluster, recorded_jobs
 from synergy_sim.ideal import Ideals
-from synergy_sim.metrics import RunMetrics, metrics_of
-from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.metrics import RunMetrics, compute_metrics
+from synergy_sim.records import Costs, Scenario, build_cluster
 from synergy_sim.runs import check_scenario, policies, simulate
 from synergy_sim.traces.queue import replay_queue
 from synergyd.cli.shared.context import Context
@@ -73,7 +73,7 @@ def run_both(asked: dict[str, Any]) -> dict[str, Any]:
     costs = Costs()
 
     def scenario(settings: Settings) -> Scenario:
-        return check_scenario(Scenario(replayed.jobs, cluster_of(groups), costs, settings.epoch_s))
+        return check_scenario(Scenario(replayed.jobs, build_cluster(groups), costs, settings.epoch_s))
 
     both = []
     for number, (label, name, settings) in enumerate(
@@ -82,13 +82,16 @@ def run_both(asked: dict[str, Any]) -> dict[str, Any]:
         world = scenario(settings)
         ideals = Ideals(world)
 
-        def moved(done: int, _: float, number: int = number) -> None:
+        def show_progress(done: int, _: float, number: int = number) -> None:
             write_answer({"share": (number + done / len(replayed.jobs)) / 2})
 
         both.append(
-            figures(label, metrics_of(simulate(world, name, settings, ideals=ideals, on_progress=moved), ideals))
+            figures(
+                label,
+                compute_metrics(simulate(world, name, settings, ideals=ideals, on_progress=show_progress), ideals),
+            )
         )
-    return {"figures": encode(both), "left_out": replayed.format_left_out()}
+    return {"figures": encode(both), "left_out": replayed.format_excluded_jobs()}
 
 
 def _label(policy: str, settings: list[str]) -> str:

@@ -117,7 +117,7 @@ class Engine:
         With `to_change`, stop as soon as a job with links has started or ended, before anything else is decided at that moment.
         """
         events = self.events
-        self._start_due()
+        self._start_all_possible()
         while events:
             time, kind, index, version = events[0]
             if (kind == _GPU and version != self.version[index]) or (
@@ -146,10 +146,10 @@ class Engine:
             if to_change and self.changed:
                 self.changed = False
                 return True
-            self._start_due()
+            self._start_all_possible()
         return False
 
-    def _start_due(self) -> None:
+    def _start_all_possible(self) -> None:
         """Decide all that may begin now: messages, then passes."""
         if self.look:
             self.look = False
@@ -347,7 +347,7 @@ class Engine:
             if held:
                 if not count:
                     end = self.now + self.jobs[job].message_mb * max(figures[x].per_mb for x in links)
-                    admitted = all(end <= self._links_free_at(reserved[x]) + _EPS for x in links if x in reserved)
+                    admitted = all(end <= self._find_links_free_s(reserved[x]) + _EPS for x in links if x in reserved)
             elif not count:
                 admitted = rule.admits(self.jobs[job].message_mb, 0, (), figures[links[0]])
             elif count < most:
@@ -362,7 +362,7 @@ class Engine:
                 for x in links:
                     reserved.setdefault(x, job)
 
-    def _links_free_at(self, job: int) -> float:
+    def _find_links_free_s(self, job: int) -> float:
         """Return when all of a job's links will be free at the present paces.
 
         If they are free now (the job waits behind a reservation), return now, so that nothing passes it.

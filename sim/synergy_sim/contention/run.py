@@ -91,13 +91,13 @@ class JobRun:
 
 @dataclass(frozen=True)
 class ContentionRun:
-    """One simulation: a placement and a discipline on one seed's workload. `chosen`: how often look-ahead took which."""
+    """One simulation: a placement and a discipline on one seed's workload. `discipline_counts`: how often look-ahead took which."""
 
     policy: str
     placement: str
     seed: int
     jobs: tuple[JobRun, ...]
-    chosen: dict[str, int] = field(default_factory=dict)
+    discipline_counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def jct_s(self) -> float:
@@ -179,7 +179,7 @@ def summary(run: ContentionRun) -> dict[str, object]:
         "jct_s_by_gpus": {
             str(g): statistics.fmean(some) for g, _ in MIX if (some := [j.jct_s for j in run.jobs if j.gpus == g])
         },
-        "chosen": run.chosen,
+        "chosen": run.discipline_counts,
     }
 
 

@@ -72,11 +72,15 @@ class ShareForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """`measured`: the history's own means; `replayed`: those of the queue model for the same jobs, all plain; `sigmas`: its own error."""
+    """A forecast of what Synergy would have changed.
+
+    `measured_outcome`: the history's own means; `replayed_outcome`: those of the queue model for the same jobs, all plain; `sigmas`: its
+    own error.
+    """
 
     history: History
-    measured: Outcome
-    replayed: Outcome
+    measured_outcome: Outcome
+    replayed_outcome: Outcome
     sigmas: Outcome
     multi: int
     shares: tuple[ShareForecast, ...]
@@ -85,9 +89,9 @@ class Forecast:
         return [one for one in self.shares if one.prior == name]
 
     @property
-    def explained(self) -> float:
+    def explained_share(self) -> float:
         """Return the part of the measured wait that the queue model accounts for."""
-        return explained(self.measured, self.replayed)
+        return explained_share(self.measured_outcome, self.replayed_outcome)
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Task:
     draw: int
 
 
-def tasks_of(history: History) -> list[Task]:
+def list_tasks(history: History) -> list[Task]:
     """Return the runs that a forecast needs, the longest first."""
     many = len(history.jobs) > FEW_JOBS
     draws = {prior: (DRAWS if prior is MEASURED else OTHER_DRAWS)[many] for prior in PRIORS}
@@ -109,7 +113,7 @@ def tasks_of(history: History) -> list[Task]:
 
 def measured_outcome(history: History) -> Outcome:
     """Return the history's own means."""
-    jobs = history.counted
+    jobs = history.forecast_jobs
     return Outcome(
         wait_s=fmean(job.start_s - job.ready_s for job in jobs),
         run_s=fmean(job.seconds for job in jobs),
@@ -117,9 +121,9 @@ def measured_outcome(history: History) -> Outcome:
     )
 
 
-def scatter_of(history: History) -> Outcome:
+def compute_scatter(history: History) -> Outcome:
     """Return the standard errors of the history's own means, and of the sum of GPU hours."""
-    jobs = history.counted
+    jobs = history.forecast_jobs
     root = len(jobs) ** 0.5
     return Outcome(
         wait_s=pstdev(job.start_s - job.ready_s for job in jobs) / root,
@@ -171,7 +175,7 @@ def draw_curves(history: History, task: Task, seed: int) -> list[SpeedUp | None]
     """Draw who takes part, and how each job scales. The same draw at a larger share has the same jobs, and more."""
     draw = random.Random(f"{seed} {task.draw}")
     mean = task.prior.of_cluster(draw)
-    counted = {id(job) for job in history.counted if job.gpus > 1}
+    counted = {id(job) for job in history.forecast_jobs if job.gpus > 1}
     curves: list[SpeedUp | None] = []
     for job in history.jobs:
         taking_part, curve = draw.random() < task.share, task.prior.of_job(mean, draw)
@@ -196,20 +200,25 @@ def forecast(history: History, results: Sequence[tuple[Task, Outcome]]) -> Forec
     """Return the forecast from the outcomes of `tasks_of`."""
     measured = measured_outcome(history)
     plain = next(outcome for task, outcome in results if task.share == 0.0)
-    sigmas = model_sigmas(measured, scatter_of(history))
+    sigmas = model_sigmas(measured, compute_scatter(history))
     shares = []
     for prior in PRIORS:
         for share in SHARES:
             drawn = {task.draw: outcome for task, outcome in results if (task.prior, task.share) == (prior, share)}
             known = {task.draw: outcome for task, outcome in results if (task.prior, task.share) == (MEASURED, share)}
             shares.append(_share_forecast(prior.name, share, Means(measured, plain, sigmas), drawn, known))
-    multi = sum(job.gpus > 1 for job in history.counted)
+    multi = sum(job.gpus > 1 for job in history.forecast_jobs)
     return Forecast(
-        history=history, measured=measured, replayed=plain, sigmas=sigmas, multi=multi, shares=tuple(shares)
+        history=history,
+        measured_outcome=measured,
+        replayed_outcome=plain,
+        sigmas=sigmas,
+        multi=multi,
+        shares=tuple(shares),
     )
 
 
-def explained(measured: Outcome, replayed: Outcome) -> float:
+def explained_share(measured: Outcome, replayed: Outcome) -> float:
     """Return the part of the measured wait that the queue model accounts for, at most 1."""
     return min(1.0, measured.wait_s / replayed.wait_s) if replayed.wait_s > 0 else 0.0
 
@@ -218,19 +227,21 @@ def explained(measured: Outcome, replayed: Outcome) -> float:
 class Means:
     """What was measured, what the queue model makes of it without Synergy, and one sigma of that model's own error."""
 
-    measured: Outcome
+    measured_outcome: Outcome
     plain: Outcome
     sigmas: Outcome
 
     def wait_s(self, one: Outcome) -> float:
         """Return the forecast wait: the measured one, less what the queue model saves of the part that it accounts for."""
-        return self.measured.wait_s - explained(self.measured, self.plain) * (self.plain.wait_s - one.wait_s)
+        return self.measured_outcome.wait_s - explained_share(self.measured_outcome, self.plain) * (
+            self.plain.wait_s - one.wait_s
+        )
 
     def completion_s(self, one: Outcome) -> float:
-        return self.wait_s(one) + self.measured.run_s * one.run_s / self.plain.run_s
+        return self.wait_s(one) + self.measured_outcome.run_s * one.run_s / self.plain.run_s
 
     def gpu_h(self, one: Outcome) -> float:
-        return self.measured.gpu_h * one.gpu_h / self.plain.gpu_h
+        return self.measured_outcome.gpu_h * one.gpu_h / self.plain.gpu_h
 
 
 def _share_forecast(

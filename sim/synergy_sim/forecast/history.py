@@ -67,7 +67,7 @@ class History:
     unreadable: int = 0
 
     @property
-    def counted(self) -> list[PastJob]:
+    def forecast_jobs(self) -> list[PastJob]:
         """Return the jobs that forecasts are about: those that became ready in the span and have ended."""
         return [job for job in self.jobs if not job.goes_on and job.ready_s >= self.from_s]
 

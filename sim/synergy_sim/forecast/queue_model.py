@@ -79,7 +79,7 @@ class _Ladder:
     rungs: tuple[Option, ...]
     gains: Floats
     more: npt.NDArray[np.int64]
-    within_asked: int  # rungs up to the size asked for
+    rungs_to_requested: int  # rungs up to the size asked for
 
 
 def _ladder(options: Sequence[Option], asked: int) -> _Ladder:
@@ -106,8 +106,8 @@ class _Elastic:
     options: tuple[Option, ...]
     ladder: _Ladder
     work: float
-    chosen: Option | None = None
-    placed: Placement = ()
+    chosen_option: Option | None = None
+    placement: Placement = ()
     synced_s: float = 0.0  # until then its work is counted; it trains from then on
     granted_s: float = 0.0
     start_s: float | None = None
@@ -116,7 +116,7 @@ class _Elastic:
     version: int = 0
 
     @property
-    def asked(self) -> int:
+    def requested_gpus(self) -> int:
         return self.job.gpus
 
 
@@ -219,9 +219,9 @@ class QueueModel:
 
     def _running(self) -> Iterator[tuple[float, Placement]]:
         elastic = [
-            (live.granted_s + live.job.limit_s, live.index, live.placed)
+            (live.granted_s + live.job.limit_s, live.index, live.placement)
             for live in self._elastic.values()
-            if live.chosen is not None
+            if live.chosen_option is not None
         ]
         merged = heapq.merge(self._plain_limits, sorted(elastic)) if elastic else self._plain_limits
         return ((end_s, placed) for end_s, _, placed in merged)
@@ -248,21 +248,21 @@ class QueueModel:
         return tuple(found)
 
     def _sync(self, live: _Elastic) -> None:
-        if live.chosen is not None and self._now_s > live.synced_s:
-            live.work = max(0.0, live.work - (self._now_s - live.synced_s) * live.chosen.speed)
+        if live.chosen_option is not None and self._now_s > live.synced_s:
+            live.work = max(0.0, live.work - (self._now_s - live.synced_s) * live.chosen_option.speed)
             live.synced_s = self._now_s
 
     def _release(self, live: _Elastic) -> None:
-        assert live.chosen is not None
+        assert live.chosen_option is not None
         self._sync(live)
-        live.gpu_s += live.chosen.gpus * (self._now_s - live.granted_s)
-        self._pool.change(live.placed, 1)
-        live.chosen, live.placed = None, ()
+        live.gpu_s += live.chosen_option.gpus * (self._now_s - live.granted_s)
+        self._pool.change(live.placement, 1)
+        live.chosen_option, live.placement = None, ()
         live.version += 1
 
     def _begin(self, live: _Elastic, option: Option, placed: Placement) -> None:
         first = live.start_s is None
-        live.chosen, live.placed, live.granted_s = option, placed, self._now_s
+        live.chosen_option, live.placement, live.granted_s = option, placed, self._now_s
         live.synced_s = self._now_s + (self.costs.first_start_s if first else self.costs.resize_s)
         live.start_s = self._now_s if live.start_s is None else live.start_s
         live.restarts += not first
@@ -278,9 +278,9 @@ class QueueModel:
             self._give_back()
             self._start_plain()
             crowded = bool(self._queue)
-        waiting = sorted((e for e in self._elastic.values() if e.chosen is None), key=lambda e: e.job.submit_s)
-        waiting = [live for live in waiting if not self._start_as_asked(live)]
-        running = [live for live in self._elastic.values() if live.chosen is not None]
+        waiting = sorted((e for e in self._elastic.values() if e.chosen_option is None), key=lambda e: e.job.submit_s)
+        waiting = [live for live in waiting if not self._start_at_requested_size(live)]
+        running = [live for live in self._elastic.values() if live.chosen_option is not None]
         if not waiting and (crowded or not self._pool.total):
             return
         if not waiting and self._now_s < self._divided_s + GROW_S:
@@ -294,7 +294,8 @@ class QueueModel:
         if not crowded:
             self._grow(running, target)
             if self._pool.total and any(
-                live.chosen is not None and live.chosen.gpus < target[live.index].gpus for live in running + waiting
+                live.chosen_option is not None and live.chosen_option.gpus < target[live.index].gpus
+                for live in running + waiting
             ):
                 self._schedule_epoch()  # a start was not complete, or a restart is not worth it yet
 
@@ -302,14 +303,16 @@ class QueueModel:
         """Shrink jobs to the size they asked for as far as that lets the first plain job start."""
         head = self._queue.first()
         assert head is not None
-        holders = [e for e in self._elastic.values() if e.chosen is not None and e.chosen.gpus > e.asked]
-        spare = sum(e.chosen.gpus - e.asked for e in holders if e.chosen is not None)
+        holders = [
+            e for e in self._elastic.values() if e.chosen_option is not None and e.chosen_option.gpus > e.requested_gpus
+        ]
+        spare = sum(e.chosen_option.gpus - e.requested_gpus for e in holders if e.chosen_option is not None)
         if self._pool.total + spare < head.gpus:
             return
-        for live in sorted(holders, key=lambda e: -(e.chosen.gpus - e.asked if e.chosen else 0)):
+        for live in sorted(holders, key=lambda e: -(e.chosen_option.gpus - e.requested_gpus if e.chosen_option else 0)):
             if self._pool.has_room(head.nodes, head.each):
                 return
-            self._move(live, max((o for o in live.options if o.gpus <= live.asked), key=lambda o: o.gpus))
+            self._move(live, max((o for o in live.options if o.gpus <= live.requested_gpus), key=lambda o: o.gpus))
 
     def _weight(self, live: _Elastic, median_s: float) -> float:
         left_s = live.work
@@ -318,7 +321,7 @@ class QueueModel:
 
     def _divide(self, running: list[_Elastic], waiting: list[_Elastic], crowded: bool) -> dict[int, Option]:
         """Return by index the share of each job: the sum of weight x log(speed) is largest, as far as GPU counts tell."""
-        budget = self._pool.total + sum(live.chosen.gpus for live in running if live.chosen is not None)
+        budget = self._pool.total + sum(live.chosen_option.gpus for live in running if live.chosen_option is not None)
         works = sorted(live.work for live in running)
         median_s = works[len(works) // 2] if works else 1.0
         sharing = []
@@ -328,7 +331,7 @@ class QueueModel:
                 sharing.append(live)
         if not sharing:
             return {}
-        lengths = [live.ladder.within_asked if crowded else len(live.ladder.gains) for live in sharing]
+        lengths = [live.ladder.rungs_to_requested if crowded else len(live.ladder.gains) for live in sharing]
         weights = np.repeat([self._weight(live, median_s) for live in sharing], lengths)
         gains = np.concatenate([e.ladder.gains[:n] for e, n in zip(sharing, lengths, strict=True)]) * weights
         owners = np.repeat(np.arange(len(sharing)), lengths)
@@ -354,13 +357,15 @@ class QueueModel:
             return
 
         def surplus(live: _Elastic) -> int:
-            return live.chosen.gpus - target[live.index].gpus if live.chosen and live.index in target else 0
+            return (
+                live.chosen_option.gpus - target[live.index].gpus if live.chosen_option and live.index in target else 0
+            )
 
         for live in sorted(running, key=lambda e: -surplus(e)):
             if need <= 0 or surplus(live) <= 0:
                 return
             # a job about to end is not worth a restart
-            if live.chosen is None or live.work / live.chosen.speed <= self.costs.resize_s:
+            if live.chosen_option is None or live.work / live.chosen_option.speed <= self.costs.resize_s:
                 continue
             need -= surplus(live)
             self._move(live, target[live.index])
@@ -384,20 +389,22 @@ class QueueModel:
             self._begin(live, option, placed)
             return
 
-    def _start_as_asked(self, live: _Elastic) -> bool:
+    def _start_at_requested_size(self, live: _Elastic) -> bool:
         """Start a waiting job at the size it asked for if that is free: nobody need be moved for it."""
         asked = next(o for o in live.options if (o.nodes, o.each) == (live.job.nodes, live.job.each))
         if self._pool.has_room(asked.nodes, asked.each):
             self._start_elastic(live, asked)
-        return live.chosen is not None
+        return live.chosen_option is not None
 
     def _grow(self, running: list[_Elastic], target: dict[int, Option]) -> None:
         """Let running jobs grow into free GPUs up to their shares, where that is worth the restart (Sia's factor)."""
         cost_s = self.costs.resize_s
-        for live in sorted(running, key=lambda e: target[e.index].gpus - (e.chosen.gpus if e.chosen else 0)):
+        for live in sorted(
+            running, key=lambda e: target[e.index].gpus - (e.chosen_option.gpus if e.chosen_option else 0)
+        ):
             if not self._pool.total:
                 return
-            have = live.chosen
+            have = live.chosen_option
             if (
                 have is None
                 or target[live.index].gpus <= have.gpus
@@ -407,7 +414,7 @@ class QueueModel:
                 continue
             age_s = self._now_s - live.job.submit_s
             discount = max(0.0, age_s - live.restarts * cost_s) / (age_s + cost_s)
-            self._pool.change(live.placed, 1)
+            self._pool.change(live.placement, 1)
             chosen = None
             for option in reversed(live.options):
                 if have.gpus < option.gpus <= target[live.index].gpus and self._pool.has_room(
@@ -417,13 +424,13 @@ class QueueModel:
                     if option.speed * min(discount, lasting) > have.speed:
                         chosen = option
                         break
-            self._pool.change(live.placed, -1)
+            self._pool.change(live.placement, -1)
             if chosen is not None:
                 self._move(live, chosen)
 
     def _move(self, live: _Elastic, option: Option) -> None:
         """Restart a running job on `option`, or on the largest smaller one that its GPUs and the free ones can hold."""
-        before, held = live.chosen, live.placed
+        before, held = live.chosen_option, live.placement
         assert before is not None
         self._release(live)
         for smaller in reversed(live.options):

@@ -9,7 +9,7 @@ from synergy_core.records import Shape
 
 from synergy_sim.policies.requested_size import by_submission, requested_size, seconds_left
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
 
@@ -35,7 +35,7 @@ class BackfillPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         empty = FreeGpus(problem.nodes)
         choice: list[int | None] = [job.current for job in problem.jobs]
-        placed = _place_chosen(problem, choice)
+        placed = _place_choice(problem, choice)
         guard: _Reservation | None = None
         tried = 0
         for i in by_submission(problem):
@@ -45,7 +45,7 @@ class BackfillPolicy(Policy):
             shape = job.cells[want].shape
             if (
                 job.current is not None
-                or want in job.banned
+                or want in job.banned_cells
                 or empty.pick(shape, job.node_filter, needs=job.needs) is None
             ):
                 continue
@@ -53,8 +53,8 @@ class BackfillPolicy(Policy):
             if tried > self._depth:
                 break
             trial = [*choice[:i], want, *choice[i + 1 :]]
-            after = _place_chosen(problem, trial) if _can_fit(problem, placed, job, shape) else None
-            if after is None or after.failed:
+            after = _place_choice(problem, trial) if _can_fit(problem, placed, job, shape) else None
+            if after is None or after.unplaced_reasons:
                 guard = guard or _Reservation(problem, choice, placed, job, shape)
             elif guard is None or guard.can_start(trial, after, i):
                 choice, placed = trial, after
@@ -70,17 +70,17 @@ class _Reservation:
         self._problem, self._head, self._shape = problem, head, shape
         ends = sorted({_end(problem.jobs[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
         # The later, the more is free: the first time that suffices is found by halving.
-        first = bisect_left(ends, True, key=lambda end: self._starts_at(end, choice, placed))
+        first = bisect_left(ends, True, key=lambda end: self._can_start(end, choice, placed))
         self.time_s = ends[first] if first < len(ends) else math.inf
 
     def can_start(self, choice: list[int | None], placed: Placement, newcomer: int) -> bool:
         if math.isfinite(self.time_s):
-            return self._starts_at(self.time_s, choice, placed)
+            return self._can_start(self.time_s, choice, placed)
         nodes = {r.name: r for r in self._problem.nodes}
         names = [nodes[name] for name in placed.nodes[self._problem.jobs[newcomer].job_id]]
         return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.node_filter) for r in names)
 
-    def _starts_at(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
+    def _can_start(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
         free_gpus = FreeGpus(self._problem.nodes)
         for job, picked in zip(self._problem.jobs, choice, strict=True):
             if picked is not None and _end(job, picked) > time_s:
@@ -92,11 +92,11 @@ def _end(job: JobRequest, choice: int) -> float:
     return seconds_left(job, job.cells[choice])
 
 
-def _place_chosen(problem: Problem, choice: list[int | None]) -> Placement:
-    return place(problem.nodes, requests_of(problem, allocation(problem, choice)))
+def _place_choice(problem: Problem, choice: list[int | None]) -> Placement:
+    return place(problem.nodes, make_placement_requests(problem, allocation(problem, choice)))
 
 
 def _can_fit(problem: Problem, placed: Placement, job: JobRequest, shape: Shape) -> bool:
     """Return whether enough GPUs are left in all. Only the placement of all jobs shows whether they are on the right nodes."""
     usable = (r for r in problem.nodes if r.gpu_type == shape.gpu_type and r.admits(job.node_filter))
-    return sum(placed.left[r.name] for r in usable) >= shape.gpus
+    return sum(placed.free_gpus[r.name] for r in usable) >= shape.gpus

@@ -63,7 +63,7 @@ class CriusPolicy(Policy):
     def _make_room(self, search: _Search, arrival: int, want: int) -> None:
         """Make the downgrades of least loss, fewest first, that let the arrival start; change nothing where there are none."""
         own = search.downgrades(arrival, want)
-        kinds = {search.shape_of(arrival, want).gpu_type, *(search.shape_of(arrival, s.new).gpu_type for s in own)}
+        kinds = {search.find_shape(arrival, want).gpu_type, *(search.find_shape(arrival, s.new).gpu_type for s in own)}
         others = [
             s for j, c in enumerate(search.choice) if c is not None and j != arrival for s in search.downgrades(j, c)
         ]
@@ -77,7 +77,7 @@ class CriusPolicy(Policy):
                 level = [(*path, step) for path in level for step in _next_steps(search, path, steps)]
             for path in sorted(level, key=lambda path: (sum(s.loss for s in path), [_by_loss(s) for s in path])):
                 changes = {arrival: want, **{step.job: step.new for step in path}}
-                shape = search.shape_of(arrival, changes[arrival])
+                shape = search.find_shape(arrival, changes[arrival])
                 freed = sum(search.freed_gpus(j, new, shape.gpu_type) for j, new in changes.items() if j != arrival)
                 if spare[shape.gpu_type] + freed < shape.gpus or changes[arrival] in search.banned_cells(arrival):
                     continue
@@ -95,7 +95,7 @@ class _Search(TrialPlacement):
         self._shapes = [_power_of_two_cells(job) for job in problem.jobs]
 
     def banned_cells(self, i: int) -> frozenset[int]:
-        return self._jobs[i].banned
+        return self._jobs[i].banned_cells
 
     def downgrades(self, i: int, cell: int) -> list[_ResizeStep]:
         """Return the steps of jobs[i] from `cell` to half its GPUs, or to as many of another type."""
@@ -118,15 +118,15 @@ class _Search(TrialPlacement):
         count = dict.fromkeys(kinds, 0)
         chosen = []
         for step in steps:
-            kind = self.shape_of(step.job, self.choice[step.job] or 0).gpu_type
+            kind = self.find_shape(step.job, self.choice[step.job] or 0).gpu_type
             if count.get(kind, most) < most and usable.intersection(self.nodes[step.job]):
-                same = self.shape_of(step.job, step.new).gpu_type == kind
+                same = self.find_shape(step.job, step.new).gpu_type == kind
                 if same or self.put({step.job: step.new}, keep=False):
                     count[kind] += 1
                     chosen.append(step)
         return chosen
 
-    def shape_of(self, i: int, cell: int) -> Shape:
+    def find_shape(self, i: int, cell: int) -> Shape:
         return self._jobs[i].cells[cell].shape
 
     def spare_gpus(self) -> Counter[str]:
@@ -138,7 +138,7 @@ class _Search(TrialPlacement):
 
     def freed_gpus(self, i: int, new: int, kind: str) -> int:
         """Return the GPUs of a type that jobs[i] gives back by going to Cell `new` (negative: it takes some)."""
-        before, after = self.shape_of(i, self.choice[i] or 0), self.shape_of(i, new)
+        before, after = self.find_shape(i, self.choice[i] or 0), self.find_shape(i, new)
         return before.gpus * (before.gpu_type == kind) - after.gpus * (after.gpu_type == kind)
 
     def _steps(self, i: int, cell: int, gpus: int) -> list[_ResizeStep]:

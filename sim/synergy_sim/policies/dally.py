@@ -10,8 +10,8 @@ from synergy_sim.policies.nearest import nearest_tier
 from synergy_sim.policies.requested_size import by_submission, requested_or_smallest, requested_size
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.make_placeable import make_placeable
-from synergyd.scheduler.placement.place import place, requests_of
-from synergyd.scheduler.problem.delays import Tier, may_take, tier_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
+from synergyd.scheduler.problem.delays import Tier, find_tier, may_take
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
 
@@ -43,7 +43,7 @@ class DallyPolicy(Policy):
         late: set[int] = set()
         for _ in range(_ROUNDS):
             offered, nodes = _offers(problem, late)
-            apart = _too_far_apart(problem, offered, nodes)
+            apart = _find_scattered_jobs(problem, offered, nodes)
             if not apart:
                 break
             late |= apart
@@ -61,9 +61,9 @@ def network_score(job: JobRequest) -> float:
     computes = 1.0 - min(1.0, cell.sync_s / cell.step_s) if cell.step_s > 0 else 1.0
     if ran_s <= 0:
         return 0.0
-    if not job.progress.done or cell.goodput <= 0:
+    if not job.progress.trained_sequences or cell.goodput <= 0:
         return computes
-    return job.progress.done * computes / cell.goodput / ran_s
+    return job.progress.trained_sequences * computes / cell.goodput / ran_s
 
 
 def _offers(problem: Problem, late: Container[int]) -> tuple[Allocation, Mapping[int, tuple[str, ...]]]:
@@ -96,26 +96,26 @@ def _offers(problem: Problem, late: Container[int]) -> tuple[Allocation, Mapping
         for cell in _cells(job):
             shape = job.cells[cell].shape
             names = free_gpus.pick(shape, job.node_filter, job.nodes, homes, job.needs, job.shun)
-            if names is not None and tier_of(names, leaf) <= furthest:
+            if names is not None and find_tier(names, leaf) <= furthest:
                 free_gpus.take(names, shape.gpus_per_node, job.needs)
                 choice[i] = cell
                 moved |= {i} if cell == job.current else set()
                 break
     offered = allocation(problem, choice, frozenset(moved))
-    placed = place(problem.nodes, requests_of(problem, offered), problem.spanned)
-    if placed.failed:
+    placed = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
+    if placed.unplaced_reasons:
         offered = make_placeable(problem, choice, moved)
-        placed = place(problem.nodes, requests_of(problem, offered), problem.spanned)
+        placed = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
     return offered, placed.nodes
 
 
-def _too_far_apart(problem: Problem, offered: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> set[int]:
+def _find_scattered_jobs(problem: Problem, offered: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> set[int]:
     """Return the jobs that `place` would start further apart than their timers allow: it lays the jobs in an order of its own."""
     leaf = {node.name: node.leaf for node in problem.nodes}
     return {
         i
         for i, _, stays in offered.assignments(problem)
-        if not stays and tier_of(nodes.get(problem.jobs[i].job_id, ()), leaf) > _furthest_tier(problem, i)
+        if not stays and find_tier(nodes.get(problem.jobs[i].job_id, ()), leaf) > _furthest_tier(problem, i)
     }
 
 
@@ -128,7 +128,7 @@ def _cells(job: JobRequest) -> list[int]:
     best: dict[int, int] = {}  # by number of nodes
     for i in sorted(range(len(job.cells)), key=lambda i: -job.cells[i].goodput):
         shape = job.cells[i].shape
-        if (shape.gpu_type, shape.gpus) == (want.gpu_type, want.gpus) and i not in job.banned:
+        if (shape.gpu_type, shape.gpus) == (want.gpu_type, want.gpus) and i not in job.banned_cells:
             best.setdefault(shape.nodes, i)
     return [best[nodes] for nodes in sorted(best)]
 

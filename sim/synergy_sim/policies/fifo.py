@@ -29,11 +29,11 @@ class FifoPolicy(Policy):
         waiting = [i for i, job in enumerate(problem.jobs) if job.current is None]
         for i in sorted(waiting, key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
             job = problem.jobs[i]
-            wanted = job.asked
+            wanted = job.requested_cell
             if wanted is None:
                 continue
             shape = job.cells[wanted].shape
-            if wanted in job.banned or empty.pick(shape, job.node_filter, needs=job.needs) is None:
+            if wanted in job.banned_cells or empty.pick(shape, job.node_filter, needs=job.needs) is None:
                 continue
             names = free_gpus.pick(shape, job.node_filter, needs=job.needs)
             if names is None:

@@ -32,7 +32,7 @@ def serve_in_order(problem: Problem, order: Iterable[int], wants: Sequence[int |
                 free_gpus.take(job.nodes, gpus, job.needs)
                 choice[i] = cell
                 break
-            if cell in job.banned:
+            if cell in job.banned_cells:
                 continue
             names = free_gpus.pick(job.cells[cell].shape, job.node_filter, job.nodes, homes, job.needs, job.shun)
             if names is not None:

@@ -15,7 +15,7 @@ def requested_size(job: JobRequest) -> int | None:
 
     A job that runs at that shape keeps its present Cell: a better plan alone is no reason for these policies to restart it.
     """
-    want = job.asked
+    want = job.requested_cell
     if want is not None and job.current is not None and job.cells[job.current].shape == job.cells[want].shape:
         return job.current
     return want
@@ -46,7 +46,7 @@ def best_of_shapes(job: JobRequest) -> dict[Shape, int]:
     best: dict[Shape, int] = {}
     for i, cell in enumerate(job.cells):
         before = best.get(cell.shape)
-        if i not in job.banned and (before is None or job.relative[i] > job.relative[before]):
+        if i not in job.banned_cells and (before is None or job.relative[i] > job.relative[before]):
             best[cell.shape] = i
     if job.current is not None:
         best[job.cells[job.current].shape] = job.current

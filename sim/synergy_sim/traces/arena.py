@@ -117,12 +117,12 @@ def _model(row: TableRow) -> Model:
     family, underscores, parameters = row.text("model_name").partition("__")
     if not family or not underscores or not parameters:
         raise row.wrong("model_name", f"{row.text('model_name')!r} is no model", "<family>__<parameters>: bert__1.3B")
-    return Model(family, parameters, row.whole("batch_size", 1))
+    return Model(family, parameters, row.whole_number("batch_size", 1))
 
 
 def _requested_size(row: TableRow, times: Times) -> tuple[str, int]:
     """Return (GPU type, GPUs) that a job asks for: as it says, or the fewest more that are known to hold it."""
-    gpu_type, gpus = row.text("gpu_type"), row.whole("num_gpu", 1, 100_000)
+    gpu_type, gpus = row.text("gpu_type"), row.whole_number("num_gpu", 1, 100_000)
     if gpu_type not in MEMORY_GB:
         raise row.wrong("gpu_type", f"{gpu_type!r} is not in the cluster", f"one of {', '.join(MEMORY_GB)}")
     if gpus not in _SIZES:
@@ -196,9 +196,9 @@ def read_tables(folder: Path) -> MeasuredTimes:
 
 
 def _key(row: TableRow) -> tuple[Model, str, Placement]:
-    model = Model(row.text("model"), row.text("params"), row.whole("global_batch", 1))
-    nodes = row.whole("num_nodes", 1, 1000)
-    return model, row.text("gpu_type"), (row.whole("gpus_per_node", 1, 1000),) * nodes
+    model = Model(row.text("model"), row.text("params"), row.whole_number("global_batch", 1))
+    nodes = row.whole_number("num_nodes", 1, 1000)
+    return model, row.text("gpu_type"), (row.whole_number("gpus_per_node", 1, 1000),) * nodes
 
 
 def read_others(path: Path) -> dict[Model, dict[tuple[str, int], LentTime]]:

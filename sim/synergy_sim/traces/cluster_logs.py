@@ -29,7 +29,7 @@ def read_philly(path: Path, gpu_type: str, gpus_per_node: int, most: int | None 
     rows = [row for row in read_table(path, PHILLY)[:most] if row.number("duration", 0) > 0]
     rows.sort(key=lambda row: _parse_time(row, "timestamp"))  # the published file is in no order
     return _jobs(
-        rows, "timestamp", "duration", lambda row: row.whole("num_gpus", 1, _MOST_GPUS), gpu_type, gpus_per_node
+        rows, "timestamp", "duration", lambda row: row.whole_number("num_gpus", 1, _MOST_GPUS), gpu_type, gpus_per_node
     )
 
 

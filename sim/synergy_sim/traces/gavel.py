@@ -118,7 +118,7 @@ def read(path: Path, profiles: Path | None, gpu_type: str) -> tuple[TraceJob, ..
     rows = _rows(path)
     in_order(rows, "arrival", lambda row: row.number("arrival", 0))
     for row in rows:
-        kind, gpus = row.text("job_type"), row.whole("scale_factor", 1, 100_000)
+        kind, gpus = row.text("job_type"), row.whole_number("scale_factor", 1, 100_000)
         rates = known.get(kind, {})
         spread = any((t, gpus) in rates for t in (gpu_type, f"{gpu_type}_unconsolidated"))
         if not spread:

@@ -32,7 +32,7 @@ class LoadedTrace:
     costs: Costs = field(default_factory=Costs)
 
 
-def gpu_type_of(text: str) -> str:
+def find_gpu_type(text: str) -> str:
     """Return the GPU type that a trace `KIND:PATH` was measured on. Raises UsageError."""
     return _TYPES.get(_split(text)[0], _OTHER)
 

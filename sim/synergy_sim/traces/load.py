@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from synergy_sim.records import Scenario, cluster_of
-from synergy_sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
+from synergy_sim.records import Scenario, build_cluster
+from synergy_sim.traces.kinds import cluster_of_trace, find_gpu_type, read_trace
 
 
 def load_trace(
@@ -23,8 +23,8 @@ def load_trace(
     folder of the measurements where it does not lie beside the trace. `epoch_s`: seconds between two decisions. Raises UsageError for a
     trace that can't be read.
     """
-    groups = dict(cluster or cluster_of_trace(trace, profiles) or {gpu_type_of(trace): (16, 4)})
+    groups = dict(cluster or cluster_of_trace(trace, profiles) or {find_gpu_type(trace): (16, 4)})
     gpu_type, (_, gpus_per_node) = next(iter(groups.items()))
     gpus = sum(nodes * each for nodes, each in groups.values())
     loaded = read_trace(trace, profiles, gpu_type, gpus, gpus_per_node, seed)
-    return Scenario(loaded.jobs, cluster_of(groups), loaded.costs, epoch_s, seed=seed)
+    return Scenario(loaded.jobs, build_cluster(groups), loaded.costs, epoch_s, seed=seed)

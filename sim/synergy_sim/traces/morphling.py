@@ -53,7 +53,7 @@ def read(
         kind = row.text("application")
         if kind not in known:
             known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
-        times, gpus = known[kind], row.whole("num_gpus", 1, 100_000)
+        times, gpus = known[kind], row.whole_number("num_gpus", 1, 100_000)
         plan = _plan(row)
         kept = _kept_part(plan) if keep_plan else ""
         each = largest_divisor(gpus, gpus_per_node)

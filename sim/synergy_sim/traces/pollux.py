@@ -44,7 +44,7 @@ def read_jobs(path: Path, application: Callable[[TableRow], Application], gpu_ty
         if kind not in known:
             known[kind] = application(row)
         truth = known[kind]
-        batch = row.whole("batch_size", 1)
+        batch = row.whole_number("batch_size", 1)
         if not truth.low <= batch <= truth.high:
             right = f"{kind} was measured from {truth.low} to {truth.high}"
             raise row.wrong("batch_size", f"{batch} was not measured", right)
@@ -53,7 +53,7 @@ def read_jobs(path: Path, application: Callable[[TableRow], Application], gpu_ty
                 row.text("name"),
                 kind,
                 row.number("time", 0),
-                row.whole("num_replicas", 1, 100_000),
+                row.whole_number("num_replicas", 1, 100_000),
                 FIXED_BATCH.get(kind, batch),
                 truth,
                 row.where,

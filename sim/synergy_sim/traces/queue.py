@@ -58,13 +58,13 @@ class Replay:
     """A trace, the jobs that are not in it by reason, and how the jobs of the trace that have left really fared."""
 
     jobs: tuple[TraceJob, ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    excluded_jobs: Mapping[str, int] = field(default_factory=dict)
     recorded_jcts_s: tuple[float, ...] = ()
 
-    def format_left_out(self) -> str:
+    def format_excluded_jobs(self) -> str:
         """Return a line that says how many recorded jobs are left out and why, or "" if none is."""
-        count = sum(self.left_out.values())
-        why = ", ".join(f"{n} {reason}" for reason, n in self.left_out.items())
+        count = sum(self.excluded_jobs.values())
+        why = ", ".join(f"{n} {reason}" for reason, n in self.excluded_jobs.items())
         return f"{count} of {count + len(self.jobs)} recorded jobs are left out: {why}" if count else ""
 
 

@@ -91,12 +91,12 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
     `profiles` holds a folder for each application (default: traces/ beside the folder of the workload's own). Raises UsageError.
     """
     folder = profiles or path.parent.parent.parent / "traces"
-    jobs = pollux.read_jobs(path, lambda row: read_typed(application_folder(row, folder)), "")
+    jobs = pollux.read_jobs(path, lambda row: read_typed_truth(application_folder(row, folder)), "")
     starts_s = {job.kind: _START_S.get(job.kind, COSTS.start_s) for job in jobs}
     return tuple(replace(job, costs=Costs(starts_s[job.kind], 0.0, 0.0, starts_s[job.kind])) for job in jobs)
 
 
-def read_typed(folder: Path) -> TypedTruth:
+def read_typed_truth(folder: Path) -> TypedTruth:
     """Read the application whose tables lie in `folder`. Raises UsageError."""
     found = {}
     for gpu_type, cluster in _TABLES.items():

@@ -49,8 +49,8 @@ class Wanted:
     cause: str
     acks: int = 0  # checkpoint acknowledgements of this incarnation so far
     present: Target | None = None  # the job's present or requested size: taken again if the new one is refused
-    asked: Target | None = None  # the size that its sbatch line asks for
-    due: bool = False  # its time limit ends it otherwise: nothing puts it off
+    requested_target: Target | None = None  # the size that its sbatch line asks for
+    is_due: bool = False  # its time limit ends it otherwise: nothing puts it off
     in_place: bool = False  # its launchers can start another plan on the GPUs that it has
     live: bool = False  # they can do so on fewer of its nodes
     grows: bool = False  # they can bring in nodes that it does not have
@@ -123,13 +123,13 @@ class Refused:
 class Tick:
     """A moment in which time has passed.
 
-    `room`: as far as the nodes show, the GPUs are free that a pending job was released for. `contested`: they are not,
+    `room`: as far as the nodes show, the GPUs are free that a pending job was released for. `is_contested`: they are not,
     as the nodes show just now, and there are others free that would do.
     """
 
     room: bool = False
     reason: str = ""  # Slurm's, as it was seen last
-    contested: bool = False
+    is_contested: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class JobObserved:
 
     job_id: int
     submit_s: float
-    observed: Observed
+    observation: Observed
     requeuing: bool = False
     begin_s: float | None = None
     walltime: Walltime = UNTIMED
@@ -195,7 +195,7 @@ class QueueRead:
 class NodesRead:
     """The nodes that take jobs now. A resize to any other could not start: it gets a new decision."""
 
-    up: frozenset[str]
+    up_nodes: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -207,17 +207,17 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportsReceived:
     """Reports of one job, bounds and sender checked, oldest first. `shown_restarts`: the incarnation that Slurm showed last.
 
-    `predicted`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
+    `prediction`: (step seconds, peak bytes) that the bare model predicts of the reported plan on `shape`; None where unknown.
     `least_memory`: of a plan that failed, the bias of its predicted memory with which it would not have fitted.
     `job`: as it is now, where that was asked for.
     """
 
     reports: tuple[Report, ...]
     shown_restarts: int
-    predicted: tuple[float, int] | None = None
+    prediction: tuple[float, int] | None = None
     shape: Shape | None = None
     least_memory: float | None = None
     job: Job | None = None
@@ -244,13 +244,13 @@ class CheckpointTaken:
 
 @dataclass(frozen=True)
 class EpochDecided:
-    """A new epoch's decisions; those of the one before that still wait are void. `Decided` follows for each."""
+    """A new epoch's decisions; those of the one before that still wait are void. `JobDecided` follows for each."""
 
     decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
-class Decided:
+class JobDecided:
     """An epoch's decision for one job. `schedulable`: it has a Cell, so it must not start by itself while it waits."""
 
     decision: Decision
@@ -258,7 +258,7 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Unblocked:
+class DecisionUnblocked:
     """The end of a decision's wait: its GPUs are free. `job`: as it is now; None where it is not as it was decided about."""
 
     job_id: int
@@ -289,7 +289,7 @@ class HealthReviewed:
 
 
 @dataclass(frozen=True)
-class Answered:
+class InstructionAnswered:
     """The answer to an instruction."""
 
     answer: CarriedOut | Refused
@@ -303,7 +303,7 @@ class ClockSet:
 
 
 @dataclass(frozen=True)
-class Ticked:
+class TimePassed:
     """A moment in which time has passed for the job. `cluster`: the nodes as they are just now, where they were read."""
 
     job_id: int
@@ -315,15 +315,15 @@ ControlEvent = (
     | QueueRead
     | NodesRead
     | SnapshotTaken
-    | Reported
+    | ReportsReceived
     | GpuTimeKnown
     | CheckpointTaken
     | EpochDecided
-    | Decided
-    | Unblocked
+    | JobDecided
+    | DecisionUnblocked
     | BatchReviewed
     | HealthReviewed
-    | Answered
+    | InstructionAnswered
     | ClockSet
-    | Ticked
+    | TimePassed
 )

@@ -23,7 +23,7 @@ def is_known_failure(life: JobLifecycle, event: Observed, _at: Situation) -> boo
     return life.failures.restarts == event.restarts
 
 
-def lift_hold_again(life: JobLifecycle, event: Observed, at: Situation) -> Step:
+def retry_lifting_hold(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Lift the hold once more, if that was tried and Slurm still holds the job."""
     due = not life.sent_s or at.now_s >= life.sent_s + at.times.resend_s
     if not (life.failures.lifted and due):
@@ -33,7 +33,7 @@ def lift_hold_again(life: JobLifecycle, event: Observed, at: Situation) -> Step:
 
 def wait_after_failed_launch(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Let the job wait for a decision after a start that failed, and lift Slurm's hold if the start was Synergy's."""
-    started = last_start(life) if life.state is ResizeState.RESIZED else life.started
+    started = last_start(life) if life.state is ResizeState.RESIZED else life.last_start
     failures, text = after_failure(life.failures, started, event.restarts, at.now_s, life.job_id)
     back = replace(
         life,
@@ -60,7 +60,7 @@ def is_hold_kept(_life: JobLifecycle, event: Refused, _at: Situation) -> bool:
     return isinstance(event.instruction, LiftHold)
 
 
-def note_hold_kept(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
+def count_failed_hold_lift(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Count that the hold could not be lifted; the next look tries again."""
     told = (
         () if event.transient or life.attempts else (f"its hold can't be lifted, will be tried again: {event.error}",)
@@ -107,7 +107,7 @@ def can_run_again(life: JobLifecycle, _event: Observed, _at: Situation) -> bool:
     return has_ended_before_training(life) and not life.reruns and _former_size(life) is not None
 
 
-def run_again(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
+def rerun_at_last_size(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
     """Run the job once more with the size that it trained with last: its script may mind the new one."""
     target = _former_size(life)
     assert target is not None
@@ -126,7 +126,7 @@ def run_again(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
 
 def _former_size(life: JobLifecycle) -> Target | None:
     """Return what the job trained with last, else what it asked for."""
-    return life.ran or life.asked
+    return life.ran or life.requested_target
 
 
 def lose(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
@@ -141,7 +141,7 @@ def is_rerun_awaited(life: JobLifecycle, _event: Observed, at: Situation) -> boo
     return bool(life.reruns) and at.now_s < life.since_s + RERUN_S
 
 
-def requeue_failed_again(life: JobLifecycle, event: Observed, at: Situation) -> Step:
+def retry_requeue_of_failed(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Ask again for the requeue of the failed job, if that was long enough ago."""
     if at.now_s < life.sent_s + at.times.resend_s:
         return Step(life)
@@ -153,6 +153,6 @@ def is_rerun(life: JobLifecycle, _event: Observed, _at: Situation) -> bool:
     return bool(life.reruns)
 
 
-def lose_unrequeued(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
+def give_up_failed_job(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
     """Take in that Slurm did not take the failed job back."""
     return Step(life, story=("it could not be requeued: it is lost",))

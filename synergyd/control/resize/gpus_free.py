@@ -37,5 +37,5 @@ def has_cpus(node: Node, job: Job, gpus: int) -> bool:
         return True
     if job.needs.whole_nodes:
         return node.used.cpus == 0 and node.gpus_used == 0
-    need = job.needs.on(gpus, node.threads_per_core, node.room.memory_mib)
+    need = job.needs.room_for(gpus, node.threads_per_core, node.room.memory_mib)
     return node.room.plus(node.used, -1).has_room_for(need)

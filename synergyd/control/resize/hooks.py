@@ -58,24 +58,24 @@ def record_start_times(step: Step, what: Occurrence) -> Step:
 def record_start(step: Step, what: Occurrence) -> Step:
     """Return `step` with what Synergy let start, if the job was just released."""
     released = step.life.state in (ResizeState.RELEASED, ResizeState.RUNNING)
-    if what.before.state is not ResizeState.RESIZED or not released:
+    if what.former_lifecycle.state is not ResizeState.RESIZED or not released:
         return step
-    return replace(step, life=replace(step.life, started=last_start(what.before)))
+    return replace(step, life=replace(step.life, last_start=last_start(what.former_lifecycle)))
 
 
 def drop_joined_nodes(step: Step, what: Occurrence) -> Step:
     """Return `step` without the nodes beyond the job's own allocation, if it has been requeued: they have gone with the run."""
     life = step.life
-    if not life.joined or (life.state in ON_NODES and life.incarnation == what.before.incarnation):
+    if not life.joined_nodes or (life.state in ON_NODES and life.incarnation == what.former_lifecycle.incarnation):
         return step
-    return replace(step, life=replace(life, joined=()))
+    return replace(step, life=replace(life, joined_nodes=()))
 
 
 def keep_place(step: Step, what: Occurrence) -> Step:
     """Return `step` with what ends the job's shield and its place before others, if they are needed no more."""
     life, event, instructions = step.life, what.event, list[Instruction](step.instructions)
-    if life.shielded and life.state not in _SHIELDED:
-        life = replace(life, shielded=())
+    if life.shielded_nodes and life.state not in _SHIELDED:
+        life = replace(life, shielded_nodes=())
         if not (isinstance(event, CarriedOut) and isinstance(event.instruction, Release)):  # which has lowered it
             instructions.append(LowerShield(life.job_id))
     if isinstance(event, Observed) and life.state is not ResizeState.GONE:

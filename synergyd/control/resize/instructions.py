@@ -83,15 +83,15 @@ class JoinNodes:
 
 @dataclass(frozen=True)
 class ReturnNodes:
-    """An order to give Slurm all nodes of the running incarnation `restarts` back but `kept`; its processes have left them.
+    """An order to give Slurm all nodes of the running incarnation `restarts` back but `kept_nodes`; its processes have left them.
 
-    `joined`: those that it may have beyond its own allocation.
+    `joined_nodes`: those that it may have beyond its own allocation.
     """
 
     job_id: int
     restarts: int
-    kept: tuple[str, ...]
-    joined: tuple[str, ...] = ()
+    kept_nodes: tuple[str, ...]
+    joined_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ def ask_for_nodes(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
     """Order the job's launchers to bring in the nodes that it lacks; the checkpoint is asked for once they are there."""
     asked = ask_before_resize(life, event, at).life
     names = nodes_to_join(asked)
-    joined = tuple(dict.fromkeys((*life.joined, *names)))
+    joined = tuple(dict.fromkeys((*life.joined_nodes, *names)))
     text = f"live resize decided: {event.cause}; {', '.join(names)} asked for"
-    return Step(replace(asked, orders=life.orders + 1, joined=joined), story=(text,))
+    return Step(replace(asked, orders=life.orders + 1, joined_nodes=joined), story=(text,))
 
 
 def ask_with_joined_nodes(life: JobLifecycle, _event: NodesJoined, at: Situation) -> Step:
@@ -38,7 +38,7 @@ def has_lost_joined_nodes(life: JobLifecycle, event: NodesJoined, _at: Situation
     return bool(nodes_to_join(life)) and (event.restarts, event.number) == (life.incarnation, life.orders)
 
 
-def go_on_unjoined(life: JobLifecycle, event: NodesJoined | Refused, _at: Situation) -> Step:
+def continue_without_new_nodes(life: JobLifecycle, event: NodesJoined | Refused, _at: Situation) -> Step:
     """Let the job go on as it is: the nodes can't be had while it runs. Its next growth is a requeue, unless it is resized before."""
     why = event.error if isinstance(event, Refused) else event.refusal
     return Step(_without_joining(life, why), story=(f"nodes can't be had while it runs, it goes on as it is: {why}",))
@@ -52,5 +52,5 @@ def go_on_unanswered_joining(life: JobLifecycle, _event: Tick, at: Situation) ->
 
 def _without_joining(life: JobLifecycle, why: str) -> JobLifecycle:
     """Return the job as it was before nodes were asked for, which it could not get, so that it may get them by a requeue."""
-    joined = tuple(n for n in life.joined if n not in nodes_to_join(life))
-    return replace(life, joined=joined, join_refusal=why, target=None, origin=None, attempts=0, in_place=False)
+    joined = tuple(n for n in life.joined_nodes if n not in nodes_to_join(life))
+    return replace(life, joined_nodes=joined, join_refusal=why, target=None, origin=None, attempts=0, in_place=False)

@@ -102,7 +102,7 @@ class ResizeTimes:
     join_s: float = 90.0
 
 
-def times_of(settings: Settings) -> ResizeTimes:
+def make_resize_times(settings: Settings) -> ResizeTimes:
     """Return the times that follow from the admin's settings."""
     return ResizeTimes(
         checkpoint_timeout_s=settings.checkpoint_timeout_s,
@@ -130,23 +130,28 @@ class JobLifecycle:
     origin: Target | None = None  # its former size: taken again when the new one is refused
     sent_s: float = 0.0  # when the last instruction went out
     asked_s: float = 0.0  # when the job was first signalled for the checkpoint that is awaited; 0: not yet
-    acks_before: int = 0  # checkpoints acknowledged before this one was asked for
+    # checkpoints acknowledged before this one was asked for
+    acks_at_request: int = field(default=0, metadata=renamed_from("acks_before"))
     attempts: int = 0
     retry_after_s: float = 0.0
     plan: Plan | None = None  # the running incarnation's, if Synergy gave it one
     cause: str = ""  # why the resize was decided, for the story
     ended_s: float = 0.0  # when an incarnation was last seen to have ended and the job to be pending again
-    unanswered: int = 0  # times in a row that it was to make way and took no checkpoint
+    # times in a row that it was to make way and took no checkpoint
+    unanswered_requests: int = field(default=0, metadata=renamed_from("unanswered"))
     stopping: bool = False  # it is on its way to no GPUs: it has no target, and then waits for a decision
-    started: LastStart | None = None  # the last start by Synergy
+    # the last start by Synergy
+    last_start: LastStart | None = field(default=None, metadata=renamed_from("started"))
     failures: LaunchFailures = NO_FAILURES
     # the start time that Synergy gave it
     written_start: WrittenStart | None = field(default=None, metadata=renamed_from("written"))
-    asked: Target | None = None  # the size that its sbatch line asks for, as the last decision knew it
+    # the size that its sbatch line asks for, as the last decision knew it
+    requested_target: Target | None = field(default=None, metadata=renamed_from("asked"))
     # how far down the ladder its present start is
     start_attempt: StartAttempt = field(default=StartAttempt.AS_DECIDED, metadata=renamed_from("rung"))
     refusals: tuple[Refusal, ...] = ()  # those that still hold
-    refused: int = 0  # starts that Slurm refused so far
+    # starts that Slurm refused so far
+    refused_starts: int = field(default=0, metadata=renamed_from("refused"))
     # Slurm's reason for which the job was left to Slurm; "": it was not
     left_to_slurm_reason: str = field(default="", metadata=renamed_from("left"))
     walltime: Walltime = UNTIMED
@@ -164,12 +169,14 @@ class JobLifecycle:
     # starts that Slurm gave others the nodes of
     lost_races: int = field(default=0, metadata=renamed_from("missed"))
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
-    launched: int = -1  # the latest incarnation whose launcher was heard; -1: none was
+    # the latest incarnation whose launcher was heard; -1: none was
+    launched_incarnation: int = field(default=-1, metadata=renamed_from("launched"))
     reruns: int = (
         0  # times that its script ended before its training began after a restart of Synergy's, and was run once more
     )
     exact_only: bool = False  # no less communication again: its loss did worse with it
-    shielded: tuple[str, ...] = ()  # nodes that are kept for it from its requeue to its release
+    # nodes that are kept for it from its requeue to its release
+    shielded_nodes: tuple[str, ...] = field(default=(), metadata=renamed_from("shielded"))
     comes_first: bool = False  # it was stopped for a resize: before all others in the queue until it runs
     nice: int = 0  # its own
     must_leave: bool = False  # it can't go on as it is: it is requeued whatever comes of that
@@ -178,7 +185,7 @@ class JobLifecycle:
     #: why it could not get nodes while it runs, when that was tried last; "" since its last resize
     join_refusal: str = ""
     #: nodes beyond its own allocation that its launchers were asked to bring in, and that it has not left since
-    joined: tuple[str, ...] = ()
+    joined_nodes: tuple[str, ...] = field(default=(), metadata=renamed_from("joined"))
 
 
 def nodes_to_join(life: JobLifecycle) -> tuple[str, ...]:
@@ -262,7 +269,7 @@ def is_restart_delay_over(life: JobLifecycle, now_s: float, times: ResizeTimes) 
 
 def longest_retry_s(life: JobLifecycle, times: ResizeTimes) -> float:
     """Return for how many seconds a job is left alone at the most after a resize that failed."""
-    return times.retry_s * 2.0 ** min(max(0, life.unanswered - 1), PATIENCE)
+    return times.retry_s * 2.0 ** min(max(0, life.unanswered_requests - 1), PATIENCE)
 
 
 def last_start(life: JobLifecycle) -> LastStart:
@@ -272,9 +279,9 @@ def last_start(life: JobLifecycle) -> LastStart:
 
 def has_ended_before_training(life: JobLifecycle) -> bool:
     """Return whether Synergy started this incarnation after another one that trained, and none of its launchers was heard."""
-    restarted = life.incarnation > 0 and life.started is not None and life.started.restarts == life.incarnation
+    restarted = life.incarnation > 0 and life.last_start is not None and life.last_start.restarts == life.incarnation
     begins = life.state in (ResizeState.RELEASED, ResizeState.RUNNING)
-    return begins and restarted and 0 <= life.launched < life.incarnation
+    return begins and restarted and 0 <= life.launched_incarnation < life.incarnation
 
 
 def jobs_with_awaited_end(lives: Mapping[int, JobLifecycle]) -> list[int]:

@@ -47,9 +47,9 @@ from synergyd.control.resize.transition import (
     Situation,
     Transition,
     Trigger,
-    leads_to,
+    find_triggers,
+    mechanism_leads_to,
     stay,
-    triggers_of,
 )
 
 QUEUED, RUNNING, JOINING = ResizeState.QUEUED, ResizeState.RUNNING, ResizeState.JOINING
@@ -63,106 +63,125 @@ OUTSIDE, NOT_STARTED = "restarted outside Synergy", "not started by Slurm"
 # From, on, to (None: it stays), change, guard, words. Of the rows of one state and trigger the first whose guard holds is followed
 TRANSITIONS: tuple[Transition, ...] = (
     # QUEUED: waits in Slurm's queue for a decision
-    row(QUEUED, T.LAUNCH_FAILED, None, failed.lift_hold_again, failed.is_known_failure),
+    row(QUEUED, T.LAUNCH_FAILED, None, failed.retry_lifting_hold, failed.is_known_failure),
     row(QUEUED, T.LAUNCH_FAILED, QUEUED, failed.wait_after_failed_launch),
     row(QUEUED, T.SEEN_RUNNING, RUNNING, pending.run_as_plain),
     row(QUEUED, T.SEEN_PENDING, None, pending.note_incarnation),
-    row(QUEUED, T.DECIDED, PARKED, pending.start_as_decided, pending.is_start_accepted),
+    row(QUEUED, T.DECIDED, PARKED, pending.size_pending_job, pending.is_start_accepted),
     # RUNNING: runs
     row(RUNNING, T.LAUNCH_FAILED, QUEUED, failed.wait_after_failed_launch),
-    row(RUNNING, T.SCRIPT_FAILED, REQUEUING, failed.run_again, failed.can_run_again),
+    row(RUNNING, T.SCRIPT_FAILED, REQUEUING, failed.rerun_at_last_size, failed.can_run_again),
     row(RUNNING, T.SCRIPT_FAILED, GONE, failed.lose, failed.is_lost),
     row(RUNNING, T.SEEN_PENDING, QUEUED, running.wait_after_requeue_by_others),
-    row(RUNNING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_other_incarnation, OUTSIDE),
+    row(RUNNING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_other_incarnation, OUTSIDE),
     row(RUNNING, T.DECIDED, JOINING, joining.ask_for_nodes, joining.is_growth_accepted),
     row(RUNNING, T.DECIDED, CHECKPOINTING, running.ask_before_resize, running.is_accepted),
     row(RUNNING, T.PREEMPTED, CHECKPOINTING, running.ask_before_preemption, running.is_retry_allowed),
     row(RUNNING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(RUNNING, T.HUNG, REQUEUING, running.requeue_hung),
     # JOINING: runs, and its launchers bring in nodes that it does not have
-    row(JOINING, T.JOINED, CHECKPOINTING, joining.ask_with_joined_nodes, leads_to(CHECKPOINTING)),
-    row(JOINING, T.NOT_JOINED, RUNNING, joining.go_on_unjoined, leads_to(CHECKPOINTING)),
-    row(JOINING, T.CARRIED_OUT, None, stay, leads_to(JOINING)),
-    row(JOINING, T.REFUSED, RUNNING, joining.go_on_unjoined, running.is_question_refused, "can't be asked"),
+    row(JOINING, T.JOINED, CHECKPOINTING, joining.ask_with_joined_nodes, mechanism_leads_to(CHECKPOINTING)),
+    row(JOINING, T.NOT_JOINED, RUNNING, joining.continue_without_new_nodes, mechanism_leads_to(CHECKPOINTING)),
+    row(JOINING, T.CARRIED_OUT, None, stay, mechanism_leads_to(JOINING)),
+    row(JOINING, T.REFUSED, RUNNING, joining.continue_without_new_nodes, running.is_question_refused, "can't be asked"),
     row(JOINING, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(JOINING, T.SEEN_SUSPENDED, RUNNING, running.give_up_suspended, running.is_known_incarnation),
-    row(JOINING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(JOINING, T.SEEN_SUSPENDED, RUNNING, running.cancel_for_suspension, running.is_known_incarnation),
+    row(JOINING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_newer, OUTSIDE),
     row(JOINING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
     row(JOINING, T.GIVEN_UP, RUNNING, running.give_up_target),
     row(JOINING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(JOINING, T.TIME_PASSED, RUNNING, joining.go_on_unanswered_joining, running.is_over),
-    row(JOINING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(JOINING, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # CHECKPOINTING: runs, and has been asked for a checkpoint
-    row(CHECKPOINTING, T.ACKNOWLEDGED, RESTARTING, running.restart_with_checkpoint, leads_to(RESTARTING)),
-    row(CHECKPOINTING, T.ACKNOWLEDGED, REQUEUING, running.requeue_with_checkpoint, leads_to(REQUEUING)),
-    row(CHECKPOINTING, T.NOT_JOINED, RUNNING, joining.go_on_unjoined, joining.has_lost_joined_nodes),
-    row(CHECKPOINTING, T.CARRIED_OUT, None, running.note_asked, leads_to(CHECKPOINTING)),
-    row(CHECKPOINTING, T.REFUSED, RUNNING, running.go_on_unasked, running.is_question_refused, "can't be asked"),
+    row(CHECKPOINTING, T.ACKNOWLEDGED, RESTARTING, running.restart_with_checkpoint, mechanism_leads_to(RESTARTING)),
+    row(CHECKPOINTING, T.ACKNOWLEDGED, REQUEUING, running.requeue_with_checkpoint, mechanism_leads_to(REQUEUING)),
+    row(CHECKPOINTING, T.NOT_JOINED, RUNNING, joining.continue_without_new_nodes, joining.has_lost_joined_nodes),
+    row(CHECKPOINTING, T.CARRIED_OUT, None, running.record_checkpoint_request, mechanism_leads_to(CHECKPOINTING)),
+    row(
+        CHECKPOINTING,
+        T.REFUSED,
+        RUNNING,
+        running.continue_after_failed_request,
+        running.is_question_refused,
+        "can't be asked",
+    ),
     row(CHECKPOINTING, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(CHECKPOINTING, T.SEEN_SUSPENDED, RUNNING, running.give_up_suspended, running.is_known_incarnation),
-    row(CHECKPOINTING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(CHECKPOINTING, T.SEEN_SUSPENDED, RUNNING, running.cancel_for_suspension, running.is_known_incarnation),
+    row(CHECKPOINTING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_newer, OUTSIDE),
     row(CHECKPOINTING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue, running.has_target),
     row(CHECKPOINTING, T.SEEN_PENDING, QUEUED, running.make_way_after_requeue),
     row(CHECKPOINTING, T.GIVEN_UP, RUNNING, running.give_up_target),
     row(CHECKPOINTING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_checkpoint),
-    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.go_on_unanswered, running.is_way_not_made),
-    row(CHECKPOINTING, T.TIME_PASSED, REQUEUING, running.requeue_unanswered, running.is_answer_overdue),
-    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.go_on_never_asked, running.is_over),
-    row(CHECKPOINTING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.continue_after_no_answer, running.is_way_not_made),
+    row(CHECKPOINTING, T.TIME_PASSED, REQUEUING, running.requeue_after_no_answer, running.is_answer_overdue),
+    row(CHECKPOINTING, T.TIME_PASSED, RUNNING, running.continue_without_request, running.is_over),
+    row(CHECKPOINTING, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # REQUEUING: is being put back into the queue
     row(REQUEUING, T.NO_GPUS, REQUEUING, failed.requeue_without_gpus, failed.can_start_again),
-    row(REQUEUING, T.SCRIPT_FAILED, None, failed.requeue_failed_again, failed.is_rerun_awaited),
-    row(REQUEUING, T.SCRIPT_FAILED, GONE, failed.lose_unrequeued, failed.is_rerun),
-    row(REQUEUING, T.SEEN_RUNNING, RUNNING, running.go_on_unresized, running.is_newer),
+    row(REQUEUING, T.SCRIPT_FAILED, None, failed.retry_requeue_of_failed, failed.is_rerun_awaited),
+    row(REQUEUING, T.SCRIPT_FAILED, GONE, failed.give_up_failed_job, failed.is_rerun),
+    row(REQUEUING, T.SEEN_RUNNING, RUNNING, running.accept_early_start, running.is_newer),
     row(REQUEUING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue, running.has_target),
     row(REQUEUING, T.SEEN_PENDING, QUEUED, running.make_way_after_requeue),
-    row(REQUEUING, T.CARRIED_OUT, None, running.note_requeued, leads_to(REQUEUING)),
-    row(REQUEUING, T.REFUSED, RUNNING, running.go_on_unrequeued, running.is_refused_for_good, "requeue refused"),
+    row(REQUEUING, T.CARRIED_OUT, None, running.record_requeue, mechanism_leads_to(REQUEUING)),
+    row(
+        REQUEUING,
+        T.REFUSED,
+        RUNNING,
+        running.continue_after_failed_requeue,
+        running.is_refused_for_good,
+        "requeue refused",
+    ),
     row(REQUEUING, T.REFUSED, None, running.put_off_requeue, running.is_requeue_put_off),
     row(REQUEUING, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(REQUEUING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(REQUEUING, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # RESTARTING: has its allocation; its processes are started again with another plan
-    row(RESTARTING, T.RESTARTED_IN_PLACE, RUNNING, running.go_on_in_place, leads_to(RUNNING)),
-    row(RESTARTING, T.RESTARTED_IN_PLACE, RETURNING, running.go_on_with_fewer_nodes, leads_to(RETURNING)),
-    row(RESTARTING, T.SEEN_SUSPENDED, None, running.wait_suspended, running.is_known_incarnation),
-    row(RESTARTING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(RESTARTING, T.RESTARTED_IN_PLACE, RUNNING, running.go_on_in_place, mechanism_leads_to(RUNNING)),
+    row(RESTARTING, T.RESTARTED_IN_PLACE, RETURNING, running.go_on_with_fewer_nodes, mechanism_leads_to(RETURNING)),
+    row(RESTARTING, T.SEEN_SUSPENDED, None, running.restart_wait_while_suspended, running.is_known_incarnation),
+    row(RESTARTING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_newer, OUTSIDE),
     row(RESTARTING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
     row(RESTARTING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(RESTARTING, T.REFUSED, REQUEUING, running.requeue_untold, running.is_refused_for_good, "can't be told"),
     row(RESTARTING, T.REFUSED, None, running.note_refusal, running.is_awaited),
     row(RESTARTING, T.TIME_PASSED, REQUEUING, running.requeue_unheard, running.is_over),
-    row(RESTARTING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(RESTARTING, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # RETURNING: runs on fewer nodes than it has; the others are being given back
-    row(RETURNING, T.CARRIED_OUT, RUNNING, running.go_on_resized_live, leads_to(RUNNING), "nodes given back"),
-    row(RETURNING, T.SEEN_SUSPENDED, None, running.wait_suspended, running.is_known_incarnation),
-    row(RETURNING, T.SEEN_RUNNING, RUNNING, running.go_on_restarted, running.is_newer, OUTSIDE),
+    row(RETURNING, T.CARRIED_OUT, RUNNING, running.go_on_resized_live, mechanism_leads_to(RUNNING), "nodes given back"),
+    row(RETURNING, T.SEEN_SUSPENDED, None, running.restart_wait_while_suspended, running.is_known_incarnation),
+    row(RETURNING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_newer, OUTSIDE),
     row(RETURNING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
     row(RETURNING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(
-        RETURNING, T.REFUSED, REQUEUING, running.requeue_unreturned, running.is_refused_for_good, "can't be given back"
+        RETURNING,
+        T.REFUSED,
+        REQUEUING,
+        running.requeue_after_refused_return,
+        running.is_refused_for_good,
+        "can't be given back",
     ),
     row(RETURNING, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(RETURNING, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(RETURNING, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # PARKED: is pending, parked behind a start time, while its size is set
-    row(PARKED, T.CARRIED_OUT, RESIZED, pending.note_resized, leads_to(RESIZED), "size set and read back"),
+    row(PARKED, T.CARRIED_OUT, RESIZED, pending.record_new_size, mechanism_leads_to(RESIZED), "size set and read back"),
     row(PARKED, T.REFUSED, PARKED, pending.take_former_size, pending.is_former_size_left, "update refused"),
-    row(PARKED, T.REFUSED, RESIZED, pending.release_unupdated, running.is_refused_for_good, "update refused"),
+    row(PARKED, T.REFUSED, RESIZED, pending.release_at_old_size, running.is_refused_for_good, "update refused"),
     row(PARKED, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(PARKED, T.SEEN_RUNNING, RUNNING, running.go_on_unresized),
+    row(PARKED, T.SEEN_RUNNING, RUNNING, running.accept_early_start),
     row(PARKED, T.SEEN_PENDING, None, pending.park_again, pending.is_parking_over_soon),
     row(PARKED, T.SEEN_PENDING, None, pending.note_incarnation),
-    row(PARKED, T.TIME_PASSED, RESIZED, pending.release_unanswered, running.is_over),
-    row(PARKED, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(PARKED, T.TIME_PASSED, RESIZED, pending.release_after_no_answer, running.is_over),
+    row(PARKED, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # RESIZED: has its new size, and is about to be released
-    row(RESIZED, T.CARRIED_OUT, RELEASED, pending.note_release, leads_to(RELEASED), "released"),
-    row(RESIZED, T.REFUSED, RELEASED, pending.wait_unreleased, running.is_refused_for_good, "release refused"),
+    row(RESIZED, T.CARRIED_OUT, RELEASED, pending.note_release, mechanism_leads_to(RELEASED), "released"),
+    row(RESIZED, T.REFUSED, RELEASED, pending.wait_for_start_time, running.is_refused_for_good, "release refused"),
     row(RESIZED, T.REFUSED, None, running.note_refusal, running.is_awaited),
-    row(RESIZED, T.SEEN_PENDING, RELEASED, pending.note_released, pending.is_eligible),
-    row(RESIZED, T.TIME_PASSED, None, running.send_again, running.is_due_again),
+    row(RESIZED, T.SEEN_PENDING, RELEASED, pending.record_release, pending.is_eligible),
+    row(RESIZED, T.TIME_PASSED, None, running.resend_instruction, running.is_due_again),
     # RELEASED: may start
-    row(RELEASED, T.SCRIPT_FAILED, REQUEUING, failed.run_again, failed.can_run_again),
+    row(RELEASED, T.SCRIPT_FAILED, REQUEUING, failed.rerun_at_last_size, failed.can_run_again),
     row(RELEASED, T.SCRIPT_FAILED, GONE, failed.lose, failed.is_lost),
-    row(RELEASED, T.DECIDED, PARKED, pending.start_as_decided_anew, pending.is_other_start_accepted),
+    row(RELEASED, T.DECIDED, PARKED, pending.resize_released_job, pending.is_other_start_accepted),
     row(RELEASED, T.SEEN_PENDING, PARKED, pending.try_next_choice, pending.is_start_refused_with_choice, NOT_STARTED),
     row(RELEASED, T.SEEN_PENDING, QUEUED, pending.leave_to_slurm, pending.is_start_refused, NOT_STARTED),
     row(RELEASED, T.TIME_PASSED, PARKED, pending.take_any_nodes, pending.is_contested, "others took its GPUs"),
@@ -177,12 +196,12 @@ TRANSITIONS: tuple[Transition, ...] = (
         row(state, T.NO_GPUS, REQUEUING, failed.requeue_without_gpus, failed.can_start_again)
         for state in (RESIZED, RELEASED)
     ),
-    *(row(state, T.SEEN_RUNNING, RUNNING, pending.run_as_released) for state in (RESIZED, RELEASED)),
+    *(row(state, T.SEEN_RUNNING, RUNNING, pending.run_with_new_size) for state in (RESIZED, RELEASED)),
     *(row(state, T.SEEN_PENDING, None, pending.note_incarnation) for state in (RESIZED, RELEASED)),
     # several states
     *(row(state, T.GIVEN_UP, QUEUED, pending.wait_for_decision) for state in sorted(STARTING)),
     *(
-        row(state, T.REFUSED, None, failed.note_hold_kept, failed.is_hold_kept)
+        row(state, T.REFUSED, None, failed.count_failed_hold_lift, failed.is_hold_kept)
         for state in ResizeState
         if state is not GONE
     ),
@@ -220,7 +239,7 @@ def advance(
     for take_in in ON_EVENT:
         after = take_in(after, event, row, at)
     step = Step(after) if row is None else _follow(row, after, event, at)
-    occurrence = Occurrence(before=life, event=event, now_s=now_s, report=report)
+    occurrence = Occurrence(former_lifecycle=life, event=event, now_s=now_s, report=report)
     for hook in ON_STEP:
         step = hook(step, occurrence)
     return step
@@ -228,7 +247,7 @@ def advance(
 
 def find_transition(life: JobLifecycle, event: ResizeEvent, at: Situation) -> Transition | None:
     """Return the row of the table that `event` follows, or None if nothing comes of it."""
-    rows = (row for trigger in triggers_of(event) for row in _TABLE[life.state, trigger])
+    rows = (row for trigger in find_triggers(event) for row in _TABLE[life.state, trigger])
     return next((row for row in rows if row.when(life, event, at)), None)
 
 

@@ -70,12 +70,14 @@ class RestartMechanism:
                 return AskCheckpoint(life.job_id, life.incarnation)
             case ResizeState.REQUEUING:
                 target, may_stay = (None, False) if life.must_leave else (life.target, True)
-                return Requeue(life.job_id, life.incarnation, shield=life.shielded, may_stay=may_stay, target=target)
+                return Requeue(
+                    life.job_id, life.incarnation, shield=life.shielded_nodes, may_stay=may_stay, target=target
+                )
             case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
-                kept = nodes_to_keep(life) if life.joined or nodes_to_return(life) else ()
+                kept = nodes_to_keep(life) if life.joined_nodes or nodes_to_return(life) else ()
                 return Restart(life.job_id, life.incarnation, life.orders, life.target.plan, kept)
             case ResizeState.RETURNING if life.target is not None:
-                return ReturnNodes(life.job_id, life.incarnation, nodes_to_keep(life), life.joined)
+                return ReturnNodes(life.job_id, life.incarnation, nodes_to_keep(life), life.joined_nodes)
             case ResizeState.PARKED if life.target is not None:
                 return Update(life.job_id, life.target, times.park_s, life.walltime.grant)
             case ResizeState.RESIZED:
@@ -96,7 +98,7 @@ class RestartMechanism:
             case CarriedOut(instruction=JoinNodes(restarts=restarts)) if state is ResizeState.JOINING:
                 return state if restarts == life.incarnation else None
             case Acknowledged(restarts=restarts, count=count) if state is ResizeState.CHECKPOINTING:
-                if restarts != life.incarnation or count <= life.acks_before:
+                if restarts != life.incarnation or count <= life.acks_at_request:
                     return None
                 stays = life.in_place and target is not None and target.plan is not None
                 return ResizeState.RESTARTING if stays else ResizeState.REQUEUING

@@ -27,7 +27,7 @@ class Moves:
         """Return the moves as they would be, had the clock always been set by so much."""
         return replace(self, at_s=tuple(at + by_s for at in self.at_s))
 
-    def not_after(self, now_s: float) -> Moves:
+    def without_times_after(self, now_s: float) -> Moves:
         """Return the moves without times that lie ahead: the clock may have been ahead when they were stored."""
         return replace(self, at_s=tuple(min(at, now_s) for at in self.at_s))
 

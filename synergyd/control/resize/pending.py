@@ -29,7 +29,7 @@ def run_as_plain(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
     return start_running(life, event, None, "started by Slurm as a plain job")
 
 
-def run_as_released(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
+def run_with_new_size(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
     """Take the job as it runs with its new size. From RESIZED: the release took effect, and only its answer was lost."""
     size = "its new size" if life.target else "the size Slurm had for it"
     return start_running(life, event, life.target.plan if life.target else None, f"started with {size}")
@@ -62,7 +62,7 @@ def is_eligible(_life: JobLifecycle, event: Observed, at: Situation) -> bool:
     return event.eligible_s is not None and event.eligible_s <= at.now_s
 
 
-def note_released(life: JobLifecycle, event: Observed, at: Situation) -> Step:
+def record_release(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Take in that the release took effect, though its answer was lost."""
     return Step(_with_incarnation(life, event, at), story=("released",))
 
@@ -73,7 +73,7 @@ def note_released(life: JobLifecycle, event: Observed, at: Situation) -> Step:
 def is_start_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
     """Return whether the pending job may be given the size that was decided, and its mechanism begins by giving it."""
     spared = at.now_s < life.retry_after_s or bool(life.left_to_slurm_reason)
-    return (event.due or not spared) and at.mechanism.first_step(life) is ResizeState.PARKED
+    return (event.is_due or not spared) and at.mechanism.first_step(life) is ResizeState.PARKED
 
 
 def is_other_start_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
@@ -81,12 +81,12 @@ def is_other_start_accepted(life: JobLifecycle, event: Wanted, at: Situation) ->
     return is_start_accepted(life, event, at) and _with_target(life, event).target != life.target
 
 
-def start_as_decided(life: JobLifecycle, event: Wanted, _at: Situation) -> Step:
+def size_pending_job(life: JobLifecycle, event: Wanted, _at: Situation) -> Step:
     """Give the pending job the size that was decided."""
     return Step(replace(_with_target(life, event), origin=event.present), story=(f"start decided: {event.cause}",))
 
 
-def start_as_decided_anew(life: JobLifecycle, event: Wanted, _at: Situation) -> Step:
+def resize_released_job(life: JobLifecycle, event: Wanted, _at: Situation) -> Step:
     """Give the job, which was released and did not start, the size that was decided since."""
     return Step(_with_target(life, event), story=(f"new decision before it started: {event.cause}",))
 
@@ -98,8 +98,10 @@ def _with_target(life: JobLifecycle, event: Wanted) -> JobLifecycle:
     lost_before = life.state is ResizeState.QUEUED and life.lost_races and event.any_nodes and target.nodes
     if refused or lost_before:
         target, start_attempt = replace(target, nodes=()), StartAttempt.ANY_NODES
-    asked = event.asked or life.asked
-    return replace(life, target=target, cause=event.cause, attempts=0, start_attempt=start_attempt, asked=asked)
+    asked = event.requested_target or life.requested_target
+    return replace(
+        life, target=target, cause=event.cause, attempts=0, start_attempt=start_attempt, requested_target=asked
+    )
 
 
 def wait_for_decision(life: JobLifecycle, event: Unwanted, _at: Situation) -> Step:
@@ -112,7 +114,7 @@ def wait_for_decision(life: JobLifecycle, event: Unwanted, _at: Situation) -> St
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
-def note_resized(life: JobLifecycle, _event: CarriedOut, _at: Situation) -> Step:
+def record_new_size(life: JobLifecycle, _event: CarriedOut, _at: Situation) -> Step:
     """Take in that the job has its new size."""
     assert life.target is not None
     return Step(replace(life, attempts=0), story=(f"size set and read back: {format_target(life.target)}",))
@@ -144,12 +146,12 @@ def _former_target(life: JobLifecycle) -> Target | None:
     return replace(life.origin, nodes=())
 
 
-def release_unupdated(life: JobLifecycle, event: Refused, at: Situation) -> Step:
+def release_at_old_size(life: JobLifecycle, event: Refused, at: Situation) -> Step:
     """Release the job as Slurm has it, since every update of it was refused."""
     return _as_slurm_has_it(with_refusal(life, at), f"update refused ({event.error})")
 
 
-def release_unanswered(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+def release_after_no_answer(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Release the job as Slurm has it: one whose update never gets an answer must not be parked for ever."""
     return _as_slurm_has_it(replace(life, retry_after_s=at.now_s + at.times.retry_s), "no update was answered")
 
@@ -159,7 +161,7 @@ def _as_slurm_has_it(life: JobLifecycle, why: str) -> Step:
     return Step(replace(life, target=None, attempts=0), story=(f"{why}: released as Slurm has it",))
 
 
-def wait_unreleased(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
+def wait_for_start_time(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Let the job wait for its start time, since its release was refused."""
     text = f"release refused ({event.error}): it starts by itself when its start time comes"
     return Step(replace(life, attempts=life.attempts + 1), story=(text,))
@@ -193,7 +195,7 @@ def is_start_missing_with_choice(life: JobLifecycle, event: Tick, at: Situation)
 def _next_choice(life: JobLifecycle, reason: str) -> Target | None:
     """Return what is tried next, or None if nothing is left."""
     assert life.target is not None
-    return next_try(life.target, life.start_attempt, life.origin, life.asked, reason)[1]
+    return next_try(life.target, life.start_attempt, life.origin, life.requested_target, reason)[1]
 
 
 def try_next_choice(life: JobLifecycle, event: Observed | Tick, at: Situation) -> Step:
@@ -219,15 +221,17 @@ def _with_refused_start(life: JobLifecycle, event: Observed | Tick, at: Situatio
         life = _with_incarnation(life, event, at)
     tried, reason = life.target, event.reason
     assert tried is not None
-    start_attempt, choice = next_try(tried, life.start_attempt, life.origin, life.asked, reason)
+    start_attempt, choice = next_try(tried, life.start_attempt, life.origin, life.requested_target, reason)
     refusals = with_refusal_of(life.refusals, tried, reason, at.now_s)
-    down = replace(life, target=choice, start_attempt=start_attempt, refusals=refusals, refused=life.refused + 1)
+    down = replace(
+        life, target=choice, start_attempt=start_attempt, refusals=refusals, refused_starts=life.refused_starts + 1
+    )
     return down, f"Slurm did not start it with {format_target(tried)} (its reason: {reason or 'none'})"
 
 
 def is_contested(life: JobLifecycle, event: Tick, _at: Situation) -> bool:
     """Return whether others have taken GPUs of the job's named nodes, and there are others that would do."""
-    return event.contested and life.target is not None and bool(life.target.nodes)
+    return event.is_contested and life.target is not None and bool(life.target.nodes)
 
 
 def take_any_nodes(life: JobLifecycle, _event: Tick, _at: Situation) -> Step:
@@ -252,7 +256,7 @@ def is_unseen_by_slurm(life: JobLifecycle, event: Tick, at: Situation) -> bool:
 
 def is_waiting_as_plain(life: JobLifecycle, event: Tick, at: Situation) -> bool:
     """Return whether the job waits in Slurm's queue at the size that it asked for, on nodes of Slurm's choice."""
-    target, asked = life.target, life.asked
+    target, asked = life.target, life.requested_target
     as_asked = target is not None and asked is not None and not target.nodes and is_as_asked(asked.shape, target.shape)
     return as_asked and is_waiting_its_turn(event.reason) and is_over(life, event, at)
 

@@ -22,8 +22,8 @@ _RESIZES = (CHECKPOINTING, REQUEUING, RESTARTING)
 
 def account_restart(step: Step, what: Occurrence) -> Step:
     """Return `step` with the account of the job's restarts after its transition (a hook of machine.py)."""
-    history = _history(what.before, step.life, what)
-    if history is what.before.restart_history:
+    history = _history(what.former_lifecycle, step.life, what)
+    if history is what.former_lifecycle.restart_history:
         return step
     return replace(step, life=replace(step.life, restart_history=history))
 
@@ -36,7 +36,7 @@ def _history(before: JobLifecycle, after: JobLifecycle, what: Occurrence) -> Res
         return history
     one = history.under_way
     if was in (RUNNING, ResizeState.JOINING) and now in (CHECKPOINTING, REQUEUING, QUEUED):
-        chosen = now is CHECKPOINTING and not (isinstance(event, Wanted) and event.due)
+        chosen = now is CHECKPOINTING and not (isinstance(event, Wanted) and event.is_due)
         closed = history.with_restart_closed(now_s)
         begun = RestartInProgress(begun_s=now_s, chosen=chosen, waited=now is QUEUED)
         return replace(closed, chosen=closed.chosen + chosen, under_way=begun)

@@ -61,7 +61,7 @@ class RestartHistory:
         """Return the history as it would be, had the clock always been set by so much."""
         return self._with_times(lambda time_s: time_s + by_s if time_s else time_s)
 
-    def not_after(self, now_s: float) -> RestartHistory:
+    def without_times_after(self, now_s: float) -> RestartHistory:
         """Return the history without times that lie ahead."""
         return self._with_times(lambda time_s: min(time_s, now_s))
 

@@ -84,13 +84,13 @@ def is_known_incarnation(life: JobLifecycle, event: Observed, _at: Situation) ->
     return event.restarts <= life.incarnation
 
 
-def go_on_restarted(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
+def accept_outside_restart(life: JobLifecycle, event: Observed, _at: Situation) -> Step:
     """Take a job that restarted outside Synergy as it runs now."""
     how = _RESTARTED_OUTSIDE[life.state].format(event.restarts)
     return start_running(life, event, life.plan, f"restarted outside Synergy {how}")
 
 
-def go_on_unresized(life: JobLifecycle, event: Observed, at: Situation) -> Step:
+def accept_early_start(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Take a job that started again before its resize was complete as a plain one, and leave it alone for a while."""
     text = (
         "started before its new size was complete"
@@ -98,15 +98,17 @@ def go_on_unresized(life: JobLifecycle, event: Observed, at: Situation) -> Step:
         else "started again before it could be resized"
     )
     # after a requeue by Synergy it answers for this start too, such as for one without GPUs
-    started = LastStart(restarts=event.restarts) if life.state is ResizeState.REQUEUING else life.started
-    again = replace(life, retry_after_s=at.now_s + at.times.retry_s, started=started)
+    started = LastStart(restarts=event.restarts) if life.state is ResizeState.REQUEUING else life.last_start
+    again = replace(life, retry_after_s=at.now_s + at.times.retry_s, last_start=started)
     return start_running(again, event, None, text)
 
 
 def wait_after_requeue_by_others(life: JobLifecycle, event: Observed, at: Situation) -> Step:
     """Let a job that Slurm (a node failed) or its user requeued wait for a decision."""
     # the waits of the ended incarnation say nothing about the next one's start
-    back = replace(life, incarnation=event.restarts, plan=None, ended_s=at.now_s, retry_after_s=0.0, unanswered=0)
+    back = replace(
+        life, incarnation=event.restarts, plan=None, ended_s=at.now_s, retry_after_s=0.0, unanswered_requests=0
+    )
     return Step(back, story=("requeued by Slurm or its user",))
 
 
@@ -129,13 +131,13 @@ def make_way_after_requeue(life: JobLifecycle, event: Observed, at: Situation) -
     return Step(back, park, (f"requeued{life.walltime.format_time_left()}",))
 
 
-def give_up_suspended(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
+def cancel_for_suspension(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
     """Give the resize up: a suspended job writes no checkpoint."""
     text = "suspended while its checkpoint was awaited: resize given up"
     return Step(replace(life, target=None, stopping=False), story=(text,))
 
 
-def wait_suspended(life: JobLifecycle, _event: Observed, at: Situation) -> Step:
+def restart_wait_while_suspended(life: JobLifecycle, _event: Observed, at: Situation) -> Step:
     """Begin the wait anew: nothing of the suspended job runs, so nothing can report, and Slurm takes none of its nodes back."""
     return Step(replace(life, since_s=at.now_s))
 
@@ -152,7 +154,7 @@ def is_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
     """Return whether the running job may be resized now, and its mechanism begins with a checkpoint."""
     refused = any(set(r.nodes) == set(event.target.nodes) for r in life.refusals)
     spared = at.now_s < life.retry_after_s or bool(life.left_to_slurm_reason) or refused
-    return (event.due or not spared) and at.mechanism.first_step(life) is ResizeState.CHECKPOINTING
+    return (event.is_due or not spared) and at.mechanism.first_step(life) is ResizeState.CHECKPOINTING
 
 
 def ask_before_resize(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
@@ -166,14 +168,14 @@ def ask_before_resize(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
         cause=event.cause,
         attempts=0,
         start_attempt=start_attempt,
-        asked=event.asked or life.asked,
+        requested_target=event.requested_target or life.requested_target,
         asked_s=0.0,
-        acks_before=event.acks,
+        acks_at_request=event.acks,
         origin=event.present,
         in_place=is_restart_in_place(life, event),
         # a checkpoint that is due is the last before its end: it begins anew, or is lost
-        must_leave=event.due,
-        moves=life.moves if event.due else life.moves.with_change(at.now_s),
+        must_leave=event.is_due,
+        moves=life.moves if event.is_due else life.moves.with_change(at.now_s),
     )
     how = "live resize" if nodes_to_return(asked) else "restart in place" if asked.in_place else "resize"
     return Step(asked, story=(f"{how} decided: {event.cause}; checkpoint asked for",))
@@ -185,7 +187,7 @@ def is_restart_in_place(life: JobLifecycle, event: Wanted) -> bool:
     A running job gets and gives back whole nodes, and never leaves its first one, where its script runs.
     """
     target, present = event.target, event.present
-    if not event.in_place or event.due or present is None or target.plan is None:
+    if not event.in_place or event.is_due or present is None or target.plan is None:
         return False
     if target.shape == present.shape and set(target.nodes) == set(present.nodes):
         return target.plan != present.plan
@@ -211,7 +213,7 @@ def ask_before_preemption(life: JobLifecycle, event: Preempted, at: Situation) -
         cause=event.cause,
         attempts=0,
         asked_s=0.0,
-        acks_before=event.acks,
+        acks_at_request=event.acks,
         moves=life.moves.with_change(at.now_s),
         in_place=False,
         must_leave=False,
@@ -254,7 +256,7 @@ def leave(life: JobLifecycle, text: str, *, must_leave: bool = False) -> Step:
         life,
         attempts=0,
         in_place=False,
-        shielded=nodes,
+        shielded_nodes=nodes,
         must_leave=life.must_leave or must_leave,
         comes_first=life.comes_first or life.target is not None,
     )
@@ -264,12 +266,12 @@ def leave(life: JobLifecycle, text: str, *, must_leave: bool = False) -> Step:
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
-def note_asked(life: JobLifecycle, _event: CarriedOut, at: Situation) -> Step:
+def record_checkpoint_request(life: JobLifecycle, _event: CarriedOut, at: Situation) -> Step:
     """Take in that the job was asked: from now on it has `checkpoint_timeout_s` to answer."""
     return Step(replace(life, asked_s=at.now_s))
 
 
-def note_requeued(life: JobLifecycle, _event: CarriedOut, _at: Situation) -> Step:
+def record_requeue(life: JobLifecycle, _event: CarriedOut, _at: Situation) -> Step:
     """Take in that Slurm has ended the job's processes: a slurmctld that dies now may show it as running, but it can't go on."""
     return Step(replace(life, must_leave=True))
 
@@ -289,7 +291,7 @@ def restart_with_checkpoint(life: JobLifecycle, _event: Acknowledged, at: Situat
 def _with_checkpoint_time(life: JobLifecycle, at: Situation) -> JobLifecycle:
     """Return the job with the time that its checkpoint took."""
     took_s = max(0.0, at.now_s - life.asked_s) if life.asked_s else life.moves.checkpoint_s
-    return replace(life, unanswered=0, moves=replace(life.moves, checkpoint_s=took_s))
+    return replace(life, unanswered_requests=0, moves=replace(life.moves, checkpoint_s=took_s))
 
 
 def go_on_in_place(life: JobLifecycle, _event: RestartedInPlace, _at: Situation) -> Step:
@@ -310,12 +312,12 @@ def go_on_with_fewer_nodes(life: JobLifecycle, _event: RestartedInPlace, _at: Si
 def go_on_resized_live(life: JobLifecycle, _event: CarriedOut, _at: Situation) -> Step:
     """Take the job as it runs on the nodes that it has kept."""
     assert life.target is not None
-    joined = tuple(n for n in life.joined if n in life.target.nodes)
-    now = replace(life, target=None, origin=None, attempts=0, in_place=False, joined=joined, join_refusal="")
+    joined = tuple(n for n in life.joined_nodes if n in life.target.nodes)
+    now = replace(life, target=None, origin=None, attempts=0, in_place=False, joined_nodes=joined, join_refusal="")
     return Step(now, story=(f"resized live: {format_target(life.target)}",))
 
 
-def requeue_unreturned(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
+def requeue_after_refused_return(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Requeue the job, whose nodes Slurm does not take back while it runs."""
     tried = replace(life, attempts=life.attempts + 1, live_refusal=event.error)
     return leave(tried, f"its nodes could not be given back: {event.error}", must_leave=True)
@@ -350,12 +352,12 @@ def with_refusal(life: JobLifecycle, at: Situation) -> JobLifecycle:
     return replace(life, attempts=life.attempts + 1, target=None, stopping=False, retry_after_s=retry_after_s)
 
 
-def go_on_unasked(life: JobLifecycle, event: Refused, at: Situation) -> Step:
+def continue_after_failed_request(life: JobLifecycle, event: Refused, at: Situation) -> Step:
     """Let the job, which can't be asked for a checkpoint, go on as it is."""
     return Step(with_refusal(life, at), story=(f"checkpoint could not be asked for: {event.error}",))
 
 
-def go_on_unrequeued(life: JobLifecycle, event: Refused, at: Situation) -> Step:
+def continue_after_failed_requeue(life: JobLifecycle, event: Refused, at: Situation) -> Step:
     """Let the job, which can't be requeued, go on as it is."""
     back = replace(with_refusal(life, at), must_leave=False)
     return Step(back, story=(f"requeue refused, it goes on as it is: {event.error}",))
@@ -402,20 +404,20 @@ def is_way_not_made(life: JobLifecycle, event: Tick, at: Situation) -> bool:
     return is_answer_overdue(life, event, at) and life.stopping
 
 
-def go_on_unanswered(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+def continue_after_no_answer(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Let the job go on: nobody's wait is worth the work that would be lost. It is asked ever later."""
-    asked = replace(life, unanswered=life.unanswered + 1)
+    asked = replace(life, unanswered_requests=life.unanswered_requests + 1)
     back = replace(asked, stopping=False, retry_after_s=at.now_s + longest_retry_s(asked, at.times))
     return Step(back, story=(f"no checkpoint acknowledged within {at.times.checkpoint_timeout_s:g} s: it goes on",))
 
 
-def requeue_unanswered(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+def requeue_after_no_answer(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Requeue the job with the checkpoint that it has."""
     limit_s = at.times.checkpoint_timeout_s
     return leave(life, f"no checkpoint acknowledged within {limit_s:g} s: resized from its last one")
 
 
-def go_on_never_asked(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+def continue_without_request(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Let the job go on: one that was never asked must not lose the work since its last checkpoint."""
     back = replace(life, target=None, stopping=False, retry_after_s=at.now_s + at.times.retry_s)
     return Step(back, story=("its checkpoint could not be asked for in time: resize given up",))
@@ -432,7 +434,7 @@ def is_due_again(life: JobLifecycle, _event: Tick, at: Situation) -> bool:
     return unsent and not at.mechanism.is_delayed(life, at.now_s, at.times)
 
 
-def send_again(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
+def resend_instruction(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Send the awaited instruction again."""
     instruction = at.mechanism.instruction(life, at.times)
     return Step(replace(life, sent_s=at.now_s), () if instruction is None else (instruction,))

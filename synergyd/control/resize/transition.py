@@ -58,7 +58,7 @@ _OF_SLURM_STATE = {
 }
 
 
-def triggers_of(event: e.ResizeEvent) -> tuple[Trigger, ...]:
+def find_triggers(event: e.ResizeEvent) -> tuple[Trigger, ...]:
     """Return what `event` is, the most specific first; empty for a state of Slurm's in which nothing is known of the job."""
     if isinstance(event, e.NodesJoined):
         return (Trigger.NOT_JOINED if event.refusal else Trigger.JOINED,)
@@ -85,7 +85,7 @@ class Situation:
 class Occurrence:
     """An event, and the job before it, as hooks see it. `report`: the job's latest."""
 
-    before: JobLifecycle
+    former_lifecycle: JobLifecycle
     event: e.ResizeEvent
     now_s: float
     report: Report | None
@@ -130,7 +130,7 @@ OnEvent = Callable[[JobLifecycle, e.ResizeEvent, Transition | None, Situation], 
 OnStep = Callable[[Step, Occurrence], Step]
 
 
-def leads_to(state: ResizeState) -> Guard:
+def mechanism_leads_to(state: ResizeState) -> Guard:
     """Return a guard that holds if the job's mechanism takes it to `state` on this answer."""
 
     def guard(life: JobLifecycle, event: Any, at: Situation) -> bool:

@@ -8,7 +8,9 @@ ended it).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from synergy_core.field_marks import renamed_from
 
 LEAST_S = 60.0  # Slurm counts limits in minutes
 
@@ -17,12 +19,12 @@ LEAST_S = 60.0  # Slurm counts limits in minutes
 class TimeGrant:
     """The time limit of a requeued job's next incarnation.
 
-    `asked_s`: of its sbatch line; `continued`: number of times that it began again.
+    `asked_s`: of its sbatch line; `continuations`: number of times that it began again.
     """
 
     limit_s: float
     asked_s: float | None = None
-    continued: int = 0
+    continuations: int = 0
 
     @property
     def minutes(self) -> int:
@@ -43,7 +45,7 @@ class Walltime:
     #: times that its limit may begin anew (directive key walltime)
     continues: int = 0
     #: times that it has
-    continued: int = 0
+    continuations: int = field(default=0, metadata=renamed_from("continued"))
     #: Slurm's limit for it is one that Synergy has lowered
     lowered: bool = False
     #: seconds of `left_s` that the running incarnation's limit, in whole minutes, leaves out: the next one gets them
@@ -52,12 +54,12 @@ class Walltime:
     @property
     def grant(self) -> TimeGrant | None:
         """Return what the next incarnation is given, or None if nothing is changed."""
-        return None if self.left_s is None else TimeGrant(self.left_s, self.asked_s, self.continued)
+        return None if self.left_s is None else TimeGrant(self.left_s, self.asked_s, self.continuations)
 
     @property
     def can_begin_anew(self) -> bool:
         """Return whether the job's limit begins anew when it ends."""
-        return self.continued < self.continues
+        return self.continuations < self.continues
 
     def with_limit_seen(self, limit_s: float | None) -> Walltime:
         """Return the walltime once Slurm has shown this limit: the first is the one of its sbatch line."""
@@ -80,7 +82,7 @@ class Walltime:
             return self
         left_s = self.ends_s + self.spare_s - ended_s
         if self.can_begin_anew and self.asked_s is not None and left_s <= self.lead_s(lead_s):
-            return replace(self, ends_s=None, left_s=self.asked_s, continued=self.continued + 1, lowered=False)
+            return replace(self, ends_s=None, left_s=self.asked_s, continuations=self.continuations + 1, lowered=False)
         return replace(self, ends_s=None, left_s=max(LEAST_S, left_s), lowered=True)
 
     def after_loss(self) -> Walltime:
@@ -92,8 +94,8 @@ class Walltime:
         if self.left_s is None:
             return ""
         minutes = f"{self.left_s / 60:.0f} min"
-        if self.continued and self.left_s == self.asked_s:
-            return f"; its time limit of {minutes} begins anew, time {self.continued} of {self.continues}"
+        if self.continuations and self.left_s == self.asked_s:
+            return f"; its time limit of {minutes} begins anew, time {self.continuations} of {self.continues}"
         return f" with {minutes} of its time limit left"
 
     def lead_s(self, lead_s: float) -> float:
@@ -112,6 +114,6 @@ def checkpoint_due_s(walltime: Walltime, lead_s: float, cut_s: float | None = No
 
 def validate_walltime(walltime: Walltime) -> str:
     """Return what is inconsistent, or "" if nothing is."""
-    if walltime.continued < 0 or walltime.continues < 0:
+    if walltime.continuations < 0 or walltime.continues < 0:
         return "negative count"
     return ""

@@ -26,15 +26,15 @@ class LengthClaim:
     """The most favourable word so far, and what the job has trained since then by its own step times."""
 
     #: sequences left, as it said
-    left: float
+    claimed_sequences: float
     #: sequences since then, at the least
-    trained: float = 0.0
+    trained_sequences: float = 0.0
     #: sequences/s of its latest report
     rate: float = 0.0
     heard_s: float = 0.0
     restarts: int = 0
     #: its steps have refuted it: for good
-    refuted: bool = False
+    is_refuted: bool = False
 
 
 def follow_claim(
@@ -44,21 +44,30 @@ def follow_claim(
 
     `batch_low`: the smallest batch (sequences) of its range; a larger one trains less for each sequence.
     """
-    if claim is not None and claim.refuted:
+    if claim is not None and claim.is_refuted:
         return claim
     rate = _rate(report, batch_low)
     trained = 0.0
     if claim is not None:
         passed_s = heard_s - claim.heard_s if claim.restarts == report.restarts else 0.0
-        trained = claim.trained + _BUSY * min(claim.rate, rate) * min(max(0.0, passed_s), _GAP_S)
+        trained = claim.trained_sequences + _BUSY * min(claim.rate, rate) * min(max(0.0, passed_s), _GAP_S)
     left = None if report.done is None or report.total is None else max(0.0, report.total - report.done)
     if claim is None:
-        return None if left is None else LengthClaim(left=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
-    if left is not None and trained + left < claim.left:
-        return LengthClaim(left=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
-    refuted = trained + (left or 0.0) > _TOLERANCE * claim.left + _SLACK_S * rate
+        return (
+            None
+            if left is None
+            else LengthClaim(claimed_sequences=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
+        )
+    if left is not None and trained + left < claim.claimed_sequences:
+        return LengthClaim(claimed_sequences=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
+    refuted = trained + (left or 0.0) > _TOLERANCE * claim.claimed_sequences + _SLACK_S * rate
     return replace(
-        claim, trained=trained, rate=rate, heard_s=heard_s, restarts=report.restarts, refuted=refuted and rate > 0
+        claim,
+        trained_sequences=trained,
+        rate=rate,
+        heard_s=heard_s,
+        restarts=report.restarts,
+        is_refuted=refuted and rate > 0,
     )
 
 

@@ -152,7 +152,11 @@ class NodeHealth:
         before = next((m for m in record.marks if uid != SLURM and m.uid == uid), None)  # a user has one on a node
         if before is not None and before.remaining_strength(now_s) > _NEWS * strength:
             return []
-        if uid != SLURM and name not in self._of(job_id) and len(self._of(job_id)) >= JOB_NODES:
+        if (
+            uid != SLURM
+            and name not in self._nodes_marked_by(job_id)
+            and len(self._nodes_marked_by(job_id)) >= JOB_NODES
+        ):
             return []
         changed = [] if uid == SLURM else self._give_up_oldest(uid, name, now_s)
         others = tuple(m for m in record.marks if m is not before and m.remaining_strength(now_s) > LEAST)
@@ -204,7 +208,7 @@ class NodeHealth:
                 changed += self.mark(LOST, name, SLURM, job_id, now_s, _LOSS)
         return changed
 
-    def forget_faded(self, now_s: float) -> None:
+    def forget_weak_records(self, now_s: float) -> None:
         """Forget records that say nothing any more; the store drops its own."""
         self.records = {
             name: r
@@ -230,7 +234,7 @@ class NodeHealth:
             found.append(DrainNode(name, REASON + record.format_reasons(now_s)))
         return found
 
-    def _of(self, job_id: int) -> set[str]:
+    def _nodes_marked_by(self, job_id: int) -> set[str]:
         return {r.name for r in self.records.values() for m in r.marks if m.uid != SLURM and m.job_id == job_id}
 
     def _give_up_oldest(self, uid: int, name: str, now_s: float) -> list[NodeRecord]:

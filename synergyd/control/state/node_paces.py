@@ -17,7 +17,7 @@ _RUNS, _NODES = 4096, 64
 class NodePaces:
     """Step times by what is run (program, plan, size), and by node."""
 
-    _known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
+    _paces: dict[Hashable, dict[str, float]] = field(default_factory=dict)
 
     def add(self, run: Hashable, node: str, step_s: float, steps: int) -> bool | None:
         """Return whether `node` is slow (True), as quick as others (False), or not known to be either (None).
@@ -26,14 +26,14 @@ class NodePaces:
         """
         if steps < _LEAST_STEPS or step_s <= 0:
             return None
-        paces = self._known.setdefault(run, {})
+        paces = self._paces.setdefault(run, {})
         paces.pop(node, None)
         others = list(paces.values())
         paces[node] = step_s
         if len(paces) > _NODES:
             del paces[next(iter(paces))]
-        if len(self._known) > _RUNS:
-            del self._known[next(iter(self._known))]
+        if len(self._paces) > _RUNS:
+            del self._paces[next(iter(self._paces))]
         if not others:
             return None
         ratio = step_s / statistics.median(others)

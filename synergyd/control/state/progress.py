@@ -12,7 +12,7 @@ from synergyd.jobmodel.likely_lengths import LearntLengths
 from synergyd.scheduler.problem.records import Progress
 
 
-def progress_of(
+def compute_progress(
     jobs: Iterable[Job],
     reports: Mapping[int, Report],
     attained_gpu_s: Mapping[int, float],
@@ -28,7 +28,7 @@ def progress_of(
         report = reports.get(job.job_id)
         done, left = None, None
         if job.job_id in refuted:
-            found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), refuted=True)
+            found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), is_claim_refuted=True)
             continue
         if report is not None and report.done is not None:
             done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
@@ -43,7 +43,7 @@ def with_likely(found: Mapping[int, Progress], jobs: Iterable[Job], lengths: Lea
     likely = dict(found)
     for job in jobs:
         one = found[job.job_id]
-        if one.remaining is None and not one.refuted and job.directive is not None:
+        if one.remaining is None and not one.is_claim_refuted and job.directive is not None:
             index = lengths.index_gpu_s(job, one.attained_gpu_s)
             likely[job.job_id] = one if index is None else replace(one, likely_gpu_s=index)
     return likely

@@ -57,17 +57,17 @@ class SizeChanges:
             if key.startswith(PREFIX):
                 self._keep(key, _read(profile))
 
-    def of(self, job: Job, report: Report | None) -> CanChangeSize:
+    def find_answer(self, job: Job, report: Report | None) -> CanChangeSize:
         """Return what `job`'s latest `report` says, else what other runs of its program have."""
         if self._assumed:
             return CanChangeSize.YES
         if report is not None and is_by_agent(report):
-            return _answer_of(report)
+            return _read_answer(report)
         return self._known.get(PREFIX + program_of(job), CanChangeSize.UNKNOWN)
 
     def learn(self, job: Job, report: Report) -> dict[str, Profile]:
         """Take in a report of `job`."""
-        key, now = PREFIX + program_of(job), _answer_of(report)
+        key, now = PREFIX + program_of(job), _read_answer(report)
         if self._assumed or not is_by_agent(report):
             return {}
         if self._known.get(key) is now and job.job_id in self._stored:
@@ -93,7 +93,7 @@ class SizeChanges:
             del self._known[next(iter(self._known))]
 
 
-def _answer_of(report: Report) -> CanChangeSize:
+def _read_answer(report: Report) -> CanChangeSize:
     return CanChangeSize.NO if report.accepts.own_size else CanChangeSize.YES
 
 

@@ -49,18 +49,18 @@ class JobObservation:
     """The arbiter's observations of one job.
 
     `steps`: from one question to the next. `ended_s`: when its last message arrived, None if it need not ask after that
-    one. `told_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known); `alone`:
-    messages since one last went beside others; `untimed`: questions since it last told times.
+    one. `reported_mb`, `alone_mb`: a message by its bytes, and by the least time that one took (0: not known); `messages_alone`:
+    messages since one last went beside others; `untimed_questions`: questions since it last told times.
     """
 
     compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     message_mb: float = 0.0
     share: float = 1.0
-    told_mb: float = 0.0
+    reported_mb: float = 0.0
     alone_mb: float = 0.0
-    alone: int = 0
-    untimed: int = 0
+    messages_alone: int = 0
+    untimed_questions: int = 0
     asked_s: float = -math.inf
     ended_s: float | None = None
     asks: bool = True
@@ -115,13 +115,13 @@ class JobObservations:
         news.
         """
         seen = self.jobs.setdefault(job_id, JobObservation())
-        seen.alone = seen.alone + 1 if alone else 0
-        seen.untimed = 0 if size_mb > 0 else seen.untimed + 1
-        known = seen.alone_mb > 0 and seen.told_mb == told_mb
-        if size_mb > 0 and (known or seen.alone > 1):  # beside the first some are under way
-            held = known and seen.alone < LEAST_OF
-            seen.told_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if held else size_mb
-        return seen.alone_mb if seen.alone_mb > 0 and seen.told_mb == told_mb else told_mb
+        seen.messages_alone = seen.messages_alone + 1 if alone else 0
+        seen.untimed_questions = 0 if size_mb > 0 else seen.untimed_questions + 1
+        known = seen.alone_mb > 0 and seen.reported_mb == told_mb
+        if size_mb > 0 and (known or seen.messages_alone > 1):  # beside the first some are under way
+            held = known and seen.messages_alone < LEAST_OF
+            seen.reported_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if held else size_mb
+        return seen.alone_mb if seen.alone_mb > 0 and seen.reported_mb == told_mb else told_mb
 
     def can_be_dismissed(self, job_id: int, shares: bool) -> bool:
         """Return whether a job that asks in vain may be told so.
@@ -148,7 +148,7 @@ class JobObservations:
     def is_time_unknown(self, jobs: Iterable[int]) -> bool:
         """Return whether it is not known yet how long messages of one of these jobs take alone. Called from the thread that chooses."""
         seen = [self.jobs.get(j, JobObservation()) for j in jobs]
-        return any(x.alone_mb <= 0 and x.untimed <= _LOOKS for x in seen)
+        return any(x.alone_mb <= 0 and x.untimed_questions <= _LOOKS for x in seen)
 
     def steps(self) -> Steps:
         """Return the steps by job id. Called from the thread that chooses."""

@@ -11,7 +11,7 @@ from synergy_core.records import Job, JobState
 from synergyd.daemon.links.arbiter import Member
 
 
-def members_of(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:
+def find_members(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:
     """Return the running jobs on several nodes, by id."""
     return {
         job.job_id: Member(job.uid, job.restarts, job.node_names, job.shape.gpus, left_s(job, reports.get(job.job_id)))

@@ -39,7 +39,7 @@ def members_line(members: Mapping[int, Member]) -> bytes:
     return json.dumps([[job_id, *dataclasses.astuple(member)] for job_id, member in members.items()]).encode() + b"\n"
 
 
-def members_from(line: bytes) -> dict[int, Member]:
+def parse_members_line(line: bytes) -> dict[int, Member]:
     """Return the jobs of a line that `members_line` made."""
     return {
         job_id: Member(uid, restarts, tuple(nodes), gpus, float(left_s))
@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> int:
     arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
     threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()
     for line in sys.stdin.buffer:
-        arbiter.follow(members_from(line))
+        arbiter.follow(parse_members_line(line))
     arbiter.close()
     return 0
 

@@ -14,7 +14,7 @@ from synergy_core.errors import SynergyError, UsageError
 from synergy_core.job_report import Report
 from synergy_core.wire import job_key, munge
 from synergy_core.wire.job_key import SecretFile, SignedReport
-from synergy_core.wire.report import MAX_BYTES, Told, answer_line, from_json
+from synergy_core.wire.report import MAX_BYTES, ReportAnswer, answer_line, from_json
 
 from synergyd.daemon.ports.bounded_server import BoundedServer, HeldAnswer, ServerBounds
 from synergyd.daemon.ports.open_lines import Life, OpenLines
@@ -51,7 +51,9 @@ class ReportInbox:
         self._of_job: Counter[tuple[int, int]] = Counter()  # count of waiting reports, by (uid, job id)
         self._of_user: Counter[int] = Counter()
         self.arrived = threading.Event()
-        self.answers: Mapping[tuple[int, int], tuple[int, Told]] = {}  # replaced as a whole: handlers read it meanwhile
+        self.answers: Mapping[
+            tuple[int, int], tuple[int, ReportAnswer]
+        ] = {}  # replaced as a whole: handlers read it meanwhile
         self.owners: Mapping[Life, int] = {}  # likewise
         self.lines = OpenLines()
         self._munge_socket, self._secret = munge_socket, secret
@@ -86,7 +88,7 @@ class ReportInbox:
         self._server.close()
         self.lines.retain(())
 
-    def tell(self, answers: Mapping[Life, tuple[int, Told]], owners: Mapping[Life, int]) -> None:
+    def tell(self, answers: Mapping[Life, tuple[int, ReportAnswer]], owners: Mapping[Life, int]) -> None:
         """Take what jobs are told from now on. Those that are told anything new are asked to report at once."""
         fresh = [life for life, told in answers.items() if self.answers.get(life) != told]
         self.answers, self.owners = answers, owners
@@ -134,7 +136,7 @@ class ReportInbox:
             return answer
         return HeldAnswer(answer, lambda wire: self._hold(wire, life, report.launcher, told))
 
-    def _hold(self, wire: socket.socket, life: Life, launcher: str, told: Told | None) -> None:
+    def _hold(self, wire: socket.socket, life: Life, launcher: str, told: ReportAnswer | None) -> None:
         self.lines.add(life, launcher, wire)
         if self.answers.get(life, (None, None))[1] != told:  # it came between the answer and this
             self.lines.knock(life)
@@ -173,7 +175,7 @@ class ReportInbox:
         return True
 
 
-def _answer(told: Told | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
+def _answer(told: ReportAnswer | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
     """Return the answer to a report that was taken. If what the job is told can't be signed, it is left out and said at a later report."""
     try:
         return answer_line(told, *life, munge_socket, signed)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from synergy_core.exchange import EXACT, Exchange, parse_exchange
-from synergy_core.recompute import CORE, MODULES, modules_of, of_modules
+from synergy_core.recompute import CORE, MODULES, list_modules, of_modules
 from synergy_core.records import CP_COMMS, Plan
 
 Floats = npt.NDArray[np.float64]
@@ -149,7 +149,9 @@ def from_plans(plans: Sequence[Plan], gpus_per_node: int | Sequence[int]) -> Pla
         ep=ints([p.ep for p in plans]),
         precision=ints([PRECISION.index(p.precision) for p in plans]),
         recompute_layers=ints([p.recompute_layers for p in plans]),
-        modules=ints([0 if p.recompute in _WITHOUT_MODULES else modules_mask(modules_of(p.recompute)) for p in plans]),
+        modules=ints(
+            [0 if p.recompute in _WITHOUT_MODULES else modules_mask(list_modules(p.recompute)) for p in plans]
+        ),
         cp_comm=ints([CP_COMMS.index(p.cp_comm) for p in plans]),
         shard=ints([p.shard_ranks for p in plans]),
         exchange=_exchanges(plans),

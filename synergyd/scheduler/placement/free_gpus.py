@@ -62,7 +62,7 @@ class FreeGpus:
             )
         wanted = wanted or {}
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
-        nodes = self._open_to(shape.gpu_type, node_filter)
+        nodes = self._usable_nodes(shape.gpu_type, node_filter)
         fit = [
             (0 if name == first else 1 if name in own else 2, wanted.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
@@ -74,9 +74,9 @@ class FreeGpus:
         if len(fit) < shape.nodes:
             return None
         must: list[_Fit] = []
-        if node_filter.required:
-            must = [entry for entry in fit if self._host(entry[-1]) in node_filter.required]
-            if not len(node_filter.required) == len(must) <= shape.nodes:
+        if node_filter.required_nodes:
+            must = [entry for entry in fit if self._host(entry[-1]) in node_filter.required_nodes]
+            if not len(node_filter.required_nodes) == len(must) <= shape.nodes:
                 return None
             fit = [entry for entry in fit if entry not in must]
         if self._bad or shun:
@@ -84,7 +84,7 @@ class FreeGpus:
         if shape.nodes == 1:
             return (self._nodes[min(must or fit)[-1]].name,)
         fit.sort()
-        chosen = sorted(i for *_, i in [*must, *self._near(fit, shape.nodes - len(must))])
+        chosen = sorted(i for *_, i in [*must, *self._choose_near_nodes(fit, shape.nodes - len(must))])
         return tuple(self._nodes[i].name for i in chosen)
 
     def _better(self, fit: list[_Fit], nodes: int, shun: Collection[str]) -> list[_Fit]:
@@ -121,12 +121,12 @@ class FreeGpus:
                 return False
             key = node.threads, node.total.memory_mib if needs.whole_memory else 0
             if key not in known:
-                known[key] = needs.on(gpus, *key)
+                known[key] = needs.room_for(gpus, *key)
             return room.has_room_for(known[key])
 
         return has_room
 
-    def _near(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
+    def _choose_near_nodes(self, fit: list[_Fit], nodes: int) -> list[_Fit]:
         """Return the first `nodes` of `fit` inside one leaf switch, else on few.
 
         A leaf that has enough comes first, then the one with most of the job's own nodes, then the tightest that has enough or
@@ -166,15 +166,15 @@ class FreeGpus:
         if shape.nodes > 1 and "," in node_filter.partition:
             each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
             return max(self.count(shape, f, own, back, needs) for f in each)
-        if len(node_filter.required) > shape.nodes:
+        if len(node_filter.required_nodes) > shape.nodes:
             return 0
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         key = shape.gpu_type, node_filter, needs, gpus
         if key not in self._counts:
-            nodes = self._open_to(shape.gpu_type, node_filter)
+            nodes = self._usable_nodes(shape.gpu_type, node_filter)
             fit = [i for name, _, i in nodes if free[name] >= gpus and (has_room is None or has_room(i))]
-            there = {self._host(i) for i in fit} if node_filter.required else set()
-            self._counts[key] = len(fit) if there.union(own).issuperset(node_filter.required) else 0
+            there = {self._host(i) for i in fit} if node_filter.required_nodes else set()
+            self._counts[key] = len(fit) if there.union(own).issuperset(node_filter.required_nodes) else 0
         fitting = self._counts[key]
         for name in own:
             i = self._order.get(name)
@@ -186,32 +186,32 @@ class FreeGpus:
                 and node.admits(node_filter)
                 and min(node.free, free[name] + back) >= gpus
             ):
-                fitting += has_room is None or self._room_with(node, back, needs).has_room_for(
-                    self._need(node, gpus, needs)
+                fitting += has_room is None or self._room_after_return(node, back, needs).has_room_for(
+                    self._room_needed(node, gpus, needs)
                 )
         return fitting
 
-    def _need(self, node: NodeCapacity, gpus: int, needs: NodeNeeds) -> Room:
+    def _room_needed(self, node: NodeCapacity, gpus: int, needs: NodeNeeds) -> Room:
         whole = node.room if needs.whole_nodes else None
-        return whole or needs.on(gpus, node.threads, node.total.memory_mib)
+        return whole or needs.room_for(gpus, node.threads, node.total.memory_mib)
 
-    def _room_with(self, node: NodeCapacity, back: int, needs: NodeNeeds) -> Room:
+    def _room_after_return(self, node: NodeCapacity, back: int, needs: NodeNeeds) -> Room:
         """Return the room that there would be with what belongs to `back` of the job's GPUs given back."""
         if node.room is None:
-            return self._need(node, back, needs)
-        return self._room[node.host or node.name].plus(self._need(node, back, needs))
+            return self._room_needed(node, back, needs)
+        return self._room[node.host or node.name].plus(self._room_needed(node, back, needs))
 
     def fitting(self, shape: Shape, node_filter: NodeFilter, needs: NodeNeeds = GPUS_ONLY) -> list[str]:
         """Return the names of the nodes that could each take one node's part of the shape."""
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
-        nodes = self._open_to(shape.gpu_type, node_filter)
+        nodes = self._usable_nodes(shape.gpu_type, node_filter)
         return [
             name
             for name, _, i in nodes
             if free[name] >= gpus and self._may_span(name, shape) and (has_room is None or has_room(i))
         ]
 
-    def beside(self, needs: NodeNeeds) -> str:
+    def format_other_needs(self, needs: NodeNeeds) -> str:
         """Return what is asked beside GPUs, for a sentence on why no node was found."""
         return (
             "" if self._check(needs, 0) is None else ", with the CPUs, memory and the like that it asks for beside them"
@@ -220,7 +220,7 @@ class FreeGpus:
     def _may_span(self, name: str, shape: Shape) -> bool:
         return self._spanned is None or shape.nodes == 1 or not self._spanned[name]
 
-    def _open_to(self, gpu_type: str, node_filter: NodeFilter) -> list[tuple[str, int, int]]:
+    def _usable_nodes(self, gpu_type: str, node_filter: NodeFilter) -> list[tuple[str, int, int]]:
         """Return (name, partitions that share it, place in the order) of the nodes of a type that a job with this filter may use.
 
         Full nodes may be left out.
@@ -268,4 +268,4 @@ class FreeGpus:
             node = self._nodes[self._order[name]] if name in self._order else None
             if node is not None and node.room is not None:
                 host = node.host or name
-                self._room[host] = self._room[host].plus(self._need(node, gpus, needs), sign)
+                self._room[host] = self._room[host].plus(self._room_needed(node, gpus, needs), sign)

@@ -30,7 +30,7 @@ def least_loaded_nodes(
     for name in sorted(fits, key=rank):
         leaves.setdefault(leaf.get(name, ""), []).append(name)
 
-    def taken(names: Sequence[str]) -> tuple[str, ...]:
+    def choose(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted(names, key=lambda name: order[name]))
 
     enough = [names for names in leaves.values() if len(names) >= count]
@@ -44,7 +44,7 @@ def least_loaded_nodes(
                 order[names[0]],
             ),
         )
-        return [taken(best[:count])]
+        return [choose(best[:count])]
 
     def uplink(switch: str) -> float:
         return load.get(f"leaf:{switch}", 0.0)
@@ -54,6 +54,6 @@ def least_loaded_nodes(
     calm = sorted(leaves, key=lambda switch: (uplink(switch), -len(leaves[switch]), switch))
     for switches in (few, calm):
         names = [name for switch in switches for name in leaves[switch]][:count]
-        if taken(names) not in node_sets:
-            node_sets.append(taken(names))
+        if choose(names) not in node_sets:
+            node_sets.append(choose(names))
     return node_sets

@@ -90,7 +90,7 @@ class _LinkAwareSearch:
         self.problem, self.topology = problem, topology
         self.partitions = {node.name: node.partitions for node in problem.nodes}
         self.leaf = {node.name: node.leaf for node in problem.nodes}
-        self.free_gpus = FreeGpus(problem.nodes, problem.spanned)
+        self.free_gpus = FreeGpus(problem.nodes, problem.spanned_nodes)
         self.choice = list(allocation.choice)
         self.assignments: dict[int, Assignment] = {}
         self.senders: dict[int, Traffic] = {}  # keyed by the job's index, below 0 outside of the problem
@@ -156,7 +156,7 @@ class _LinkAwareSearch:
         assignment = self.assignments[i]
         return value(self.problem.jobs[i], assignment.choice, assignment.stays, self.problem.terms, slowdown)
 
-    def _beside(self, *traffic: Traffic | None) -> set[int]:
+    def _neighbours(self, *traffic: Traffic | None) -> set[int]:
         return {
             i for sent in traffic if sent for x in self.topology.links_crossed(sent.nodes) for i in self.users.get(x, ())
         }  # fmt: skip
@@ -183,7 +183,7 @@ class _LinkAwareSearch:
         if self.tries <= 0 or self._slowdown(i) <= _HURT:
             return False
         old = self.assignments[i]
-        near = self._beside(old.traffic) - {i}
+        near = self._neighbours(old.traffic) - {i}
         before = {k: self._value(k) for k in near}
         held, wrong = self._value(i), self._value(i, 1.0 + _ERROR)
         self._lift(i)
@@ -191,7 +191,7 @@ class _LinkAwareSearch:
         for assignment in list(self._places(i, old, sizes)):
             self.tries -= 1
             # the neighbours at the old place gain wherever it goes
-            was = {k: before[k] if k in before else self._value(k) for k in near | self._beside(assignment.traffic)}
+            was = {k: before[k] if k in before else self._value(k) for k in near | self._neighbours(assignment.traffic)}
             self.assignments[i] = assignment
             if assignment.traffic is not None:
                 self._send(i, assignment.traffic)
@@ -214,13 +214,13 @@ class _LinkAwareSearch:
                 yield Assignment(job.current, True, job.nodes, traffic_of(i, cell, job.nodes, self.topology))
         if job.current is not None and job.discount <= 0:
             return
-        cells = CellIndex.of(job.cells)
+        cells = CellIndex.build(job.cells)
         most = cells[old.choice].shape.gpus
         fewer = (
             [c for c in cells.best_of_each_shape if c != old.choice and cells[c].shape.gpus <= most] if sizes else []
         )
         for choice in [old.choice, *fewer[:_CELLS]]:
-            if choice in job.banned and choice != old.choice:
+            if choice in job.banned_cells and choice != old.choice:
                 continue
             cell = cells[choice]
             if cell.shape.nodes == 1:
@@ -249,11 +249,13 @@ class _LinkAwareSearch:
             if assignment.choice == problem.jobs[i].current and not assignment.stays
         )
         away = {i: frozenset({c}) for i, c in enumerate(before.choice) if c is not None and c != self.choice[i]}
-        if self.choice == list(before.choice) and moved == before.moved:
+        if self.choice == list(before.choice) and moved == before.moved_jobs:
             improved = before
         else:
             improved = allocation_of(problem, self.choice, moved, before.upper_bound)
         nodes = {problem.jobs[i].job_id: assignment.nodes for i, assignment in self.assignments.items()}
         waits = [value(a, c, False, problem.terms) for a, c in zip(problem.jobs, self.choice, strict=True) if c is None]
         total = sum(waits) + sum(self._value(i) for i in [*self.assignments, *(i for i in self.senders if i < 0)])
-        return LinkAwareAnswer(improved, Placement(nodes, dict(placed.failed), dict(self.free_gpus.free)), total, away)
+        return LinkAwareAnswer(
+            improved, Placement(nodes, dict(placed.unplaced_reasons), dict(self.free_gpus.free)), total, away
+        )

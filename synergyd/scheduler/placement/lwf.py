@@ -72,7 +72,7 @@ def place_lwf(
 
             names = _idlest(free_gpus, request, rank)
         if names is None:
-            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(needs)
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.format_other_needs(needs)
             continue
         free_gpus.take(names, shape.gpus_per_node, needs)
         for name in names:
@@ -83,7 +83,7 @@ def place_lwf(
 
 def _idlest(free_gpus: FreeGpus, request: PlacementRequest, rank: Callable[[str], _Rank]) -> tuple[str, ...] | None:
     """Return the nodes of least rank inside the partition where the busiest of them is idlest, or None where there are too few."""
-    shape, required = request.shape, frozenset(request.node_filter.required)
+    shape, required = request.shape, frozenset(request.node_filter.required_nodes)
     found = []
     for partition in request.node_filter.partition.split(","):
         node_filter = request.node_filter._replace(partition=partition)

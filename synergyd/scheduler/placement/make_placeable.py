@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from synergyd.scheduler.placement.place import Placement, place, requests_of
+from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
 from synergyd.scheduler.problem.records import Allocation, Problem
 from synergyd.scheduler.problem.utility import allocation
 
@@ -23,20 +23,20 @@ def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collec
     small jobs that stand where a bigger piece needs a node. A job that still fits nowhere does not start, or runs on as it is.
     """
     _, placement = _place(problem, choice, ())
-    if not placement.failed:
+    if not placement.unplaced_reasons:
         return allocation(problem, choice)
     away = {i for i in moved if choice[i] is not None and choice[i] == problem.jobs[i].current}
     away, placement = move_others(problem, choice, away, _ROUNDS)
     kept = list(choice)
-    while placement.failed:
+    while placement.unplaced_reasons:
         # Each turn takes a job that can't be placed out of those to be placed, so this ends.
         for i, job in enumerate(problem.jobs):
-            if job.job_id in placement.failed:
+            if job.job_id in placement.unplaced_reasons:
                 kept[i] = job.current
                 away.discard(i)
         _, placement = _place(problem, kept, away)
     # Jobs that made way for one that could not start may stay after all.
-    if away and not _place(problem, kept, ())[1].failed:
+    if away and not _place(problem, kept, ())[1].unplaced_reasons:
         return allocation(problem, kept)
     return allocation(problem, kept, frozenset(away))
 
@@ -56,7 +56,7 @@ def move_others(
     away = set(moved)
     for _ in range(rounds):
         attempt, placement = _place(problem, choice, away)
-        in_the_way = _in_the_way(problem, attempt, placement, cost) if placement.failed else set()
+        in_the_way = _in_the_way(problem, attempt, placement, cost) if placement.unplaced_reasons else set()
         if not in_the_way:
             break
         away |= in_the_way
@@ -65,7 +65,7 @@ def move_others(
 
 def _place(problem: Problem, choice: Sequence[int | None], moved: Collection[int]) -> tuple[Allocation, Placement]:
     attempt = Allocation(tuple(choice), frozenset(moved), 0.0, 0.0, False)  # its value plays no part in placement
-    return attempt, place(problem.nodes, requests_of(problem, attempt))
+    return attempt, place(problem.nodes, make_placement_requests(problem, attempt))
 
 
 def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cost: MoveCost) -> set[int]:
@@ -73,7 +73,7 @@ def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cos
     standing: dict[str, list[tuple[float, int, int, float]]] = {}  # node -> (rank, index, GPUs, cost)
     for i, cell, stays in attempt.assignments(problem):
         job, gpus = problem.jobs[i], cell.shape.gpus_per_node
-        if stays and cell.shape.nodes == 1 and job.discount > 0 and job.current not in job.banned:
+        if stays and cell.shape.nodes == 1 and job.discount > 0 and job.current not in job.banned_cells:
             rank, price = cost(i, gpus)
             for name in job.nodes:
                 standing.setdefault(name, []).append((rank, i, gpus, price))
@@ -81,14 +81,14 @@ def _in_the_way(problem: Problem, attempt: Allocation, placement: Placement, cos
     cleared: set[str] = set()
     for i, cell, _ in attempt.assignments(problem):
         job, piece = problem.jobs[i], cell.shape.gpus_per_node
-        if job.job_id not in placement.failed:
+        if job.job_id not in placement.unplaced_reasons:
             continue
         best: tuple[float, str, set[int]] | None = None
         for node in problem.nodes:
             usable = node.gpu_type == cell.shape.gpu_type and node.admits(job.node_filter) and node.free >= piece
             if not usable or node.name in cleared:
                 continue
-            free, total, leaving = placement.left[node.name], 0.0, set()
+            free, total, leaving = placement.free_gpus[node.name], 0.0, set()
             for _, j, gpus, price in sorted(standing.get(node.name, [])):
                 if free < piece and gpus < piece:
                     free, total = free + gpus, total + price

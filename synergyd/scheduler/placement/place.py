@@ -32,11 +32,11 @@ class PlacementRequest:
 
 @dataclass(frozen=True)
 class Placement:
-    """The nodes of the requests. `nodes` by job id; `failed`: why, by job id; `left`: free GPUs by node name after all of it."""
+    """The nodes of the requests. `nodes` by job id; `unplaced_reasons`: why, by job id; `free_gpus`: by node name, after all of it."""
 
     nodes: dict[int, tuple[str, ...]]
-    failed: dict[int, str]
-    left: dict[str, int]
+    unplaced_reasons: dict[int, str]
+    free_gpus: dict[str, int]
 
 
 def place(
@@ -68,7 +68,9 @@ def place(
             first=request.nodes[0] if request.nodes else "",
         )
         if names is None:
-            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.beside(request.needs)
+            failed[request.job_id] = why_not(free_gpus.free, capacities, request) + free_gpus.format_other_needs(
+                request.needs
+            )
             if spanned is not None and request.shape.nodes > 1:
                 failed[request.job_id] += ", on nodes with no other job that spans nodes"
             continue
@@ -88,7 +90,7 @@ def placing_order(capacities: Sequence[NodeCapacity], requests: Sequence[Placeme
     return sorted(
         changing,
         key=lambda r: (
-            not r.node_filter.required,
+            not r.node_filter.required_nodes,
             -r.shape.gpus_per_node,
             -r.shape.nodes,
             choices[r.node_filter],
@@ -98,7 +100,7 @@ def placing_order(capacities: Sequence[NodeCapacity], requests: Sequence[Placeme
     )
 
 
-def requests_of(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
+def make_placement_requests(problem: Problem, allocation: Allocation) -> list[PlacementRequest]:
     """Return the placement requests of an allocation."""
     return [
         PlacementRequest(job.job_id, cell.shape, job.node_filter, job.nodes, stay, job.needs, job.shun)

@@ -24,7 +24,7 @@ class CellIndex(tuple[Cell, ...]):
     """The Cells of one job: a tuple that caches what is derived from it. Equal tuples are equal indexes."""
 
     @classmethod
-    def of(cls, cells: Sequence[Cell]) -> CellIndex:
+    def build(cls, cells: Sequence[Cell]) -> CellIndex:
         return cells if isinstance(cells, CellIndex) else cls(cells)
 
     @cached_property
@@ -70,21 +70,21 @@ class CellIndex(tuple[Cell, ...]):
         order = tuple(sorted(range(len(self)), key=lambda i: (-self[i].goodput, i)))
         return order, tuple(-self[i].goodput for i in order)
 
-    def above(self, goodput: float) -> frozenset[int]:
+    def indices_above(self, goodput: float) -> frozenset[int]:
         """Return the indices of the Cells with more goodput."""
         order, falling = self._falling
         return frozenset(order[: bisect_left(falling, -goodput)])
 
     @cached_property
-    def _unmeasured(self) -> dict[int, frozenset[int]]:
+    def _unmeasured_by_gpus(self) -> dict[int, frozenset[int]]:
         return {}
 
-    def unmeasured_above(self, gpus: int) -> frozenset[int]:
+    def unmeasured_indices_above(self, gpus: int) -> frozenset[int]:
         """Return the indices of the Cells with more GPUs whose speed was not measured."""
-        if gpus not in self._unmeasured:
+        if gpus not in self._unmeasured_by_gpus:
             some = (i for i, c in enumerate(self) if c.uncertainty > MEASURED and c.shape.gpus > gpus)
-            self._unmeasured[gpus] = frozenset(some)
-        return self._unmeasured[gpus]
+            self._unmeasured_by_gpus[gpus] = frozenset(some)
+        return self._unmeasured_by_gpus[gpus]
 
     @cached_property
     def sound(self) -> bool:

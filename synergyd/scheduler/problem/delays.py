@@ -70,7 +70,7 @@ def with_observation(history: DelayHistory, snapshot: Snapshot) -> DelayHistory:
             start_s = running[job.job_id] = snapshot.time_s if job.start_s is None else job.start_s
             waited_s = start_s - history.waiting.get(job.job_id, math.inf)
             if waited_s >= LEASE_S:
-                waits.append(Wait(snapshot.time_s, job.shape.gpus, tier_of(job.node_names, leaf), waited_s))
+                waits.append(Wait(snapshot.time_s, job.shape.gpus, find_tier(job.node_names, leaf), waited_s))
         elif _could_start(job, snapshot.time_s):
             waiting[job.job_id] = history.waiting.get(job.job_id, snapshot.time_s)
     after_s = snapshot.time_s - WINDOW * LEASE_S
@@ -86,7 +86,7 @@ def clock_set(history: DelayHistory, by_s: float) -> DelayHistory:
     return DelayHistory(waiting, running, tuple(w._replace(time_s=w.time_s + by_s) for w in history.waits))
 
 
-def tier_of(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
+def find_tier(names: Iterable[str], leaf: Mapping[str, str]) -> Tier:
     """Return the tier of GPUs on these nodes; `leaf` is by node name. Nodes without a leaf are all in one."""
     nodes = set(names)
     if len(nodes) < 2:

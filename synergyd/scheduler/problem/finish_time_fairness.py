@@ -26,7 +26,7 @@ def job_parts(jobs: Sequence[JobRequest], capacity: Mapping[str, int]) -> dict[i
     total = sum(capacity.values())
     count, most = Counter(job.uid for job in jobs), Counter[int]()
     for job in jobs:
-        most[job.uid] += CellIndex.of(job.cells).sizes[1]
+        most[job.uid] += CellIndex.build(job.cells).sizes[1]
     parts: dict[int, float] = {}
     left, users = float(total), len(count)
     for uid in sorted(count, key=lambda uid: (most[uid], uid)) if total > 0 else ():
@@ -47,12 +47,12 @@ def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], parts: float
     if total <= 0 or parts <= 0 or not cells:
         return 0.0
     gpus = total / parts
-    best = CellIndex.of(cells).by_size
+    best = CellIndex.build(cells).by_size
     usable = {t: capacity.get(t, 0) for t in best}
     known = sum(usable.values())
     if known <= 0:
         return 0.0
-    return sum(share / known * _between(best[t], gpus) for t, share in usable.items())
+    return sum(share / known * _interpolate_goodput(best[t], gpus) for t, share in usable.items())
 
 
 def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share: float) -> float | None:
@@ -62,17 +62,17 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     (sequences/s). Above 1: worse off than with an equal share. Where the work left is not known, as if the job ended
     now; None where the work done is not known, or where it waits for ever.
     """
-    if progress.done is None or share <= 0:
+    if progress.trained_sequences is None or share <= 0:
         return None
     left = progress.remaining or 0.0
     if left > 0 and goodput <= 0:
         return None
-    alone_s = (progress.done + left) / share
+    alone_s = (progress.trained_sequences + left) / share
     rho = (age_s + (left / goodput if left else 0.0)) / alone_s if alone_s > 0 else math.inf
     return rho if math.isfinite(rho) else None
 
 
-def _between(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
+def _interpolate_goodput(goodputs: Sequence[tuple[int, float]], gpus: float) -> float:
     """Return the goodput at `gpus` GPUs, between the sizes that are known (ascending, never falling)."""
     at = bisect_left(goodputs, gpus, key=lambda size: size[0])
     if at == len(goodputs):

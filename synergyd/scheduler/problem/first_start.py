@@ -19,21 +19,23 @@ from synergyd.scheduler.problem.records import JobRequest, Objective
 
 def within_reach(job: JobRequest, terms: Objective) -> JobRequest:
     """Return a waiting job with those Cells `banned` that it may not start on. A job with a deadline may need them."""
-    beyond = _beyond(job, terms)
-    return replace(job, banned=job.banned | beyond) if beyond else job
+    beyond = _oversized_cells(job, terms)
+    return replace(job, banned_cells=job.banned_cells | beyond) if beyond else job
 
 
 def reach_obstacle(job: JobRequest, index: int, terms: Objective) -> str:
     """Return why a waiting job may not start on cells[index], or "" where it may."""
-    if index not in _beyond(job, terms):
+    if index not in _oversized_cells(job, terms):
         return ""
     most = f"{terms.first_start:g} times the GPUs asked for"
     return f"it starts on at most {most} until its speed, or that of its like, was measured (FirstStart)"
 
 
-def _beyond(job: JobRequest, terms: Objective) -> frozenset[int]:
-    if job.current is not None or job.deadline_s is not None or job.asked is None or terms.first_start <= 0:
+def _oversized_cells(job: JobRequest, terms: Objective) -> frozenset[int]:
+    if job.current is not None or job.deadline_s is not None or job.requested_cell is None or terms.first_start <= 0:
         return frozenset()
-    if job.cells[job.asked].uncertainty <= MEASURED:
+    if job.cells[job.requested_cell].uncertainty <= MEASURED:
         return frozenset()
-    return CellIndex.of(job.cells).unmeasured_above(int(terms.first_start * job.cells[job.asked].shape.gpus))
+    return CellIndex.build(job.cells).unmeasured_indices_above(
+        int(terms.first_start * job.cells[job.requested_cell].shape.gpus)
+    )

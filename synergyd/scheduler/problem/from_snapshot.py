@@ -14,9 +14,9 @@ from synergy_core.restarts import RestartBudget
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.node_limits import usable_gpus
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Progress
-from synergyd.scheduler.problem.restart_bound import within_bound
+from synergyd.scheduler.problem.restart_bound import ban_costly_restarts
 from synergyd.scheduler.problem.utility import (
-    find_asked,
+    find_requested_cell,
     relative_goodput,
     relative_goodputs,
     restart_discount,
@@ -79,7 +79,7 @@ def classify_job(
         further, kind = snapshot.cluster.keys, job.shape.gpu_type
         nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
         request = _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
-        return within_bound(request)
+        return ban_costly_restarts(request)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -90,7 +90,7 @@ def classify_job(
     if not usable:
         reason = no_cell_reason or "no plan fits the GPUs' memory within this job's limits"
         return UntouchedJob(Action.WAIT, Reason("no-cell", {"because": reason}))
-    if sizes_fixed and find_asked(usable, job.asked) is None:
+    if sizes_fixed and find_requested_cell(usable, job.asked) is None:
         types = job.directive.gpu_types if job.directive else ()
         as_asked = _unpredicted_cells(replace(job, shape=job.asked), snapshot)
         usable = CellIndex(c for c in as_asked if not types or c.shape.gpu_type in types) or usable
@@ -140,7 +140,7 @@ def current_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Ce
     The nearest Cell stands for a plan that is not among them, under the plan's own name. A caller that knows the
     goodput of the present plan should put it among the Cells: only then can a better plan of the same shape be seen.
     """
-    index = CellIndex.of(cells)
+    index = CellIndex.build(cells)
     keys = [(t, shape.nodes, shape.gpus_per_node) for t in ((shape.gpu_type,) if shape.gpu_type else index.types)]
     same = [index[i] for key in keys for i in index.by_shape.get(key, ())]
     if not same:
@@ -168,7 +168,9 @@ def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = 
     if room is not None:
         ours = NO_ROOM
         for gpus, needs in own:
-            ours = ours.plus(node.used if needs.whole_nodes else needs.on(gpus, node.threads_per_core, room.memory_mib))
+            ours = ours.plus(
+                node.used if needs.whole_nodes else needs.room_for(gpus, node.threads_per_core, room.memory_mib)
+            )
         # at least what the asking jobs hold: staying is always possible
         room = room.plus(node.used.plus(ours, -1).maximum(NO_ROOM), -1).maximum(ours)
     return NodeCapacity(
@@ -195,7 +197,7 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     low = (directive.min_gpus if directive else None) or 1
     high = (directive.max_gpus if directive else None) or math.inf
     types = directive.gpu_types if directive else ()
-    index = CellIndex.of(cells)
+    index = CellIndex.build(cells)
     least, most = index.sizes
     if index.sound and low <= least and most <= high and (not types or set(index.types) <= set(types)):
         return index
@@ -239,11 +241,11 @@ def _leave(job: Job, cells: tuple[Cell, ...], plan: Plan | None, why: Reason) ->
         relative = 1.0 if same_shape(job.shape, job.asked) else None
         return UntouchedJob(Action.KEEP, why, _without_plan(job.shape), job.node_names, relative)
     cell = current_cell(cells, job.shape, plan)
-    relative = relative_goodput(cell, cells, find_asked(cells, job.asked)) if cell else None
+    relative = relative_goodput(cell, cells, find_requested_cell(cells, job.asked)) if cell else None
     return UntouchedJob(Action.KEEP, why, cell, job.node_names, relative)
 
 
-def filter_of(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
+def make_node_filter(job: Job, avoid: tuple[str, ...] = ()) -> NodeFilter:
     """Return a filter of the nodes that the job names itself, without those that are reserved while it would run and those to `avoid`."""
     barred = job.barred or job.exclude
     if avoid or (job.barred and job.exclude):
@@ -258,7 +260,7 @@ def _impossible(job: Job, snapshot: Snapshot) -> Reason | None:
     fixed = fixed_reason(job)
     need = job.shape.gpus if fixed else directive.min_gpus or 1
     usable, up = [], 0
-    node_filter = filter_of(replace(job, barred=()))
+    node_filter = make_node_filter(replace(job, barred=()))
     for n in snapshot.cluster.nodes:
         if (not types or n.gpu_type in types) and _capacity(n).admits(node_filter):
             usable.append(n)
@@ -284,8 +286,8 @@ def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple
     """Return the Cells and the index of the one the job runs with, which is added where none of them is of its shape."""
     current = current_cell(cells, job.shape, plan)
     if current is None:
-        current = _between(cells, job.shape, plan)
-    for i in CellIndex.of(cells).by_shape.get(
+        current = _interpolate_cell(cells, job.shape, plan)
+    for i in CellIndex.build(cells).by_shape.get(
         (current.shape.gpu_type, current.shape.nodes, current.shape.gpus_per_node), ()
     ):
         if cells[i] is current or cells[i] == current:
@@ -293,7 +295,7 @@ def _with_current(cells: tuple[Cell, ...], job: Job, plan: Plan | None) -> tuple
     return CellIndex((*cells, current)), len(cells)
 
 
-def _between(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
+def _interpolate_cell(cells: tuple[Cell, ...], shape: Shape, plan: Plan | None) -> Cell:
     """Return a stand-in for a present shape that has no Cell: goodput interpolated over the GPU count (sequences/s)."""
     same = [c for c in cells if c.shape.gpu_type == shape.gpu_type] or list(cells)
     best: dict[int, Cell] = {}
@@ -347,8 +349,8 @@ def _request(
     nodes: tuple[str, ...] = (),
     discount: float = 1.0,
 ) -> JobRequest:
-    asked = find_asked(cells, job.asked)
-    known = CellIndex.of(cells).sound
+    asked = find_requested_cell(cells, job.asked)
+    known = CellIndex.build(cells).sound
     relative = relative_goodputs(cells, asked) if known else (1.0,) * len(cells)
     return JobRequest(
         job.job_id,
@@ -356,10 +358,10 @@ def _request(
         finishing_first(relative, cells, history.progress, job.time_left_s),
         weight=history.weight,
         submit_s=job.submit_s,
-        node_filter=filter_of(job, job.avoid),
+        node_filter=make_node_filter(job, job.avoid),
         needs=job.needs,
         max_nodes=job.max_nodes,
-        asked=asked,
+        requested_cell=asked,
         current=current,
         nodes=nodes,
         discount=discount,
@@ -370,7 +372,7 @@ def _request(
         deadline_s=job.directive.deadline_s if job.directive else None,
         account=job.account,
         shun=frozenset(job.shun),
-        slowed=1.0 if current is None else _slowdown(job, cells[current]),
+        node_slowdown=1.0 if current is None else _slowdown(job, cells[current]),
         uid=job.uid,
     )
 
@@ -398,7 +400,7 @@ def finishing_first(
     relative: Sequence[float], cells: Sequence[Cell], progress: Progress, left_s: float | None
 ) -> Sequence[float]:
     """Return the relative goodputs. Where some Cells finish the sequences left within `left_s`, those that can't count for less."""
-    if left_s is None or left_s <= 0 or progress.remaining is None or progress.refuted:
+    if left_s is None or left_s <= 0 or progress.remaining is None or progress.is_claim_refuted:
         return relative
     ends = [cell.goodput * left_s >= progress.remaining for cell in cells]
     if all(ends) or not any(ends):

@@ -64,7 +64,7 @@ def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
             kept[i] = allocated.choice[i]
     if tuple(kept) == allocated.choice:
         return allocated
-    moved = frozenset(i for i in allocated.moved if kept[i] == allocated.choice[i])
+    moved = frozenset(i for i in allocated.moved_jobs if kept[i] == allocated.choice[i])
     return replace(allocation_of(problem, kept, moved), upper_bound=allocated.upper_bound)
 
 
@@ -73,11 +73,11 @@ class SlurmLimits:
     """The room that Slurm's associations and QOS leave to Synergy's jobs. Mappings are by job id."""
 
     #: `most` is what Slurm's other jobs leave to all of Synergy's
-    shared: tuple[UsageLimit, ...] = ()
+    shared_limits: tuple[UsageLimit, ...] = ()
     #: limits of one job alone
-    own: Mapping[int, tuple[UsageLimit, ...]] = field(default_factory=dict)
+    job_limits: Mapping[int, tuple[UsageLimit, ...]] = field(default_factory=dict)
     #: why a running job may not be restarted now
-    stuck: Mapping[int, str] = field(default_factory=dict)
+    restart_obstacles: Mapping[int, str] = field(default_factory=dict)
     #: Slurm's fair-share factor, 0 to 1
     fair_shares: Mapping[int, float] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ def usage_limits(
     """
     limits = [UsageLimit("account", name, gpus, gpus) for name, gpus in rules.account_limits.items()]
     limits += [UsageLimit("partition", name, gpus, gpus) for name, gpus in rules.partition_limits.items()]
-    limits += slurm.shared
+    limits += slurm.shared_limits
     if not limits:
         return ()
     taking = {request.job_id for request in requests}
@@ -114,17 +114,17 @@ def _held_amount(limit: UsageLimit, job: Job) -> float:
         rate = limit.rates.get(job.job_id)
     else:
         rate = GPUS if limit.name in ([job.account] if limit.kind == "account" else job.partition.split(",")) else None
-    return rate.of(job.shape.gpu_type, job.shape.nodes, job.shape.gpus_per_node) if rate is not None else 0.0
+    return rate.count_use(job.shape.gpu_type, job.shape.nodes, job.shape.gpus_per_node) if rate is not None else 0.0
 
 
 def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple[JobRequest, ...]:
     """Return the jobs with the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
-    if not slurm.own:
+    if not slurm.job_limits:
         return tuple(requests)
     found: dict[tuple[int, int], frozenset[int]] = {}
     limited = []
     for job in requests:
-        own = slurm.own.get(job.job_id, ())
+        own = slurm.job_limits.get(job.job_id, ())
         if not own:
             limited.append(job)
             continue
@@ -133,7 +133,7 @@ def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple
             found[key] = frozenset(
                 i for i in range(len(job.cells)) if any(_breaks(x.use(job, i), x.most, x.at_least) for x in own)
             )
-        limited.append(replace(job, banned=job.banned | found[key], own_limits=own) if found[key] else job)
+        limited.append(replace(job, banned_cells=job.banned_cells | found[key], own_limits=own) if found[key] else job)
     return tuple(limited)
 
 
@@ -150,13 +150,13 @@ def own_limit_obstacle(job: JobRequest, index: int) -> str:
     return f"a job of {full.kind} {full.name} {bound} {full.most:g} {full.unit} ({full.slurm})"
 
 
-def beyond(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
+def find_exceeded_limit(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
     """Return which of `limits` a job that waits would be beyond with `shape`, in words, or "" if none."""
-    for limit in (*limits.shared, *limits.own.get(job_id, ())):
-        rate = limit.own or (limit.rates or {}).get(job_id)
+    for limit in (*limits.shared_limits, *limits.job_limits.get(job_id, ())):
+        rate = limit.job_rate or (limit.rates or {}).get(job_id)
         if rate is None:
             continue
-        if _breaks(rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):
+        if _breaks(rate.count_use(shape.gpu_type, shape.nodes, shape.gpus_per_node), limit.most, limit.at_least):
             return format_limit(limit, limit.most)
     return ""
 
@@ -166,4 +166,4 @@ def format_limit(limit: UsageLimit, left: float) -> str:
     more = f"{limit.kind} {limit.name} may hold {left:g} more {limit.unit}"
     if limit.slurm:
         return f"{more} ({limit.slurm})"
-    return f"{more}: its limit is {limit.configured:g} for all of its jobs"
+    return f"{more}: its limit is {limit.configured_limit:g} for all of its jobs"

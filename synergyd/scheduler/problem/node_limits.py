@@ -26,7 +26,7 @@ def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], held: int) -> No
     most = held
     for needs in least:
         for gpus in range(node.free, most, -1):
-            if node.room.has_room_for(needs.on(gpus, node.threads, node.total.memory_mib)):
+            if node.room.has_room_for(needs.room_for(gpus, node.threads, node.total.memory_mib)):
                 most = gpus
                 break
         if most == node.free:
@@ -53,40 +53,40 @@ class NodeLimits:
 
         Its present nodes and Cell stay its own.
         """
-        cells = CellIndex.of(job.cells)
+        cells = CellIndex.build(job.cells)
         if not cells:
             return job
         shapes = cells.by_shape
         smallest, largest = min(each for _, _, each in shapes), max(each for _, _, each in shapes)
         barred = set(self._without_room(job.needs, smallest)) - set(job.nodes)
-        required = job.node_filter.required
+        required = job.node_filter.required_nodes
         if required and all(nodes == len(required) for _, nodes, _ in shapes):
             # exactly these nodes: then the policy's counts are of them
             barred |= {node.name for node in self._all if (node.host or node.name) not in required}
         if barred:
-            names = tuple(sorted(barred.union(job.node_filter.barred)))
-            job = replace(job, node_filter=job.node_filter._replace(barred=names))
+            names = tuple(sorted(barred.union(job.node_filter.excluded_nodes)))
+            job = replace(job, node_filter=job.node_filter._replace(excluded_nodes=names))
         counted = bool(barred or required or job.max_nodes) or not self._plenty(job.needs, largest)
         if not counted:
             return job
         if job.current is not None:
-            return replace(job, banned=job.banned | self._out_of_reach(job, shapes))
+            return replace(job, banned_cells=job.banned_cells | self._out_of_reach(job, shapes))
         key = id(job.cells), job.node_filter, job.needs, job.max_nodes  # like jobs that wait share their Cells
         if key not in self._reach:
             self._reach[key] = self._out_of_reach(job, shapes)
-        return replace(job, banned=job.banned | self._reach[key])
+        return replace(job, banned_cells=job.banned_cells | self._reach[key])
 
     def _plenty(self, needs: NodeNeeds, gpus: int) -> bool:
         """Return whether every node has what so many GPUs take with them."""
         if needs == GPUS_ONLY:
             return True
         if not self._nodes:
-            return _is_allowed(needs, needs.on(gpus))
+            return _is_allowed(needs, needs.room_for(gpus))
         if needs.whole_nodes or needs.whole_memory or needs.gres:
             return False
         if needs.total_memory_mib > self._total_memory or needs.tmp_disk_mib > self._disk:
             return False
-        need = needs.on(gpus, self._threads)
+        need = needs.room_for(gpus, self._threads)
         return self._least.has_room_for(need) and _is_allowed(needs, need)
 
     def _without_room(self, needs: NodeNeeds, gpus: int) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class NodeLimits:
         These are Cells of more nodes than have room for their pieces, or than its partitions allow a job, or of too few for
         --nodelist.
         """
-        required, banned = job.node_filter.required, set[int]()
+        required, banned = job.node_filter.required_nodes, set[int]()
         open_to = [node for node in self._all if node.admits(job.node_filter) or node.name in job.nodes]
         room: dict[tuple[str, int], int] = {}
         for (kind, nodes, each), indices in shapes.items():
@@ -122,7 +122,7 @@ class NodeLimits:
 
 
 def _could_take(node: NodeCapacity, needs: NodeNeeds, gpus: int) -> bool:
-    need = needs.on(gpus, node.threads, node.total.memory_mib)
+    need = needs.room_for(gpus, node.threads, node.total.memory_mib)
     if not _is_allowed(needs, need):
         return False
     if node.room is None:

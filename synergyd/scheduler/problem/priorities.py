@@ -12,7 +12,7 @@ from synergy_core.records import Job
 
 from synergyd.scheduler.problem.cell_index import CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_time_fairness, job_parts
-from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress, capacity_of
+from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress, count_gpus
 from synergyd.scheduler.problem.rules import ClaimRules, WeightRules
 from synergyd.scheduler.problem.utility import stop_value, utility, waiting_utility
 from synergyd.scheduler.problem.waiting_bound import with_due
@@ -69,7 +69,7 @@ def disbelief(job: Job, progress: Progress, max_weight: float) -> Reasons:
     notes: Reasons = ()
     if weight > max_weight:
         notes += (Reason("weight-capped", {"weight": weight, "max_weight": max_weight}),)
-    return (*notes, Reason("length-refuted")) if progress.refuted else notes
+    return (*notes, Reason("length-refuted")) if progress.is_claim_refuted else notes
 
 
 def likely_length(progress: Progress, short_first: float) -> Reasons:
@@ -98,12 +98,12 @@ def with_claims(
     short = _length_factors(jobs, shares, rules.short_first, typical_s)
     requests, fairness = [], {}
     for job in jobs:
-        length_known = job.progress.done is not None or job.progress.remaining is not None
-        share = shares.of(job) if length_known or terms.reference == "share" else 0.0
+        length_known = job.progress.trained_sequences is not None or job.progress.remaining is not None
+        share = shares.user_share_goodput(job) if length_known or terms.reference == "share" else 0.0
         relative = _relative(job, terms, share)
         need = _deadline(job, now_s)
         if need[0] and rules.deadline_share > 0:
-            need = _within_share(job, need, rules.deadline_share * shares.gpus_of(job))
+            need = _within_share(job, need, rules.deadline_share * shares.share_gpus(job))
         goodput = 0.0 if job.current is None else job.cells[job.current].goodput
         rho = finish_time_fairness(job.age_s, job.progress, goodput or share, share)
         if rho is not None:
@@ -122,7 +122,7 @@ def with_claims(
             job = replace(
                 job,
                 relative=relative,
-                need=need[0],
+                needed_goodput=need[0],
                 need_after_restart=need[1],
                 need_why=need[2],
                 restart_drag=drag,
@@ -132,7 +132,7 @@ def with_claims(
         requests.append(job)
     if rules.fairness_bound > 0:
         floor_s = WAIT_EPOCHS * rules.epoch_s
-        return with_due(requests, rules.fairness_bound, typical_s, floor_s, shares.of), fairness
+        return with_due(requests, rules.fairness_bound, typical_s, floor_s, shares.user_share_goodput), fairness
     return tuple(requests), fairness
 
 
@@ -140,21 +140,21 @@ class _Shares:
     """Goodput on equal shares (sequences/s), computed once for like jobs, which have the same Cells."""
 
     def __init__(self, jobs: Sequence[JobRequest], nodes: Iterable[NodeCapacity]) -> None:
-        self._capacity = capacity_of(nodes)
+        self._capacity = count_gpus(nodes)
         self.gpus, self.jobs = sum(self._capacity.values()), len(jobs)
         self._parts = job_parts(jobs, self._capacity)
         self._known: dict[tuple[int, float], float] = {}
 
-    def of(self, job: JobRequest) -> float:
+    def user_share_goodput(self, job: JobRequest) -> float:
         """Return the job's goodput on its user's part of the GPUs over the user's jobs."""
         return self._goodput(job, self._parts.get(job.uid, 0.0))
 
-    def gpus_of(self, job: JobRequest) -> float:
+    def share_gpus(self, job: JobRequest) -> float:
         """Return the number of GPUs of the job's equal share."""
         parts = self._parts.get(job.uid, 0.0)
         return self.gpus / parts if parts > 0 else 0.0
 
-    def of_all(self, job: JobRequest) -> float:
+    def equal_share_goodput(self, job: JobRequest) -> float:
         """Return the job's goodput on all GPUs over all jobs."""
         return self._goodput(job, self.jobs)
 
@@ -182,17 +182,17 @@ def _length_factors(
     times: dict[int, float] = {}
     for job in jobs:
         left = job.progress.remaining
-        if job.progress.refuted:
+        if job.progress.is_claim_refuted:
             continue
-        if left is not None and (share := shares.of_all(job)) > 0:
+        if left is not None and (share := shares.equal_share_goodput(job)) > 0:
             times[job.job_id] = left / share
         elif left is None and job.progress.likely_gpu_s is not None and shares.gpus > 0:
             times[job.job_id] = job.progress.likely_gpu_s / (shares.gpus / len(jobs))
         elif left is None and typical_s is not None:
-            cells = CellIndex.of(job.cells)
-            at = next((c for c in (job.current, job.asked) if c is not None), cells.smallest)
+            cells = CellIndex.build(job.cells)
+            at = next((c for c in (job.current, job.requested_cell) if c is not None), cells.smallest)
             times[job.job_id] = max(typical_s, job.progress.attained_gpu_s / cells[at].shape.gpus)
-    refuted = {job.job_id: 1 / _SHORT_REACH for job in jobs if job.progress.refuted}
+    refuted = {job.job_id: 1 / _SHORT_REACH for job in jobs if job.progress.is_claim_refuted}
     if not times:
         return refuted
     middle = max(median(times.values()), _LEAST_TIME_S)
@@ -215,24 +215,26 @@ def without_partial_nodes(job: JobRequest, nodes: Iterable[NodeCapacity]) -> Job
         for i, cell in enumerate(job.cells)
         if cell.shape.nodes > 1 and cell.shape.gpus_per_node < most.get(cell.shape.gpu_type, 0)
     )
-    return replace(job, banned=job.banned | parts) if len(parts | job.banned) < len(job.cells) else job
+    return (
+        replace(job, banned_cells=job.banned_cells | parts) if len(parts | job.banned_cells) < len(job.cells) else job
+    )
 
 
 def with_need_bonus(terms: Objective, jobs: Sequence[JobRequest]) -> Objective:
     """Return the terms with a bonus for needs that exceeds what all jobs together can gain or lose."""
-    if not any(job.need for job in jobs):
+    if not any(job.needed_goodput for job in jobs):
         return terms
     spread = 1.0
     for job in jobs:
-        best = job.relative[CellIndex.of(job.cells).best_of_each_shape[0]]
-        low = min(waiting_utility(job, terms), utility(job.relative[CellIndex.of(job.cells).least], terms))
+        best = job.relative[CellIndex.build(job.cells).best_of_each_shape[0]]
+        low = min(waiting_utility(job, terms), utility(job.relative[CellIndex.build(job.cells).least], terms))
         low = low if job.current is None else min(low, stop_value(job, terms) / job.weight)
         spread += job.weight * max(0.0, utility(best, terms) - low)
     return replace(terms, need_bonus=spread)
 
 
 def _relative(job: JobRequest, terms: Objective, share: float) -> Sequence[float]:
-    cells = CellIndex.of(job.cells)
+    cells = CellIndex.build(job.cells)
     if terms.reference == "asked" or not cells.sound:
         return job.relative
     base = share
@@ -251,7 +253,7 @@ def _deadline(job: JobRequest, now_s: float) -> tuple[float, float, str]:
     if until is None or left is None or left <= 0 or until <= now_s:
         return 0.0, 0.0, ""
     need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
-    best = CellIndex.of(job.cells).best_goodput
+    best = CellIndex.build(job.cells).best_goodput
     later = until - now_s - job.restart.cost.mean_s
     anew = left / later if later > 0 else math.inf
     now = job.cells[job.current].goodput if job.current is not None else 0.0
@@ -276,7 +278,7 @@ def _timely(job: JobRequest, share: float, goodput: float, why: str) -> tuple[fl
 
     It is what the job has, `goodput`, where the job ends as soon with that as with the share after another restart.
     """
-    need = min(share, CellIndex.of(job.cells).best_goodput)
+    need = min(share, CellIndex.build(job.cells).best_goodput)
     left = job.progress.remaining
     if left and 0 < goodput < need and left / goodput <= job.restart.cost.mean_s + left / need:
         need = goodput

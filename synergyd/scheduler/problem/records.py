@@ -27,18 +27,18 @@ class NodeFilter(NamedTuple):
     #: node features that the job asks for (--constraint)
     features: str = ""
     #: nodes that it can't use, sorted: --exclude, and those without the CPUs or memory for its smallest piece
-    barred: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
     #: nodes that must be among its own (--nodelist), sorted
-    required: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()
     #: nodes of its reservation, sorted: it can use no others
-    within: tuple[str, ...] = ()
+    allowed_nodes: tuple[str, ...] = ()
 
     def allows(self, names: Sequence[str], partitions: Mapping[str, tuple[str, ...]]) -> bool:
         """Return whether one job may have all these nodes (each of them admits it).
 
         `partitions` is by node name: Slurm starts a job inside one.
         """
-        if not set(self.required) <= {name.partition(":")[0] for name in names}:
+        if not set(self.required_nodes) <= {name.partition(":")[0] for name in names}:
             return False
         if "," not in self.partition or len(names) == 1:
             return True
@@ -101,9 +101,9 @@ class Progress:
     #: sequences left
     remaining: float | None = None
     #: sequences trained
-    done: float | None = None
+    trained_sequences: float | None = None
     #: it has trained for longer than it said was left: it counts as the longest
-    refuted: bool = False
+    is_claim_refuted: bool = False
     #: GPU seconds left of a job that does not tell, as Gittins' index over what like jobs have taken
     likely_gpu_s: float | None = None
 
@@ -124,14 +124,14 @@ class JobRequest:
     #: the most nodes that it may be on
     max_nodes: int | None = None
     #: index of the Cell of the size asked for; None if there is none
-    asked: int | None = None
+    requested_cell: int | None = None
     #: index of the Cell that it runs with, on `nodes`; None: it waits
     current: int | None = None
     nodes: tuple[str, ...] = ()
     #: in [0, 1]; multiplies the goodput of every change of a running job; 0 forbids changes
     discount: float = 1.0
     #: Cells that placement has refused in this epoch; staying in place is never banned
-    banned: frozenset[int] = frozenset()
+    banned_cells: frozenset[int] = frozenset()
     #: seconds since it was first submitted, with `restarts` so far
     age_s: float = 0.0
     restarts: int = 0
@@ -147,7 +147,7 @@ class JobRequest:
     #: the factor in `weight` for how little is left to do (1: none)
     length_factor: float = 1.0
     #: goodput that this job should get before others gain anything (0: none)
-    need: float = 0.0
+    needed_goodput: float = 0.0
     #: the same after a change of a running job, whose restart takes time
     need_after_restart: float = 0.0
     #: the reason for `need`, for `explain`
@@ -165,7 +165,7 @@ class JobRequest:
     #: nodes that it takes last
     shun: frozenset[str] = frozenset()
     #: times that its slowest node makes its steps longer, as long as it stays there
-    slowed: float = 1.0
+    node_slowdown: float = 1.0
     #: Unix id of its user
     uid: int = 0
 
@@ -185,7 +185,7 @@ class Objective:
     | restart | s of a change is multiplied by utility.restart_factor | RestartCost 0 |
     | weight | JobRequest.weight: directive x QOS x Slurm priority | weight 1 |
     | short | and x (median time left / own)^ShortFirst within [1/3, 3], at an equal share | ShortFirst 0 |
-    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches JobRequest.need (deadlines, fairness) | need 0 |
+    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches `needed_goodput` (deadlines, fairness) | 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
     | first start | a waiting job's GPUs at most `first_start` times those asked for, while unmeasured (first_start.py) | 0 |
 
@@ -214,7 +214,7 @@ class Rate(NamedTuple):
     #: counts GPUs of this type alone; empty: of any
     gpu_type: str = ""
     #: GPUs of a whole node, where a job that has a part of one node may share it: it counts as that part. 0: it counts whole
-    whole: int = 0
+    whole_node_gpus: int = 0
     #: on one of its nodes, however many it has
     one_node: bool = False
 
@@ -224,12 +224,12 @@ class Rate(NamedTuple):
             per_job=self.per_job * factor, per_node=self.per_node * factor, per_gpu=self.per_gpu * factor
         )
 
-    def of(self, gpu_type: str, nodes: int, gpus_per_node: int) -> float:
+    def count_use(self, gpu_type: str, nodes: int, gpus_per_node: int) -> float:
         if self.gpu_type and gpu_type != self.gpu_type:
             return 0.0
         each = max(self.per_node, self.per_gpu * gpus_per_node)
-        if nodes == 1 and gpus_per_node < self.whole:
-            each *= gpus_per_node / self.whole
+        if nodes == 1 and gpus_per_node < self.whole_node_gpus:
+            each *= gpus_per_node / self.whole_node_gpus
         return self.per_job + (1 if self.one_node else nodes) * each
 
 
@@ -246,7 +246,7 @@ class UsageLimit:
     #: for the jobs of this problem
     most: float
     #: for all jobs, as the admin set it
-    configured: float = 0
+    configured_limit: float = 0
     _: KW_ONLY
     unit: str = "GPUs"
     #: Slurm's name for it (GrpTRES); empty: of the settings
@@ -256,14 +256,14 @@ class UsageLimit:
     #: rates of the jobs that it binds, by job id; None: GPUs of those that kind and name say
     rates: Mapping[int, Rate] | None = None
     #: for a limit of one job alone: the use of any such job
-    own: Rate | None = None
+    job_rate: Rate | None = None
 
     def rate(self, job: JobRequest) -> Rate | None:
         """Return what `job` uses by size, or None where it is not bound."""
         if self.rates is not None:
             return self.rates.get(job.job_id)
-        if self.own is not None:
-            return self.own
+        if self.job_rate is not None:
+            return self.job_rate
         inside = (
             self.name == job.account if self.kind == "account" else self.name in job.node_filter.partition.split(",")
         )
@@ -278,7 +278,7 @@ class UsageLimit:
         if rate is None or index is None:
             return 0.0
         shape = job.cells[index].shape
-        return rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node)
+        return rate.count_use(shape.gpu_type, shape.nodes, shape.gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class Problem:
     #: CPUs and memory that nodes have together, where these are scarce: of allocations that are placed afterwards
     room: tuple[UsageLimit, ...] = ()
     #: not None: at most one job that spans nodes on a node; these nodes are spanned by jobs outside of the problem
-    spanned: frozenset[str] | None = None
+    spanned_nodes: frozenset[str] | None = None
     #: policies that preempt may stop any running job; the others stop those that are `stoppable`
     may_stop: bool = False
     #: the start of jobs' waits, and how long they lately waited for near nodes; kept for Dally alone
@@ -310,10 +310,10 @@ class Problem:
 
     def capacity(self) -> dict[str, int]:
         """Return the number of GPUs to hand out, by type."""
-        return capacity_of(self.nodes)
+        return count_gpus(self.nodes)
 
 
-def capacity_of(nodes: Iterable[NodeCapacity]) -> dict[str, int]:
+def count_gpus(nodes: Iterable[NodeCapacity]) -> dict[str, int]:
     """Return the number of GPUs that `nodes` hand out, by type."""
     total: dict[str, int] = {}
     for node in nodes:
@@ -323,11 +323,11 @@ def capacity_of(nodes: Iterable[NodeCapacity]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A policy's answer. A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved`."""
+    """A policy's answer. A running job whose choice is its current Cell stays on its nodes, unless its index is in `moved_jobs`."""
 
     #: index of each job's Cell; None: it waits, or is stopped if it runs
     choice: tuple[int | None, ...]
-    moved: frozenset[int]
+    moved_jobs: frozenset[int]
     #: sum of the jobs' values
     objective: float
     #: no allocation is better; infinite where the policy knows no bound
@@ -344,7 +344,7 @@ class Allocation:
         """Yield (index of the job, its Cell, whether it stays on its nodes) of every job that has a Cell."""
         for index, (job, choice) in enumerate(zip(problem.jobs, self.choice, strict=True)):
             if choice is not None:
-                yield index, job.cells[choice], choice == job.current and index not in self.moved
+                yield index, job.cells[choice], choice == job.current and index not in self.moved_jobs
 
 
 class Policy(Protocol):

@@ -26,19 +26,19 @@ from synergyd.scheduler.problem.records import JobRequest
 _BELIEVED = 0.5  # share of the time left that counts once a restart was spent: a job may be twice as fast as believed
 
 
-def within_bound(job: JobRequest) -> JobRequest:
+def ban_costly_restarts(job: JobRequest) -> JobRequest:
     """Return a running job with those Cells `banned` that a restart may not be spent on."""
     if job.current is None or (most := _most(job, 2)) is None:
         return job
-    cells = CellIndex.of(job.cells)
+    cells = CellIndex.build(job.cells)
     present = cells[job.current].goodput
     banned: frozenset[int] = frozenset()
     if present > most:
-        banned = cells.above(-1.0) - cells.above(math.nextafter(present, -math.inf)) - {job.current}
+        banned = cells.indices_above(-1.0) - cells.indices_above(math.nextafter(present, -math.inf)) - {job.current}
     if (most := _most(job, 1)) is not None:
-        banned |= cells.above(-1.0) if present > most else cells.above(most)
-        banned -= cells.above(math.nextafter(_repaid_from(job, present), -math.inf))
-    return replace(job, banned=job.banned | banned) if banned else job
+        banned |= cells.indices_above(-1.0) if present > most else cells.indices_above(most)
+        banned -= cells.indices_above(math.nextafter(_least_repaying_goodput(job, present), -math.inf))
+    return replace(job, banned_cells=job.banned_cells | banned) if banned else job
 
 
 def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
@@ -52,7 +52,7 @@ def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
     small_s = max(0.0, _least_life_s(job, 2) - job.restart.life_s)
     present = job.cells[job.current].goodput
     lost_s = {i: (1.0 - cell.goodput / present) * small_s for i, cell in enumerate(job.cells)} if present > 0 else {}
-    forbidden = within_bound(replace(job, banned=frozenset())).banned
+    forbidden = ban_costly_restarts(replace(job, banned_cells=frozenset())).banned_cells
     return frozenset(i for i in forbidden if lost_s.get(i, math.inf) <= job.restart.cost.mean_s)
 
 
@@ -63,7 +63,7 @@ def restart_bound_obstacle(job: JobRequest, index: int) -> str:
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
     restarts = 2 if goodput < present else 1
     most = _most(job, restarts)
-    if most is None or max(goodput, present) <= most or goodput >= _repaid_from(job, present):
+    if most is None or max(goodput, present) <= most or goodput >= _least_repaying_goodput(job, present):
         return ""
     spent = f" on top of {job.restart.lost_s:.0f} s so far" if job.restart.lost_s >= 1 else ""
     back = ", and another to come back," if restarts == 2 else ""
@@ -73,14 +73,14 @@ def restart_bound_obstacle(job: JobRequest, index: int) -> str:
     )
 
 
-def _repaid_from(job: JobRequest, present: float) -> float:
+def _least_repaying_goodput(job: JobRequest, present: float) -> float:
     """Return the goodput from which on a restart is within its share of the time that it saves.
 
     For a job behind the size that it asked for, a second goodput counts if it is lower: the one at which the job is no longer
     behind, and the restart saves its cost.
     """
     left = job.progress.remaining
-    if left is None or job.progress.refuted or present <= 0:
+    if left is None or job.progress.is_claim_refuted or present <= 0:
         return math.inf
     now_s, cost_s = _BELIEVED * left / present, job.restart.cost.mean_s
 
@@ -88,7 +88,7 @@ def _repaid_from(job: JobRequest, present: float) -> float:
         return _BELIEVED * left / (now_s - least_s) if now_s > least_s else math.inf
 
     found = saves(cost_s / job.restart.share)
-    if job.asked is None or (asked := job.cells[job.asked].goodput) <= present:
+    if job.requested_cell is None or (asked := job.cells[job.requested_cell].goodput) <= present:
         return found
     return min(found, max(asked, saves(cost_s)))
 
@@ -106,4 +106,4 @@ def _most(job: JobRequest, restarts: int) -> float | None:
         return None
     left = job.progress.remaining
     believed = _BELIEVED if job.restart.lost_s else 1.0
-    return 0.0 if left is None or job.progress.refuted else believed * left / missing_s
+    return 0.0 if left is None or job.progress.is_claim_refuted else believed * left / missing_s

@@ -32,7 +32,7 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
     of_cells: dict[int, set[int]] = {}
     for job in jobs:
         if id(job.cells) not in of_cells:
-            shapes = CellIndex.of(job.cells).by_shape
+            shapes = CellIndex.build(job.cells).by_shape
             of_cells[id(job.cells)] = {each for kind, _, each in shapes if kind == gpu_type}
         sizes.setdefault(job.needs, set()).update(of_cells[id(job.cells)])
     gpus = sum(node.free for node in nodes)
@@ -41,7 +41,7 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
         ("CPUs", _cpus(nodes), {needs: _cpu_rate(needs, gpu_type, nodes) for needs in sizes}),
         ("MiB", _memory(nodes), {needs: _memory_rate(needs, gpu_type, nodes) for needs in sizes}),
     ):
-        pieces = {(rate.of(gpu_type, 1, each), each) for needs, rate in rates.items() for each in sizes[needs]}
+        pieces = {(rate.count_use(gpu_type, 1, each), each) for needs, rate in rates.items() for each in sizes[needs]}
         if max((piece / each for piece, each in pieces), default=0.0) * gpus <= sum(rooms) or not sum(rooms):
             continue
         share = sum(rooms) / gpus  # as much as goes with a GPU: rows of one scale keep the search for prices short

@@ -94,10 +94,10 @@ class DecisionRules:
     preemption: bool = False
 
 
-def rules_of(settings: Settings) -> DecisionRules:
+def make_decision_rules(settings: Settings) -> DecisionRules:
     """Pick the rules out of the settings. Raises UsageError for an Objective that is not known."""
     return DecisionRules(
-        objective=objective_of(settings),
+        objective=make_objective(settings),
         weights=WeightRules(
             max_weight=settings.max_weight,
             priority_weight=settings.priority_weight == "yes",
@@ -127,7 +127,7 @@ def rules_of(settings: Settings) -> DecisionRules:
     )
 
 
-def objective_of(settings: Settings) -> Objective:
+def make_objective(settings: Settings) -> Objective:
     """Return the objective that the settings ask for. Raises UsageError for an Objective that is not known."""
     if settings.objective not in _OBJECTIVES:
         raise UsageError("Objective", f"'{settings.objective}' is not known", f"one of: {', '.join(OBJECTIVES)}")

@@ -54,7 +54,7 @@ def waiting_utility(job: JobRequest, terms: Objective) -> float:
     """
     if terms.form == "sia":
         return -terms.wait_cost
-    return power_utility(terms.wait_share * job.relative[CellIndex.of(job.cells).least], terms.exponent)
+    return power_utility(terms.wait_share * job.relative[CellIndex.build(job.cells).least], terms.exponent)
 
 
 def power_utility(s: float, exponent: float) -> float:
@@ -109,9 +109,9 @@ def payback_s(now: float, then: float, cost_s: float) -> float:
     return cost_s * now / (then - now) if then > now else math.inf
 
 
-def find_asked(cells: Sequence[Cell], asked: Shape) -> int | None:
-    """Return the index of the best Cell of the size asked for, see CellIndex.asked."""
-    return CellIndex.of(cells).find_asked_size(asked)
+def find_requested_cell(cells: Sequence[Cell], asked: Shape) -> int | None:
+    """Return the index of the best Cell of the size asked for, see CellIndex.requested_index."""
+    return CellIndex.build(cells).find_asked_size(asked)
 
 
 def same_shape(have: Shape, want: Shape) -> bool:
@@ -121,7 +121,7 @@ def same_shape(have: Shape, want: Shape) -> bool:
 
 def smallest(cells: Sequence[Cell]) -> int:
     """Return the index of the Cell with the fewest GPUs; of several, the one with the best goodput."""
-    return CellIndex.of(cells).smallest
+    return CellIndex.build(cells).smallest
 
 
 def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
@@ -151,14 +151,14 @@ def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, sl
 
 def cell_utility(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """Return the utility of cells[index], see `value`, without weight and bonus."""
-    held_up = job.slowed if index == job.current else 1.0
+    held_up = job.node_slowdown if index == job.current else 1.0
     factor = 1.0 / held_up if stays else restart_factor(job, index)
     return utility(factor * job.relative[index] / slowdown, terms)
 
 
 def need_bonus(job: JobRequest, index: int, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:
     """Return `need_bonus` where cells[index] reaches the goodput that the job needs first; 0 elsewhere."""
-    need = job.need if stays or job.current is None else job.need_after_restart
+    need = job.needed_goodput if stays or job.current is None else job.need_after_restart
     return terms.need_bonus if 0.0 < need <= job.cells[index].goodput / slowdown else 0.0
 
 
@@ -184,7 +184,7 @@ def stop_value(job: JobRequest, terms: Objective) -> float:
     if terms.form == "sia":
         return job.weight * (waiting_utility(job, terms) - _STOP_MARGIN)
     factor = (1.0 - _STOP_MARGIN) * restart_factor(job, job.current or 0) ** 2
-    least = job.relative[CellIndex.of(job.cells).least]
+    least = job.relative[CellIndex.build(job.cells).least]
     return job.weight * power_utility(factor * terms.wait_share * least, terms.exponent)
 
 

@@ -48,17 +48,17 @@ def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[
     The first is what is left at the size asked for or on an equal share, whichever is slower; the second is the whole job on an
     equal share.
     """
-    cells, progress = CellIndex.of(job.cells), job.progress
-    at = cells.smallest if job.asked is None else job.asked
+    cells, progress = CellIndex.build(job.cells), job.progress
+    at = cells.smallest if job.requested_cell is None else job.requested_cell
     asked, gpus = cells[at].goodput, cells[at].shape.gpus
     share = share if share > 0 else asked
     slower = min(asked, share) or 1.0
-    if progress.remaining is not None and not progress.refuted and share > 0:
-        return progress.remaining / slower, ((progress.done or 0.0) + progress.remaining) / share
+    if progress.remaining is not None and not progress.is_claim_refuted and share > 0:
+        return progress.remaining / slower, ((progress.trained_sequences or 0.0) + progress.remaining) / share
     had_s = progress.attained_gpu_s / gpus
     left_s = _TYPICAL_S if typical_s is None else typical_s
     if progress.likely_gpu_s is not None:
         left_s = progress.likely_gpu_s / gpus
     # a job that has had more than that is taken to last as long again
-    left_s = max(left_s, had_s) if progress.likely_gpu_s is None or progress.refuted else left_s
+    left_s = max(left_s, had_s) if progress.likely_gpu_s is None or progress.is_claim_refuted else left_s
     return left_s * asked / slower if asked > 0 else left_s, (had_s + left_s) * (asked / share if share > 0 else 1.0)

@@ -20,7 +20,7 @@ def best_margins(full: Instance, prices: Floats) -> Floats:
     return margins
 
 
-def upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
+def compute_upper_bound(full: Instance, prices: Floats, margins: Floats | None = None) -> float:
     """Return the dual at `prices` [R] >= 0: no feasible choice has a higher value."""
     best = best_margins(full, prices) if margins is None else margins
     return float(best.sum() + prices @ full.limit)

@@ -13,7 +13,7 @@ from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFil
 from synergyd.scheduler.problem.utility import stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
-from synergyd.scheduler.solver.milp import pools_of
+from synergyd.scheduler.solver.milp import find_pools
 
 Piece = tuple[int, int]  # (pool, GPUs on each of its nodes); pool -1 - i: limit number i
 _STAY = -1  # in place of a Cell's index: the job stays where it is
@@ -54,11 +54,11 @@ def column_table(problem: Problem) -> ColumnTable:
     gain = _values(requests, fronts, lens, terms) - stay[job]
     numbers: dict[str, int] = {}
     kinds = [
-        np.array([numbers.setdefault(t, len(numbers)) for t in CellIndex.of(a.cells).types], dtype=np.intp)
+        np.array([numbers.setdefault(t, len(numbers)) for t in CellIndex.build(a.cells).types], dtype=np.intp)
         for a in requests
     ]
     kind = _concatenate([k[f.type] for k, f in zip(kinds, fronts, strict=True)])
-    free = _without_stuck(problem, movable)
+    free = _count_movable_gpus(problem, movable)
     pools = _Pools(problem, free)
     worth_it = running[job] | (gain > 0)
     job, cell, nodes, each, kind, gain = (a[worth_it] for a in (job, cell, nodes, each, kind, gain))
@@ -99,8 +99,8 @@ def _concatenate(arrays: Sequence[Ints]) -> Ints:
 
 def _front(job: JobRequest, terms: Objective) -> CellFront:
     """Return the Cells that the job may change to. Those that it may not have are left out before others are compared with them."""
-    offers = CellIndex.of(job.cells)
-    if not job.banned and (job.current is None or terms.max_growth <= 0):
+    offers = CellIndex.build(job.cells)
+    if not job.banned_cells and (job.current is None or terms.max_growth <= 0):
         return offers.front
     kept = [c.cell for c in columns(job, terms)]
     number = {t: i for i, t in enumerate(offers.types)}
@@ -134,12 +134,12 @@ def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints,
         spread([1.0 if job.current is None else job.discount for job in jobs]),
         1.0 / (1.0 + spread([0.0 if job.current is None else job.restart_drag for job in jobs]) * goodput),
     )
-    need = spread([job.need if job.current is None else job.need_after_restart for job in jobs])
+    need = spread([job.needed_goodput if job.current is None else job.need_after_restart for job in jobs])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
     return np.asarray(spread([job.weight for job in jobs]) * utilities(factor * relative, terms) + first)
 
 
-def _without_stuck(problem: Problem, movable: Bools) -> list[int]:
+def _count_movable_gpus(problem: Problem, movable: Bools) -> list[int]:
     """Free GPUs of each node, those of running jobs that can't change taken off."""
     index = {node.name: i for i, node in enumerate(problem.nodes)}
     free = [node.free for node in problem.nodes]
@@ -163,7 +163,7 @@ class _Pools:
     """Pools: nodes that differ for the jobs of the problem by their free GPUs alone."""
 
     def __init__(self, problem: Problem, free: Sequence[int]) -> None:
-        self.pools, self.open_to = pools_of(problem)
+        self.pools, self.open_to = find_pools(problem)
         self.index = {node.name: i for i, node in enumerate(problem.nodes)}
         self.of = {node.name: q for q, pool in enumerate(self.pools) for node in pool}
         self.free = free
@@ -216,7 +216,7 @@ class _UseRows:
             number_of_filter, bound = divmod(group, len(self._bounds))
             usable = self._pools.usable(self._filters[number_of_filter], self._types[number])
             self.split |= count > 1 and len(usable) > 1
-            limits = {(-1 - i, 1): rate.of(self._types[number], count, size) for i, rate in self._bounds[bound]}
+            limits = {(-1 - i, 1): rate.count_use(self._types[number], count, size) for i, rate in self._bounds[bound]}
             fits = [q for q in usable if self._pools.fit(q, size) >= count]
             rows.append([self._row({(q, size): float(count), **limits}) for q in fits])
         many = np.array([len(own) for own in rows], dtype=np.intp)
@@ -235,7 +235,10 @@ class _UseRows:
         size, index, free = shape.gpus_per_node, self._pools.index, self._pools.free
         standing = [n for n in request.nodes if n in index and free[index[n]] >= size]
         use: dict[Piece, float] = {(q, size): float(n) for q, n in Counter(self._pools.of[n] for n in standing).items()}
-        use |= {(-1 - i, 1): rate.of(shape.gpu_type, shape.nodes, shape.gpus_per_node) for i, rate in self._bound[job]}
+        use |= {
+            (-1 - i, 1): rate.count_use(shape.gpu_type, shape.nodes, shape.gpus_per_node)
+            for i, rate in self._bound[job]
+        }
         return self._row(use)
 
     def matrix(self, stuck: Sequence[float]) -> tuple[Floats, Floats]:

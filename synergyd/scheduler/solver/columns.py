@@ -32,9 +32,9 @@ def columns(job: JobRequest, terms: Objective) -> list[Column]:
     """
     if job.current is not None and job.discount <= 0:
         return []
-    cells = CellIndex.of(job.cells)
-    if job.banned:
-        allowed = [i for i in range(len(cells)) if i not in job.banned]
+    cells = CellIndex.build(job.cells)
+    if job.banned_cells:
+        allowed = [i for i in range(len(cells)) if i not in job.banned_cells]
         part = CellIndex(cells[i] for i in allowed)
         front, index = part.front, [allowed[i] for i in part.front.index.tolist()]
     else:

@@ -37,7 +37,7 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
             free_gpus.take(names, column.gpus_per_node, job.needs)
             left.change(job, None, column.cell)
             choice[i] = column.cell
-    return allocation(problem, choice, allocated.moved, allocated.upper_bound)
+    return allocation(problem, choice, allocated.moved_jobs, allocated.upper_bound)
 
 
 def greedy(problem: Problem, upper_bound: float = float("inf"), grow: bool = True) -> Allocation:
@@ -52,7 +52,7 @@ def greedy_on_nodes(
 
     Waiting jobs come in order of gain per GPU (ties: first submitted), then changes in order of gain per extra GPU.
     """
-    free_gpus = FreeGpus(problem.nodes, problem.spanned if problem.room else None)
+    free_gpus = FreeGpus(problem.nodes, problem.spanned_nodes if problem.room else None)
     choice: list[int | None] = [job.current for job in problem.jobs]
     held: list[tuple[tuple[str, ...], Shape] | None] = [None] * len(choice)
     gains = [0.0] * len(choice)

@@ -19,13 +19,13 @@ from synergyd.scheduler.solver.instance import Floats, Ints
 class IntegerSolution:
     """The solution of a program.
 
-    `x` [n], None where nothing was found in time; `bound`: no x has a higher value (infinite where unknown); `ended`: the
+    `x` [n], None where nothing was found in time; `upper_bound`: no x has a higher value (infinite where unknown); `is_optimal`: the
     search went on to its end, the gap asked for.
     """
 
     x: Ints | None
-    bound: float
-    ended: bool
+    upper_bound: float
+    is_optimal: bool
 
 
 def maximise(

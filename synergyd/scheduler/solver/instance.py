@@ -92,8 +92,8 @@ def instance(
 
     Columns with a utility that is not finite are never chosen. Raises UsageError for arrays that do not fit together.
     """
-    ptr = _whole("indptr", indptr)
-    types, counts = _whole("gpu_type", gpu_type), _whole("gpus", gpus)
+    ptr = _to_integers("indptr", indptr)
+    types, counts = _to_integers("gpu_type", gpu_type), _to_integers("gpus", gpus)
     values, limit = _real("utility", utility), _real("capacity", capacity)
     nnz = len(values)
     if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != nnz or (np.diff(ptr) < 0).any():
@@ -109,7 +109,7 @@ def instance(
     if nnz and not np.isfinite(values.sum()):
         values = np.where(np.isfinite(values), values, -1.0)
     kind, use = _kinds(types, counts, limit)
-    before = None if previous is None else _whole("previous", previous)
+    before = None if previous is None else _to_integers("previous", previous)
     if before is not None and (len(before) != len(ptr) - 1 or (before < -1).any() or (before >= max(nnz, 1)).any()):
         raise UsageError("previous", "is not one column or -1 for each job", f"{len(ptr) - 1} entries")
     return Instance(ptr, kind, values, use, limit, before)
@@ -134,7 +134,7 @@ def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
     return code, use
 
 
-def _whole(name: str, values: ArrayLike) -> Ints:
+def _to_integers(name: str, values: ArrayLike) -> Ints:
     array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.number)):
         raise UsageError(name, "is not a list of whole numbers", "one number an entry")

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound
+from synergyd.scheduler.solver.bounds import best_margins, compute_upper_bound, feasible, near_columns, objective
 from synergyd.scheduler.solver.instance import Floats, Instance, Ints
 from synergyd.scheduler.solver.primal_rounding import PrimalRounding
-from synergyd.scheduler.solver.reduced_milp import group_columns, milp_of
+from synergyd.scheduler.solver.reduced_milp import group_columns, solve_groups
 from synergyd.scheduler.solver.smoothed_dual import ReducedCore, SmoothedDual, inside_box, newton, reduced_core
 
 _SAMPLE = 256
@@ -87,7 +87,7 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
     target = effort.gap / 10
     core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
     margins = best_margins(full, guess.prices)
-    bound = upper_bound(full, guess.prices, margins)
+    bound = compute_upper_bound(full, guess.prices, margins)
     choice = _repair(full, core, guess, effort)
     for other in [full.previous] if full.previous is not None else []:
         if feasible(full, other) and objective(full, other) > objective(full, choice):
@@ -189,7 +189,7 @@ def _repair(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Effo
         work.knapsacks(5 * effort.candidates)
         work.fill()
     taken = work.pick >= 0
-    choice[core.jobs[taken]] = core.at[work.pick[taken]]
+    choice[core.jobs[taken]] = core.column_rows[work.pick[taken]]
     return choice
 
 
@@ -207,8 +207,8 @@ def _solve_exactly(full: Instance, solution: LagrangianSolution, margins: Floats
         groups = group_columns(full, columns, jobs)
     unit = max(solution.objective / max(full.jobs, 1), 1e-300)
     goal = 0.0 if effort.exact or full.jobs < _FEW_JOBS else effort.gap / 2
-    best = milp_of(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
-    bound = min(solution.upper_bound, max(best.bound, solution.objective)) if whole else solution.upper_bound
+    best = solve_groups(full, columns, jobs, groups, unit, effort.time_limit_s, goal)
+    bound = min(solution.upper_bound, max(best.upper_bound, solution.objective)) if whole else solution.upper_bound
     if best.choice is not None and feasible(full, best.choice):
         value = objective(full, best.choice)
         if value > solution.objective:

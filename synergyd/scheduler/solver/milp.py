@@ -83,7 +83,7 @@ class JobGroup:
 def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
     """Return the program of a problem, and what its variables stand for (see `read`). It is empty where nothing can change."""
     program = Program()
-    pools, open_to = pools_of(problem)
+    pools, open_to = find_pools(problem)
     groups = _groups(problem, open_to)
     node_index = {node.name: i for i, node in enumerate(problem.nodes)}
     stays: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node -> (variable, GPUs)
@@ -176,7 +176,7 @@ def _route(
     return demand
 
 
-def pools_of(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
+def find_pools(problem: Problem) -> tuple[list[list[NodeCapacity]], dict[NodeFilter, Pools]]:
     """Return pools (nodes that differ for the jobs of this problem by their free GPUs alone), and those open to each node filter."""
     filters = sorted({job.node_filter for job in problem.jobs})
     pool_of: dict[Hashable, list[NodeCapacity]] = {}
@@ -196,7 +196,7 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
         offers = tuple((c.gpu_type, c.nodes, c.gpus_per_node, round(c.gain, 9)) for c in own)
         bound = tuple(limit.rate(job) for limit in problem.bounds)
         loss = round(stay_value(job, problem.terms) - stop_value(job, problem.terms), 9) if job.stoppable else None
-        key = (open_to[job.node_filter], offers, _held(job), bound, loss)
+        key = (open_to[job.node_filter], offers, _held_key(job), bound, loss)
         if key in groups:
             groups[key].members.append(i)
         else:
@@ -204,7 +204,7 @@ def _groups(problem: Problem, open_to: dict[NodeFilter, Pools]) -> list[JobGroup
     return list(groups.values())
 
 
-def _held(job: JobRequest) -> Hashable:
+def _held_key(job: JobRequest) -> Hashable:
     return None if job.current is None else (job.nodes, job.cells[job.current].shape)
 
 

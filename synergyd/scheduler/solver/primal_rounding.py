@@ -45,10 +45,10 @@ class PrimalRounding:
         if len(torn) > _MOST_TORN:
             torn = np.sort(torn[np.argpartition(-doubt[torn], _MOST_TORN)[:_MOST_TORN]])
         if len(torn):
-            self._feed(guess, torn)
+            self._round_guess(guess, torn)
         self.count()
 
-    def _feed(self, guess: SmoothedDual, torn: Ints) -> None:
+    def _round_guess(self, guess: SmoothedDual, torn: Ints) -> None:
         core = self.core
         sure = self.pick.copy()
         sure[torn] = NONE

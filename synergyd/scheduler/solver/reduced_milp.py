@@ -16,12 +16,12 @@ from synergyd.scheduler.solver.instance import Bools, Instance, Ints
 class MilpAnswer:
     """The answer of the program.
 
-    `choice` [N] (columns or -1), None where nothing was found in time; `bound`: no choice of these columns has a higher value
+    `choice` [N] (columns or -1), None where nothing was found in time; `upper_bound`: no choice of these columns has a higher value
     (infinite where unknown).
     """
 
     choice: Ints | None
-    bound: float
+    upper_bound: float
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class ColumnGroups:
         return int(self.first.sum())
 
 
-def milp_over(
+def solve_columns(
     full: Instance, columns: Ints, jobs: Ints, unit: float, time_limit_s: float, relative_gap: float = 0.0
 ) -> MilpAnswer:
     """Return the best choice of `columns` [n] (of `jobs` [n], ascending). `unit` is the utility that counts as one."""
-    return milp_of(full, columns, jobs, group_columns(full, columns, jobs), unit, time_limit_s, relative_gap)
+    return solve_groups(full, columns, jobs, group_columns(full, columns, jobs), unit, time_limit_s, relative_gap)
 
 
-def milp_of(
+def solve_groups(
     full: Instance,
     columns: Ints,
     jobs: Ints,
@@ -73,10 +73,10 @@ def milp_of(
     gain, most, lower = full.utility[own] / unit, count[group], np.full(len(upper), -np.inf)
     result = maximise(gain, most, matrix, lower, upper, time_limit_s, relative_gap)
     if result.x is None:
-        return MilpAnswer(None, result.bound * unit)
+        return MilpAnswer(None, result.upper_bound * unit)
     choice = np.full(full.jobs, -1, dtype=np.intp)
-    _share_out(full, columns, jobs, members, own, group, result.x, choice)
-    return MilpAnswer(choice, result.bound * unit)
+    _assign_columns(full, columns, jobs, members, own, group, result.x, choice)
+    return MilpAnswer(choice, result.upper_bound * unit)
 
 
 def group_columns(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
@@ -98,7 +98,7 @@ def group_columns(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
     return ColumnGroups(members, group_of, first)
 
 
-def _share_out(
+def _assign_columns(
     full: Instance,
     columns: Ints,
     jobs: Ints,

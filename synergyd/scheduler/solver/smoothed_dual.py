@@ -18,12 +18,12 @@ from synergyd.scheduler.solver.instance import Floats, Instance, Ints, pointers,
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedCore:
-    """Columns kept: `at` [n] is their place in the instance, `jobs` [m] the jobs that have any, `ptr` [m + 1].
+    """Columns kept: `column_rows` [n] is their place in the instance, `jobs` [m] the jobs that have any, `ptr` [m + 1].
 
     Exact for prices within [low, high]: there no column left out beats the best one kept.
     """
 
-    at: Ints
+    column_rows: Ints
     jobs: Ints
     ptr: Ints
     kind: Ints
@@ -78,7 +78,7 @@ def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
     counts = np.concatenate(lens) if lens else np.zeros(0, dtype=np.intp)
     jobs = np.flatnonzero(counts)
     return ReducedCore(
-        at=at,
+        column_rows=at,
         jobs=jobs,
         ptr=pointers(counts[jobs]),
         kind=full.kind[at],

@@ -27,7 +27,7 @@ _NO_LISTS: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
-class Crowded:
+class CrowdedPlaces:
     """The places where such jobs wait: `partitions` and `accounts`.
 
     `keeps`: by job id, the nodes that a running job keeps if giving the others back lets one of them start.
@@ -65,7 +65,7 @@ def reason_of(row: JobRow) -> str:
     return row.reason.strip("()")
 
 
-def find_crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Container[int]) -> Crowded:
+def find_crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Container[int]) -> CrowdedPlaces:
     """Return where jobs wait that Synergy does not decide about.
 
     `ready`: jobs whose reason has stood for an epoch at least.
@@ -86,7 +86,7 @@ def find_crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Contai
     for node in nodes if partition_types else ():
         if any((p, kind) in partition_types for p in node.partitions for kind in ("", node.gpu_type)):
             partitions.update(node.partitions)
-    return Crowded(frozenset(partitions), frozenset(accounts), full_accounts=frozenset(full_accounts))
+    return CrowdedPlaces(frozenset(partitions), frozenset(accounts), full_accounts=frozenset(full_accounts))
 
 
 def is_filled_now(reason: str) -> bool:
@@ -236,7 +236,7 @@ class _Stock:
             node = nodes_for_row[i]
             self._free[self._key(node)] -= gpus
             if node.room is not None:
-                room = needs.on(gpus, node.threads_per_core, node.room.memory_mib)
+                room = needs.room_for(gpus, node.threads_per_core, node.room.memory_mib)
                 self._room[node.name] = self._room[node.name].plus(room, -1)
         return {job_id: keeps[job_id] for job_id in giving}
 
@@ -275,8 +275,8 @@ class _Stock:
 def _freed_room(holder: _Holder, node: Node, keeps: Container[str]) -> Room:
     """Return what goes with the GPUs that the holder gives back on the node."""
     threads, memory = node.threads_per_core, node.room.memory_mib if node.room is not None else 0
-    before = holder.job.needs.on(holder.job.shape.gpus_per_node, threads, memory)
-    return before.plus(holder.job.needs.on(holder.each, threads, memory), -1) if node.name in keeps else before
+    before = holder.job.needs.room_for(holder.job.shape.gpus_per_node, threads, memory)
+    return before.plus(holder.job.needs.room_for(holder.each, threads, memory), -1) if node.name in keeps else before
 
 
 def _holds(node: Node, room: Room | None, needs: NodeNeeds, gpus: int) -> bool:
@@ -284,7 +284,7 @@ def _holds(node: Node, room: Room | None, needs: NodeNeeds, gpus: int) -> bool:
         return True
     if needs.whole_nodes:
         return room == node.room
-    return room.has_room_for(needs.on(gpus, node.threads_per_core, node.room.memory_mib))
+    return room.has_room_for(needs.room_for(gpus, node.threads_per_core, node.room.memory_mib))
 
 
 def _may_have(row: JobRow, node: Node, lists: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:

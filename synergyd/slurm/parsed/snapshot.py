@@ -31,7 +31,7 @@ class SubmittedJob:
 
     directive: Directive | None
     error: str
-    asked: Shape
+    requested_shape: Shape
     cpus_per_node: int
     # tasks of its sbatch line where they are more than one a node: such a job keeps its size
     own_tasks: int | None = None
@@ -39,7 +39,7 @@ class SubmittedJob:
     nodelist: tuple[str, ...] = ()  # its user's own --nodelist, which our ReqNodeList keeps
     excluded: tuple[str, ...] = ()  # its --exclude
     time_limit_s: float | None = None  # as on its sbatch line
-    continued: int = 0  # number of times that it began again
+    continuations: int = 0  # number of times that it began again
     throttle: int = 0  # its array's
     mail: str = ""  # MailType as its user set it, while a resize keeps some of its mails from being sent
     put_off_s: float | None = (
@@ -172,7 +172,10 @@ def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
 def is_as_submitted(row: JobRow, submission: SubmittedJob) -> bool:
     """Return whether the pending job asks for the size and the nodes of its sbatch line, so that nothing else can start."""
     now = shape_of(row, {})
-    size = (now.nodes, now.gpus_per_node) == (submission.asked.nodes, submission.asked.gpus_per_node)
+    size = (now.nodes, now.gpus_per_node) == (
+        submission.requested_shape.nodes,
+        submission.requested_shape.gpus_per_node,
+    )
     return size and row.req_nodes == submission.nodelist
 
 
@@ -257,7 +260,7 @@ def job_of(
     """
     state = state_of(row)
     directive, error = submission.directive, submission.error
-    names, shut = open_partitions(row, submission.asked.nodes, partitions or {}, groups, qos_flags)
+    names, shut = open_partitions(row, submission.requested_shape.nodes, partitions or {}, groups, qos_flags)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
     if directive is not None and state is JobState.PENDING and (beyond := placement_obstacle(row, topology) or shut):
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
@@ -283,7 +286,9 @@ def job_of(
         begin_s=row.eligible_s if state is JobState.PENDING else None,
         restarts=row.restarts,
         shape=shape,
-        asked=submission.asked if submission.asked.gpu_type else replace(submission.asked, gpu_type=shape.gpu_type),
+        asked=submission.requested_shape
+        if submission.requested_shape.gpu_type
+        else replace(submission.requested_shape, gpu_type=shape.gpu_type),
         node_names=row.node_names,
         # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
         held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",

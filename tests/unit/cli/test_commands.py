@@ -350,7 +350,7 @@ def test_render(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # whose batch the plan's is stands in the stamp: by the directive alone it would be the script's own
     assert "SYNERGY_OWN_BATCH=1" in text
     for own in (False, True):
-        stamp = AdminCommentStamp(plan=Plan(), own_batch=own, asked=Shape("a100", 1, 8))
+        stamp = AdminCommentStamp(plan=Plan(), own_batch=own, requested_shape=Shape("a100", 1, 8))
         Slurm.comment = encode(stamp)
         assert ("SYNERGY_OWN_BATCH=1" in ctl(filled, "render", "7").output) == own
     # a Megatron-LM script without a batch has one micro-batch a replica of the sbatch line's 8 GPUs

@@ -146,7 +146,7 @@ def test_numbers_that_make_no_sense_leave_a_job_out() -> None:
         replace(good, end_s=None, report=Report(1, 0, 9, total=math.inf)),
     ):
         made = replay_queue([good, wrong], "db", ["a100"])
-        assert len(made.jobs) == 1 and made.left_out == {UNREADABLE: 1}
+        assert len(made.jobs) == 1 and made.excluded_jobs == {UNREADABLE: 1}
 
 
 def test_a_known_model_is_replayed_with_its_degrees() -> None:
@@ -235,7 +235,7 @@ def test_what_a_daemon_itself_has_stored_can_be_replayed(tmp_path: Path) -> None
     assert (there.submit_s, there.end_s, there.asked_gpus) == (gone.end_s, None, 2)
     assert recorded_cluster(kept, where) == {"a100": (2, 4)}
     made = replay_queue([gone, there], where, ["a100"])
-    assert not made.left_out and made.recorded_jcts_s == (721.0,)
+    assert not made.excluded_jobs and made.recorded_jcts_s == (721.0,)
     # the one that is still there is replayed to the end that it states
     assert [job.truth.end(0) for job in made.jobs] == [1000.0, 1000.0]
     code, out, err = invoke("--from-database", site.url, "--policy", "synergy,fifo", "--json", "-")

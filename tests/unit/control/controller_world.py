@@ -16,22 +16,22 @@ from synergy_core.records import Action, Cell, Cluster, Decision, Directive, Job
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
-    Answered,
     BatchReviewed,
     CarriedOut,
     ControlEvent,
-    Decided,
+    DecisionUnblocked,
     EpochDecided,
     HealthReviewed,
+    InstructionAnswered,
+    JobDecided,
     JobObserved,
     NodesRead,
     Observed,
     QueueRead,
     Refused,
-    Reported,
+    ReportsReceived,
     SnapshotTaken,
-    Ticked,
-    Unblocked,
+    TimePassed,
 )
 from synergyd.control.resize.instructions import AskCheckpoint, Instruction, LowerShield, Park, Release, Requeue, Update
 from synergyd.control.resize.lifecycle import (
@@ -163,7 +163,7 @@ class World:
                         assert not isinstance(output, ParkAgain) or output.job_id != PLAIN
                     case _:
                         if (answer := self.send(output)) is not None:
-                            queue.append(Answered(answer))
+                            queue.append(InstructionAnswered(answer))
             problem = self.controller.validate()
             assert problem == "", (event, problem)
 
@@ -211,7 +211,7 @@ class World:
 
     def epoch(self) -> None:
         self.look()
-        jobs = tuple(self.controller.as_decided_about(self.job(i), self.slurm.now_s) for i in self.slurm.jobs)
+        jobs = tuple(self.controller.decidable_job(self.job(i), self.slurm.now_s) for i in self.slurm.jobs)
         self.run(SnapshotTaken(Snapshot(self.slurm.now_s, self.cluster(), jobs), EPOCH_S))
         decisions = tuple(self.decision(job) for job in jobs if self.random.random() < 0.8)
         self.run(EpochDecided(decisions))
@@ -220,7 +220,7 @@ class World:
                 self.run(BatchReviewed(job.job_id, tuple(cell for cell, _ in TARGETS)))
             self.run(HealthReviewed())
         for decision in decisions:
-            self.run(Decided(decision, schedulable=self.random.random() < 0.9))
+            self.run(JobDecided(decision, schedulable=self.random.random() < 0.9))
 
     def decision(self, job: Job) -> Decision:
         cell, nodes = self.random.choice(TARGETS)
@@ -240,7 +240,7 @@ class World:
             job_id, max(0, job.restarts - stale), 5, step_s=0.5, plan=Plan(dp=2, global_batch=8), noise_scale=50.0,
             checkpoint_requests=self.checkpoints.get(key, 0), rebatching=True, failure=self.failure(),
         )  # fmt: skip
-        self.run(Reported((report,), job.restarts, None, job.shape))
+        self.run(ReportsReceived((report,), job.restarts, None, job.shape))
 
     def failure(self) -> EarlyFailure | None:
         kind, plan = self.random.choice((("exit", None), ("memory", Plan(dp=2, global_batch=8)), ("", None)))
@@ -288,9 +288,11 @@ class World:
             self.run(
                 JobObserved(job_id, 900.0, Observed(job.state, job.restarts, begin_s) if job else Observed("GONE"))
             )
-            self.run(Ticked(job_id))
+            self.run(TimePassed(job_id))
         for job_id in self.controller.jobs_to_unblock(self.cluster(), self.slurm.now_s):
-            self.run(Unblocked(job_id, self.controller.jobs[job_id].job if self.random.random() < 0.8 else None))
+            self.run(
+                DecisionUnblocked(job_id, self.controller.jobs[job_id].job if self.random.random() < 0.8 else None)
+            )
 
     def calm(self) -> None:
         """No more faults and no more decisions: everything under way ends in bounded time."""

@@ -13,23 +13,23 @@ from synergy_core.records import Action, Cell, Cluster, Decision, Directive, Job
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
-    Answered,
     BatchReviewed,
     CarriedOut,
     CheckpointTaken,
-    Decided,
+    DecisionUnblocked,
     EpochDecided,
     GpuTimeKnown,
+    InstructionAnswered,
+    JobDecided,
     JobObserved,
     NodesRead,
     Observed,
     QueueRead,
     Refused,
-    Reported,
+    ReportsReceived,
     SnapshotTaken,
     Tick,
-    Ticked,
-    Unblocked,
+    TimePassed,
 )
 from synergyd.control.resize.instructions import AskCheckpoint, Park, Release, Requeue, Target, Update
 from synergyd.control.resize.lifecycle import (
@@ -58,7 +58,7 @@ def running(job: Job = JOB, used: int = 2) -> Controller:
     """A controller with one running job that has reported, after an epoch's snapshot at 100 s."""
     controller = Controller(ResizeTimes(), 60.0)
     controller.handle(JobObserved(job.job_id, 0.0, Observed(job.state.value, job.restarts)), 90.0)
-    controller.handle(Reported((Report(1, job.restarts, 5, step_s=1.0, plan=PLAN),), job.restarts), 95.0)
+    controller.handle(ReportsReceived((Report(1, job.restarts, 5, step_s=1.0, plan=PLAN),), job.restarts), 95.0)
     controller.handle(SnapshotTaken(Snapshot(100.0, cluster(used), (job,)), 60.0), 100.0)
     return controller
 
@@ -73,17 +73,17 @@ def state(controller: Controller) -> ResizeState:
 
 def test_a_whole_resize_is_a_chain_of_events_and_instructions() -> None:
     controller = running()
-    assert instructions(controller.handle(Decided(RESIZE), 100.0)) == [AskCheckpoint(1, 0)]
-    assert instructions(controller.handle(Answered(CarriedOut(AskCheckpoint(1, 0))), 100.0)) == []
+    assert instructions(controller.handle(JobDecided(RESIZE), 100.0)) == [AskCheckpoint(1, 0)]
+    assert instructions(controller.handle(InstructionAnswered(CarriedOut(AskCheckpoint(1, 0))), 100.0)) == []
     requeue = Requeue(1, 0, shield=("n1",), may_stay=True, target=Target(LARGE, ("n1",), CELL.plan))
     assert instructions(controller.handle(CheckpointTaken(1, 0, 1), 105.0)) == [requeue]
     pending = JobObserved(1, 0.0, Observed("PENDING", 1, 300.0))
     (update,) = instructions(controller.handle(pending, 110.0))
     assert isinstance(update, Update) and update.target.shape == LARGE
     # its last incarnation has just ended: it is released when Slurm takes it again
-    assert instructions(controller.handle(Answered(CarriedOut(update)), 110.5)) == []
-    assert instructions(controller.handle(Ticked(1), 112.0)) == [Release(1, first=True)]
-    controller.handle(Answered(CarriedOut(Release(1, first=True))), 112.0)
+    assert instructions(controller.handle(InstructionAnswered(CarriedOut(update)), 110.5)) == []
+    assert instructions(controller.handle(TimePassed(1), 112.0)) == [Release(1, first=True)]
+    controller.handle(InstructionAnswered(CarriedOut(Release(1, first=True))), 112.0)
     controller.handle(JobObserved(1, 0.0, Observed("RUNNING", 1)), 113.0)
     assert state(controller) is ResizeState.RUNNING and controller.jobs[1].lifecycle.plan == CELL.plan
     events = [entry.event for entry in controller.story(1) if entry.was != entry.state]
@@ -96,27 +96,27 @@ def test_each_line_of_a_story_names_the_event_that_caused_it() -> None:
     job = replace(JOB, state=JobState.PENDING, node_names=(), start_s=None)
     controller.handle(JobObserved(1, 0.0, Observed("PENDING")), 90.0)
     controller.handle(SnapshotTaken(Snapshot(100.0, cluster(0), (job,)), 60.0), 100.0)
-    first = controller.handle(Decided(replace(RESIZE, action=Action.START)), 100.0)
+    first = controller.handle(JobDecided(replace(RESIZE, action=Action.START)), 100.0)
     (update,) = instructions(first)
-    second = controller.handle(Answered(CarriedOut(update)), 100.0)  # type: ignore[arg-type]
+    second = controller.handle(InstructionAnswered(CarriedOut(update)), 100.0)  # type: ignore[arg-type]
     events = [o.event for o in (*first, *second) if isinstance(o, Remember)]
     assert events == ["Wanted", "CarriedOut"]
 
 
 def test_what_others_hold_waits_and_is_done_once_they_have_left() -> None:
     controller = running(used=4)
-    assert instructions(controller.handle(Decided(RESIZE), 100.0)) == []
-    assert controller.jobs[1].blocked == RESIZE and controller.jobs_to_unblock(cluster(4), 101.0) == []
+    assert instructions(controller.handle(JobDecided(RESIZE), 100.0)) == []
+    assert controller.jobs[1].blocked_decision == RESIZE and controller.jobs_to_unblock(cluster(4), 101.0) == []
     assert controller.jobs_to_unblock(cluster(2), 101.0) == [1]
-    assert instructions(controller.handle(Unblocked(1, JOB), 101.0)) == [AskCheckpoint(1, 0)]
-    assert controller.handle(Unblocked(1, JOB), 101.0) == []  # once
+    assert instructions(controller.handle(DecisionUnblocked(1, JOB), 101.0)) == [AskCheckpoint(1, 0)]
+    assert controller.handle(DecisionUnblocked(1, JOB), 101.0) == []  # once
 
 
 def test_a_decision_that_waited_is_void_when_its_user_has_changed_the_job_or_an_epoch_has_passed() -> None:
     controller = running(used=4)
-    controller.handle(Decided(RESIZE), 100.0)
-    assert controller.handle(Unblocked(1, None), 101.0) == [] and controller.jobs[1].blocked is None
-    controller.handle(Decided(RESIZE), 160.0)
+    controller.handle(JobDecided(RESIZE), 100.0)
+    assert controller.handle(DecisionUnblocked(1, None), 101.0) == [] and controller.jobs[1].blocked_decision is None
+    controller.handle(JobDecided(RESIZE), 160.0)
     controller.handle(EpochDecided(()), 160.0)
     assert controller.jobs_to_unblock(cluster(0), 161.0) == []
 
@@ -129,7 +129,7 @@ def test_who_is_not_to_be_touched_is_not(change: dict[str, object]) -> None:
     for action in Action:
         controller = running(job, used=0)
         cell = None if action is Action.WAIT else CELL
-        assert instructions(controller.handle(Decided(replace(RESIZE, action=action, cell=cell)), 100.0)) == []
+        assert instructions(controller.handle(JobDecided(replace(RESIZE, action=action, cell=cell)), 100.0)) == []
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -137,10 +137,10 @@ def test_a_job_that_need_not_make_way_any_more_goes_on(paused: bool) -> None:
     """In the simulator as in the daemon: both are shells over this."""
     controller = running()
     stop = Decision(1, Action.WAIT, None, (), text_reason("others gain more"))
-    assert instructions(controller.handle(Decided(stop), 100.0)) == [AskCheckpoint(1, 0)]
+    assert instructions(controller.handle(JobDecided(stop), 100.0)) == [AskCheckpoint(1, 0)]
     controller.handle(SnapshotTaken(Snapshot(160.0, cluster(), (replace(JOB, paused=paused),)), 60.0), 160.0)
     stays = Decision(1, Action.START, replace(CELL, shape=SMALL), ("n1",), text_reason("it may stay"))
-    controller.handle(Decided(stop if paused else stays), 160.0)
+    controller.handle(JobDecided(stop if paused else stays), 160.0)
     assert state(controller) is ResizeState.RUNNING and not controller.jobs[1].lifecycle.stopping
 
 
@@ -149,19 +149,19 @@ def test_a_job_fixed_at_its_own_size_keeps_its_own_degrees() -> None:
     job = replace(JOB, state=JobState.PENDING, node_names=(), fixed="its directive says resize=no")
     controller.handle(JobObserved(1, 0.0, Observed("PENDING")), 90.0)
     controller.handle(SnapshotTaken(Snapshot(100.0, cluster(0), (job,)), 60.0), 100.0)
-    (update,) = instructions(controller.handle(Decided(replace(RESIZE, action=Action.START)), 100.0))
+    (update,) = instructions(controller.handle(JobDecided(replace(RESIZE, action=Action.START)), 100.0))
     assert isinstance(update, Update) and update.target.plan is None
 
 
 def test_who_waits_is_parked_first_by_itself_then_with_the_others() -> None:
     controller = Controller(ResizeTimes(), 60.0)
     job = replace(JOB, state=JobState.PENDING, node_names=())
-    wait = Decided(Decision(1, Action.WAIT, None, (), text_reason("full")))
+    wait = JobDecided(Decision(1, Action.WAIT, None, (), text_reason("full")))
     for at_s, wanted in ((100.0, [Park(1, 900.0)]), (160.0, [ParkAgain(1, 900.0)])):
         controller.handle(JobObserved(1, 0.0, Observed("PENDING", 0, at_s)), at_s)
         controller.handle(SnapshotTaken(Snapshot(at_s, cluster(4), (job,)), 60.0), at_s)
         assert instructions(controller.handle(wait, at_s)) == wanted
-        controller.handle(Answered(CarriedOut(Park(1, 900.0))), at_s)
+        controller.handle(InstructionAnswered(CarriedOut(Park(1, 900.0))), at_s)
     assert instructions(controller.handle(replace(wait, schedulable=False), 220.0)) == []
     controller.handle(JobObserved(1, 0.0, Observed("PENDING", 0, 900.0)), 220.0)
     assert instructions(controller.handle(wait, 220.0)) == []  # it is far from starting
@@ -171,8 +171,8 @@ def test_a_refused_parking_is_tried_again_as_the_first() -> None:
     controller = Controller(ResizeTimes(), 60.0)
     controller.handle(JobObserved(1, 0.0, Observed("PENDING")), 100.0)
     controller.handle(SnapshotTaken(Snapshot(100.0, cluster(4), (replace(JOB, state=JobState.PENDING),)), 60.0), 100.0)
-    controller.handle(Answered(Refused(Park(1, 900.0), "away", transient=True)), 100.0)
-    wait = Decided(Decision(1, Action.WAIT, None, (), text_reason("full")))
+    controller.handle(InstructionAnswered(Refused(Park(1, 900.0), "away", transient=True)), 100.0)
+    wait = JobDecided(Decision(1, Action.WAIT, None, (), text_reason("full")))
     assert instructions(controller.handle(wait, 100.0)) == [Park(1, 900.0)]
 
 
@@ -189,7 +189,7 @@ def test_what_slurm_calls_a_job_is_told_once() -> None:
 
 def test_a_lost_node_gives_up_what_aims_at_it() -> None:
     controller = running()
-    controller.handle(Decided(RESIZE), 100.0)
+    controller.handle(JobDecided(RESIZE), 100.0)
     (remember,) = controller.handle(NodesRead(frozenset({"n2"})), 101.0)
     assert isinstance(remember, Remember) and "n1 can't take jobs now" in remember.story[0]
     assert state(controller) is ResizeState.RUNNING
@@ -199,10 +199,10 @@ def test_reports_of_another_incarnation_change_nothing() -> None:
     controller = running()
     before = controller.jobs[1].report
     for restarts in (1, 2, 99):
-        assert controller.handle(Reported((Report(1, restarts, 9),), 0), 101.0) == []
+        assert controller.handle(ReportsReceived((Report(1, restarts, 9),), 0), 101.0) == []
     assert (
-        controller.handle(Reported((Report(77, 0, 9),), 0), 101.0) == []
-        and controller.handle(Reported((), 0), 1.0) == []
+        controller.handle(ReportsReceived((Report(77, 0, 9),), 0), 101.0) == []
+        and controller.handle(ReportsReceived((), 0), 1.0) == []
     )
     assert controller.jobs[1].report == before
 
@@ -212,7 +212,7 @@ def test_what_is_learnt_is_without_the_neighbours_share() -> None:
     for slowdown, step_s in ((1.0, 0.5), (2.0, 1.0)):
         controller = running()
         controller.jobs[1].slowdown = slowdown
-        controller.handle(Reported((Report(1, 0, 6, step_s=step_s, plan=PLAN),) * 3, 0, (0.5, 0), SMALL), 101.0)
+        controller.handle(ReportsReceived((Report(1, 0, 6, step_s=step_s, plan=PLAN),) * 3, 0, (0.5, 0), SMALL), 101.0)
         speeds.append(controller.profiles[1].measured[-1].step_s)
     assert speeds[0] == speeds[1]
 
@@ -221,7 +221,7 @@ def test_a_job_is_told_of_a_better_batch_once_and_the_story_says_so() -> None:
     job = replace(JOB, directive=Directive(global_batch=(8, 64)))
     controller = running(job)
     report = Report(1, 0, 6, step_s=1.0, plan=PLAN, noise_scale=1000.0, rebatching=True)
-    controller.handle(Reported((report,), 0), 101.0)
+    controller.handle(ReportsReceived((report,), 0), 101.0)
     better = Cell(SMALL, replace(PLAN, micro_batch=8, global_batch=64), 64.0, 1.0, 64.0, 1.0, 0)
     told = controller.handle(BatchReviewed(1, (better,)), 101.0)
     assert [type(o) for o in told] == [Remember, TellBatch]
@@ -235,12 +235,12 @@ def test_who_leaves_teaches_how_long_jobs_take_and_is_forgotten() -> None:
     (gone,) = controller.handle(QueueRead(frozenset()), 160.0)
     assert isinstance(gone, Remember) and gone.lifecycle.state is ResizeState.GONE
     assert controller.jobs == {} and list(controller.durations._ended) == [100.0]
-    assert controller.handle(Ticked(1), 161.0) == controller.handle(Decided(RESIZE), 161.0) == []
+    assert controller.handle(TimePassed(1), 161.0) == controller.handle(JobDecided(RESIZE), 161.0) == []
 
 
 def test_what_was_stored_goes_on_and_the_last_instruction_is_sent_again() -> None:
     controller = running()
-    controller.handle(Decided(RESIZE), 100.0)
+    controller.handle(JobDecided(RESIZE), 100.0)
     again = Controller(ResizeTimes(), 60.0)
     report = controller.jobs[1].report
     assert report is not None
@@ -248,7 +248,7 @@ def test_what_was_stored_goes_on_and_the_last_instruction_is_sent_again() -> Non
         [controller.jobs[1].lifecycle], controller.profiles, {1: (report, 95.0), 2: (replace(report, job_id=2), 95.0)}
     )
     assert set(again.jobs) == {1} and again.jobs[1].profile == controller.jobs[1].profile
-    assert instructions(again.handle(Ticked(1), 101.0)) == [AskCheckpoint(1, 0)]
+    assert instructions(again.handle(TimePassed(1), 101.0)) == [AskCheckpoint(1, 0)]
     again.handle(JobObserved(2, 0.0, Observed("RUNNING", 0)), 101.0)
     assert again.has_reported(2, 0) and not again.has_reported(2, 1)
 
@@ -261,7 +261,7 @@ def test_validate_finds_what_may_never_be() -> None:
         {"lifecycle": replace(tracked.lifecycle, state=ResizeState.GONE)},
         {"lifecycle": replace(tracked.lifecycle, state=ResizeState.PARKED)},
         {"lifecycle": replace(tracked.lifecycle, job_id=2)},
-        {"blocked": replace(RESIZE, job_id=2)},
+        {"blocked_decision": replace(RESIZE, job_id=2)},
         {"slowdown": 0.5},
     ]
     for change in wrong:

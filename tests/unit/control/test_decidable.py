@@ -8,7 +8,7 @@ import pytest
 from synergy_core.job_report import Report
 from synergy_core.records import Job, Plan, Profile
 
-from synergyd.control.decidable import FIRST_UNMEASURED_S, UNMEASURED_S, as_decided_about
+from synergyd.control.decidable import FIRST_UNMEASURED_S, UNMEASURED_S, decidable_job
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.tracked import TrackedJob
 from tests.unit.scheduler.builders import NOW, job
@@ -20,7 +20,7 @@ KNOWN = Profile(samples=5)
 
 def fixed(seen: Job, report: Report = SILENT, profile: Profile | None = KNOWN, before: Job | None = None) -> str:
     tracked = TrackedJob(lifecycle=JobLifecycle(1, 0.0), report=report, profile=profile, job=before)
-    return as_decided_about(seen, tracked, NOW).fixed
+    return decidable_job(seen, tracked, NOW).fixed
 
 
 def test_a_restarted_job_keeps_its_size_until_it_was_measured_there() -> None:
@@ -54,5 +54,5 @@ def test_one_that_has_to_change_is_not_kept() -> None:
     [("Priority", "waits in Slurm's queue as it was submitted"), ("BadConstraints", "did not start it with any size")],
 )
 def test_explain_tells_how_a_job_was_left_to_slurm(reason: str, words: str) -> None:
-    seen = as_decided_about(job(1), TrackedJob(lifecycle=JobLifecycle(1, 0.0, left_to_slurm_reason=reason)), NOW)
+    seen = decidable_job(job(1), TrackedJob(lifecycle=JobLifecycle(1, 0.0, left_to_slurm_reason=reason)), NOW)
     assert seen.directive is None and words in seen.directive_error and reason in seen.directive_error

@@ -26,8 +26,8 @@ from synergy_core.records import (
 )
 
 from synergyd.control.controller import Controller
-from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, needs_as_much, size_to_fall_back_to
-from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
+from synergyd.control.failed_plans import NO_BANS, Bans, FailedPlans, fallback_target, needs_as_much
+from synergyd.control.resize.events import JobObserved, Observed, ReportsReceived, SnapshotTaken
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.resize_request import resize_request
@@ -57,7 +57,7 @@ def running(job: Job = JOB, plan: Plan | None = PLAN) -> Controller:
 
 def tell(controller: Controller, step: int = 0, failure: EarlyFailure | None = None, **more: Any) -> list[Output]:
     report = Report(1, controller.jobs[1].lifecycle.incarnation, step, step_s=1.0, plan=PLAN, failure=failure)
-    return controller.handle(Reported((report,), report.restarts, **more), 100.0)
+    return controller.handle(ReportsReceived((report,), report.restarts, **more), 100.0)
 
 
 def told(outputs: list[Output]) -> str:
@@ -70,32 +70,32 @@ def told(outputs: list[Output]) -> str:
 def test_a_plan_is_banned_for_its_program_on_its_type() -> None:
     failed_plans = FailedPlans()
     stored = failed_plans.add(JOB, "a100", EXIT, None)
-    bans = failed_plans.of(replace(JOB, job_id=2, name="gpt-8"))
-    assert bans.rules_out(cell(PLAN)) and bans.rules_out(cell(replace(PLAN, global_batch=64)))
-    assert not bans.rules_out(cell(PLAN, "h100")) and not bans.rules_out(cell(replace(PLAN, tp=1, dp=4)))
+    bans = failed_plans.bans_for(replace(JOB, job_id=2, name="gpt-8"))
+    assert bans.is_banned(cell(PLAN)) and bans.is_banned(cell(replace(PLAN, global_batch=64)))
+    assert not bans.is_banned(cell(PLAN, "h100")) and not bans.is_banned(cell(replace(PLAN, tp=1, dp=4)))
     others: tuple[dict[str, Any], ...] = (
         {"name": "bert"},
         {"uid": 5},
         {"directive": Directive(model="llama2-7b")},
         {"directive": None},
     )
-    assert all(failed_plans.of(replace(JOB, **change)) == NO_BANS for change in others)
+    assert all(failed_plans.bans_for(replace(JOB, **change)) == NO_BANS for change in others)
     after = FailedPlans()
     after.load({**stored, "job:1": Profile(), "failed:": Profile(), "failed:plan": Profile()})
-    assert after.of(JOB) == bans
+    assert after.bans_for(JOB) == bans
     assert failed_plans.add(JOB, "a100", EXIT, None) == {}, "known"
 
 
 def test_out_of_memory_rules_out_all_that_need_as_much() -> None:
     failed_plans = FailedPlans()
     failed_plans.add(JOB, "a100", MEMORY, 1.5)
-    bans = failed_plans.of(JOB)
-    assert dict(bans.memory) == {"a100": pytest.approx(1.5, rel=0.001)} and bans.failed == frozenset()
-    assert bans.rules_out(cell(PLAN)) and bans.rules_out(cell(Plan(tp=1, dp=2, global_batch=8)))
-    assert not bans.rules_out(cell(Plan(tp=4, dp=1, global_batch=8)))
+    bans = failed_plans.bans_for(JOB)
+    assert dict(bans.memory) == {"a100": pytest.approx(1.5, rel=0.001)} and bans.failed_plans == frozenset()
+    assert bans.is_banned(cell(PLAN)) and bans.is_banned(cell(Plan(tp=1, dp=2, global_batch=8)))
+    assert not bans.is_banned(cell(Plan(tp=4, dp=1, global_batch=8)))
     for wrong in (math.inf, math.nan, -1.0, None, 1.2):
         failed_plans.add(JOB, "a100", MEMORY, wrong)
-        assert failed_plans.of(JOB) == bans
+        assert failed_plans.bans_for(JOB) == bans
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_program_bans_a_bounded_number_of_plans() -> None:
     failed_plans = FailedPlans()
     for dp in range(1, 100):
         failed_plans.add(JOB, "a100", replace(EXIT, plan=Plan(dp=dp, global_batch=dp)), None)
-    assert len(failed_plans.of(JOB).failed) == 16
+    assert len(failed_plans.bans_for(JOB).failed_plans) == 16
 
 
 # -- what a job goes back to ---------------------------------------------------------------------------------------
@@ -130,10 +130,8 @@ def test_a_program_bans_a_bounded_number_of_plans() -> None:
 
 def test_back_to_what_ran_before_else_to_the_users_own() -> None:
     ran = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
-    assert size_to_fall_back_to(ran, PLAN, JOB) == ran
-    assert (
-        size_to_fall_back_to(None, PLAN, JOB) == size_to_fall_back_to(Target(HAS, (), PLAN), PLAN, JOB) == Target(ASKED)
-    )
+    assert fallback_target(ran, PLAN, JOB) == ran
+    assert fallback_target(None, PLAN, JOB) == fallback_target(Target(HAS, (), PLAN), PLAN, JOB) == Target(ASKED)
 
 
 def test_a_job_whose_launcher_waits_is_requeued() -> None:
@@ -171,9 +169,9 @@ def test_a_job_that_goes_on_in_place_is_left_alone() -> None:
 def test_a_script_that_is_broken_bans_nothing() -> None:
     controller = running()
     tell(controller, failure=replace(EXIT, goes_on=True))
-    assert controller.failed_plans.of(JOB) != NO_BANS
+    assert controller.failed_plans.bans_for(JOB) != NO_BANS
     outputs = tell(controller, failure=EarlyFailure(kind="exit", code=7, number=2))
-    assert controller.failed_plans.of(JOB) == Bans() and "under its own arguments" in told(outputs)
+    assert controller.failed_plans.bans_for(JOB) == Bans() and "under its own arguments" in told(outputs)
 
 
 def test_a_failure_is_taken_in_only_once_slurm_shows_the_start() -> None:
@@ -196,18 +194,18 @@ def test_a_job_has_a_number_of_returns_and_keeps_its_size_then() -> None:
     outputs = tell(controller, failure=replace(EXIT, number=MAX_RETURNS + 1))
     assert not any(isinstance(o, Requeue) for o in outputs)
     for state in (JobState.RUNNING, JobState.PENDING):
-        assert "failed" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
+        assert "failed" in controller.decidable_job(replace(JOB, state=state), 100.0).fixed
 
 
 def test_a_job_whose_checkpoints_load_on_as_many_gpus_alone_keeps_its_size() -> None:
     controller = running()
     tracked = controller.jobs[1]
     tell(controller)
-    assert controller.as_decided_about(JOB, 100.0).fixed == ""
+    assert controller.decidable_job(JOB, 100.0).fixed == ""
     tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=True))
     assert JOB.shape != JOB.asked
     for state in (JobState.RUNNING, JobState.PENDING):
-        assert "at this size alone" in controller.as_decided_about(replace(JOB, state=state), 100.0).fixed
+        assert "at this size alone" in controller.decidable_job(replace(JOB, state=state), 100.0).fixed
 
 
 @pytest.mark.parametrize(("own_size", "back"), [(False, ASKED), (True, HAS)])
@@ -217,13 +215,15 @@ def test_a_size_that_a_job_can_not_leave_is_where_it_goes_back_to(own_size: bool
     tracked = controller.jobs[1]
     tracked.profile = replace(tracked.profile or Profile(), accepts=Accepts(own_size=own_size))
     decided = Decision(1, Action.START, Cell(HAS, PLAN, 1.0, 1.0, 1.0, 1.0, 0), ("n1",), text_reason("Starts."))
-    asked = resize_request(tracked, decided, JOB, Cluster(())).asked
+    asked = resize_request(tracked, decided, JOB, Cluster(())).requested_target
     assert asked is not None and asked.shape == back
     unheard = replace(EXIT, plan=None)
-    controller.handle(Reported((Report(1, 0, 0, failure=unheard),), 0), 100.0)  # it says nothing of what it accepts
+    controller.handle(
+        ReportsReceived((Report(1, 0, 0, failure=unheard),), 0), 100.0
+    )  # it says nothing of what it accepts
     assert tracked.keeps_size is own_size
     told_now = Report(1, 0, 0, plan=PLAN, failure=replace(EXIT, number=2), accepts=Accepts(own_size=own_size))
-    controller.handle(Reported((told_now,), 0), 100.0)
+    controller.handle(ReportsReceived((told_now,), 0), 100.0)
     target = controller.jobs[1].lifecycle.target
     assert target is not None and target.shape == back
 
@@ -231,7 +231,7 @@ def test_a_size_that_a_job_can_not_leave_is_where_it_goes_back_to(own_size: bool
 def test_a_job_without_a_plan_left_starts_as_its_user_wrote_it() -> None:
     controller = running()
     controller.jobs[1].out_of_plans = True
-    assert "have failed" in controller.as_decided_about(replace(JOB, state=JobState.PENDING), 100.0).fixed
+    assert "have failed" in controller.decidable_job(replace(JOB, state=JobState.PENDING), 100.0).fixed
 
 
 def test_one_that_fails_while_its_checkpoint_is_awaited_goes_where_it_was_going() -> None:
@@ -258,15 +258,20 @@ def test_a_program_is_blamed_for_an_early_end_unless_it_has_trained_at_another_s
     """A slurmctld that has just started may start a job without its GPUs: then srun fails, and the script with it."""
     controller = running()
     tracked, plans = controller.jobs[1], controller.failed_plans
-    before = replace(tracked.lifecycle, asked=Target(ASKED), ran=Target(HAS if trained_resized else ASKED), launched=1)
+    before = replace(
+        tracked.lifecycle,
+        requested_target=Target(ASKED),
+        ran=Target(HAS if trained_resized else ASKED),
+        launched_incarnation=1,
+    )
     tracked.lifecycle = before
-    assert plans.ban_unresizable(tracked, before) == {} and not plans.of(JOB).script
-    tracked.lifecycle = replace(before, launched=1, incarnation=2, reruns=1)
+    assert plans.ban_unresizable(tracked, before) == {} and not plans.bans_for(JOB).script
+    tracked.lifecycle = replace(before, launched_incarnation=1, incarnation=2, reruns=1)
     stored = plans.ban_unresizable(tracked, before)
-    assert bool(stored) is not trained_resized and plans.of(JOB).script is not trained_resized
+    assert bool(stored) is not trained_resized and plans.bans_for(JOB).script is not trained_resized
     # what an earlier daemon has banned is allowed again as soon as a job of the program trains at another size
     banned = FailedPlans()
     banned.load({key: profile for key, profile in stored.items()})
     tracked.lifecycle = replace(before, ran=Target(HAS))
     lifted = banned.ban_unresizable(tracked, before)
-    assert not banned.of(JOB).script and bool(lifted) is bool(stored)
+    assert not banned.bans_for(JOB).script and bool(lifted) is bool(stored)

@@ -16,12 +16,12 @@ from synergyd.control.resize.events import (
     JobObserved,
     NodesRead,
     Observed,
-    Reported,
+    ReportsReceived,
     SnapshotTaken,
 )
 from synergyd.control.resize.hangs import MAX_HANGS, Hangs, hung_s, is_common_stall, longest_healthy_pause_s
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
-from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, times_of
+from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, make_resize_times
 from synergyd.control.state.node_health import DrainNode, RememberNodes
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import Output, Remember
@@ -46,14 +46,14 @@ def running(*jobs: Job, at_s: float = 100.0) -> Controller:
 def see(controller: Controller, *jobs: Job, at_s: float = 100.0) -> None:
     for job in jobs:
         controller.handle(JobObserved(job.job_id, 0.0, Observed(job.state.value, job.restarts)), at_s - 1)
-    seen = tuple(controller.as_decided_about(job, at_s) for job in jobs)
+    seen = tuple(controller.decidable_job(job, at_s) for job in jobs)
     controller.handle(SnapshotTaken(Snapshot(at_s, Cluster(NODES), seen), 60.0), at_s)
 
 
 def tell(controller: Controller, at_s: float, step: int = 50, job_id: int = 1, **said: Any) -> list[Output]:
     restarts = controller.jobs[job_id].lifecycle.incarnation
     report = Report(job_id, restarts, step, plan=PLAN, **{"step_s": 1.0, **said})
-    return controller.handle(Reported((report,), restarts), at_s)
+    return controller.handle(ReportsReceived((report,), restarts), at_s)
 
 
 def review(controller: Controller, at_s: float, drains: bool = False) -> list[Output]:
@@ -81,12 +81,12 @@ def test_a_run_that_hangs_is_requeued_and_decided_about_anew() -> None:
     controller.handle(JobObserved(1, 0.0, Observed("PENDING", 1)), 1910.0)
     assert controller.jobs[1].lifecycle.state is ResizeState.QUEUED
     waits = replace(JOB, state=JobState.PENDING, restarts=1, node_names=())
-    assert controller.as_decided_about(waits, 1910.0).shun == ("n1",)
-    assert controller.as_decided_about(waits, 1910.0 + 3600.0).shun == ()
+    assert controller.decidable_job(waits, 1910.0).shun == ("n1",)
+    assert controller.decidable_job(waits, 1910.0 + 3600.0).shun == ()
 
 
 def test_no_run_is_started_again_by_default() -> None:
-    controller = Controller(times_of(Settings()), 60.0, size_changes=SizeChanges(assumed=True))
+    controller = Controller(make_resize_times(Settings()), 60.0, size_changes=SizeChanges(assumed=True))
     see(controller, JOB)
     tell(controller, 100.0, stalled_s=1e6)
     assert Requeue(1, 0) not in review(controller, 200.0)
@@ -264,14 +264,14 @@ def test_slow_nodes_of_two_users_get_a_penalty_and_are_drained_where_that_is_wan
 def test_a_job_with_a_straggler_takes_that_node_last() -> None:
     controller = running(WIDE)
     tell(controller, 100.0, slow_nodes=("n2",), slow_times=(1.5,))
-    job = controller.as_decided_about(WIDE, 110.0)
+    job = controller.decidable_job(WIDE, 110.0)
     assert (job.shun, job.slowed) == (("n2",), 1.5)
     # of a launcher before this one, which does not say how slow
     tell(controller, 120.0, slow_nodes=("n2",))
-    assert controller.as_decided_about(WIDE, 130.0).slowed == 1.2
+    assert controller.decidable_job(WIDE, 130.0).slowed == 1.2
     # a report of an incarnation before, or of nodes that it does not hold
-    assert controller.as_decided_about(replace(WIDE, restarts=1), 130.0).shun == ()
-    assert controller.as_decided_about(replace(WIDE, node_names=("n1", "n3")), 130.0).shun == ()
+    assert controller.decidable_job(replace(WIDE, restarts=1), 130.0).shun == ()
+    assert controller.decidable_job(replace(WIDE, node_names=("n1", "n3")), 130.0).shun == ()
 
 
 def test_a_job_alone_on_a_node_is_compared_with_runs_like_it() -> None:
@@ -295,7 +295,7 @@ def test_a_node_that_slurm_lost_under_a_job_is_marked() -> None:
 
 
 def silent(controller: Controller, at_s: float, idle_s: float | None) -> list[Output]:
-    return controller.handle(Reported((Report(1, 0, 0, idle_s=idle_s, silent=True),), 0), at_s)
+    return controller.handle(ReportsReceived((Report(1, 0, 0, idle_s=idle_s, silent=True),), 0), at_s)
 
 
 def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
@@ -306,7 +306,7 @@ def test_a_job_that_does_nothing_is_told_and_goes_on_smaller() -> None:
     assert controller.reports == {}  # nobody could be asked for a checkpoint
     outputs = review(controller, 400.0)
     assert "its GPUs do nothing" in told(outputs)
-    assert controller.as_decided_about(JOB, 400.0).idle_s == 300.0
+    assert controller.decidable_job(JOB, 400.0).idle_s == 300.0
     assert told(review(controller, 460.0)) == ""
     outputs = review(controller, 3800.0)
     assert AskCheckpoint(1, 0) in outputs and "its GPUs did nothing" in told(outputs)
@@ -330,7 +330,7 @@ def test_a_job_that_has_worked_is_not_taken_for_one_that_never_did() -> None:
     outputs = review(controller, 10_000.0)
     assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
     tell(controller, 10_010.0, step=10, idle_s=4000.0)  # it makes steps
-    assert controller.as_decided_about(JOB, 10_020.0).idle_s is None
+    assert controller.decidable_job(JOB, 10_020.0).idle_s is None
     assert "its GPUs do nothing" not in told(review(controller, 10_020.0))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synergy_core.job_report import EarlyFailure, InPlace
 from synergy_core.records import Plan
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.reviews import SHORT_S, review_loss
@@ -40,7 +40,7 @@ def decided(site: Site, in_place: InPlace | None) -> Plan:
 
 def test_another_plan_for_the_same_gpus_needs_no_requeue(site: Site) -> None:
     plan = decided(site, InPlace())
-    assert (site.life(1).state, site.post.answers) == (ResizeState.RESTARTING, {(1, 0): (1000, Told(plan, 1))})
+    assert (site.life(1).state, site.post.answers) == (ResizeState.RESTARTING, {(1, 0): (1000, ReportAnswer(plan, 1))})
     site.report(1, plan=plan, in_place=InPlace(number=1, order=1))
     site.tick(1)
     assert (site.life(1).state, site.life(1).plan, site.post.answers) == (ResizeState.RUNNING, plan, {})
@@ -72,7 +72,7 @@ def test_the_next_daemon_gives_the_same_order_again(site: Site) -> None:
     site.daemon = site.start()
     site.epoch(1)
     site.tick(1)
-    assert site.post.answers == {(1, 0): (1000, Told(plan, 1))}
+    assert site.post.answers == {(1, 0): (1000, ReportAnswer(plan, 1))}
     site.report(1, plan=plan, in_place=InPlace(number=1, order=1))
     site.tick(1)
     assert site.life(1).state is ResizeState.RUNNING and site.slurm.requeued == []

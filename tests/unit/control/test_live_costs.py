@@ -44,7 +44,7 @@ def test_changes_without_a_requeue_have_a_price_of_their_own(site: Site) -> None
     for _ in range(10):
         site.report(1, plan=NARROW, resharding=True, in_place=ABLE)
         site.epoch(60)
-        if site.life(1).joined:
+        if site.life(1).joined_nodes:
             break
     expander(site)
     target = site.life(1).target

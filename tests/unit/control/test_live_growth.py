@@ -9,7 +9,7 @@ import pytest
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
 from synergy_core.wire.expander import expander_name
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import Site
@@ -47,9 +47,11 @@ def expander(site: Site, **changes: object) -> None:
 def test_a_node_joins_while_the_job_trains(site: Site) -> None:
     grown(site)
     life = site.life(1)
-    assert (life.state, life.joined) == (ResizeState.JOINING, ("n2",))
+    assert (life.state, life.joined_nodes) == (ResizeState.JOINING, ("n2",))
     plan = life.target.plan if life.target else None
-    assert plan is not None and site.post.answers == {(1, 0): (1000, Told(plan, 1, nodes=("n1", "n2"), joins=True))}
+    assert plan is not None and site.post.answers == {
+        (1, 0): (1000, ReportAnswer(plan, 1, nodes=("n1", "n2"), joins=True))
+    }
     assert site.slurm.signals == [], "no checkpoint before the node is there"
     expander(site)
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1))
@@ -57,7 +59,7 @@ def test_a_node_joins_while_the_job_trains(site: Site) -> None:
     assert site.life(1).state is ResizeState.CHECKPOINTING
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1), checkpoint_requests=1)
     site.tick(1)
-    assert site.post.answers == {(1, 0): (1000, Told(plan, 2, nodes=("n1", "n2")))}
+    assert site.post.answers == {(1, 0): (1000, ReportAnswer(plan, 2, nodes=("n1", "n2")))}
     site.report(1, plan=plan, in_place=replace(ABLE, joined=1, order=2, number=1))
     site.tick(1)
     assert site.life(1).state is ResizeState.RUNNING and "resized live" in site.story(1)
@@ -72,7 +74,7 @@ def test_nodes_that_can_not_be_had_cost_nothing(site: Site) -> None:
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1, join_refusal=BUSY))
     site.tick(1)
     life = site.life(1)
-    assert (life.state, life.target, life.joined, life.join_refusal) == (ResizeState.RUNNING, None, (), BUSY)
+    assert (life.state, life.target, life.joined_nodes, life.join_refusal) == (ResizeState.RUNNING, None, (), BUSY)
     assert BUSY in site.story(1) and site.slurm.signals == [] and site.slurm.requeued == []
     grown(site, replace(ABLE, joined=1, join_refusal=BUSY))
     assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).in_place, "next time by a requeue"
@@ -86,14 +88,14 @@ def test_nodes_that_have_gone_before_the_checkpoint_cost_nothing(site: Site) -> 
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1, join_refusal="exit code 1"))
     site.tick(1)
     life = site.life(1)
-    assert (life.state, life.target, life.joined, site.slurm.requeued) == (ResizeState.RUNNING, None, (), [])
+    assert (life.state, life.target, life.joined_nodes, site.slurm.requeued) == (ResizeState.RUNNING, None, (), [])
 
 
 def test_launchers_that_do_not_answer_cost_nothing(site: Site) -> None:
     grown(site)
     for _ in range(4):
         site.tick(30)
-    assert (site.life(1).state, site.life(1).joined) == (ResizeState.RUNNING, ())
+    assert (site.life(1).state, site.life(1).joined_nodes) == (ResizeState.RUNNING, ())
 
 
 def test_launchers_that_can_not_are_requeued(site: Site) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import SCRIPT, Site
@@ -52,7 +52,7 @@ def test_a_node_is_given_back_without_a_requeue(site: Site) -> None:
     plan = shrunk(site)
     assert (site.life(1).state, site.post.answers) == (
         ResizeState.RESTARTING,
-        {(1, 0): (1000, Told(plan, 1, nodes=("n1",)))},
+        {(1, 0): (1000, ReportAnswer(plan, 1, nodes=("n1",)))},
     )
     assert nodes_of(site) == ["n1", "n2"], "its processes are there"
     site.report(1, plan=plan, in_place=InPlace(number=1, order=1))

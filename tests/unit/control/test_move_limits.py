@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from synergy_core.records import Directive, JobState, Profile
 
-from synergyd.control.move_limits import is_changing, quiet_until, remaining_move_caps, with_move_limits, write_gib_s
+from synergyd.control.move_limits import (
+    find_quiet_end_minute,
+    is_changing,
+    remaining_move_caps,
+    with_move_limits,
+    write_gib_s,
+)
 from synergyd.control.resize.events import Acknowledged, CarriedOut, Preempted, Wanted
 from synergyd.control.resize.instructions import AskCheckpoint
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
@@ -31,7 +37,7 @@ NIGHT, NOON, EVENING = 5, 720, 1200
     ("minute", "until"), [(479, None), (480, 1080), (1079, 1080), (1080, None), (1350, 360), (5, 360), (360, None)]
 )
 def test_a_span_may_pass_midnight(minute: int, until: int | None) -> None:
-    assert quiet_until(QUIET.quiet_hours, minute) == until
+    assert find_quiet_end_minute(QUIET.quiet_hours, minute) == until
 
 
 def test_in_quiet_hours_only_a_need_changes_a_running_job() -> None:
@@ -63,7 +69,7 @@ def test_a_reservation_far_ahead_is_no_need() -> None:
 
 
 def test_changes_from_under_a_clock_that_was_ahead_count_from_now() -> None:
-    moves = Moves((NOW_S + 1e9, NOW_S + 2e9)).not_after(NOW_S)
+    moves = Moves((NOW_S + 1e9, NOW_S + 2e9)).without_times_after(NOW_S)
     assert moves.again_s(2, NOW_S) == 86_400.0
 
 
@@ -72,7 +78,7 @@ def test_a_life_remembers_changes_that_were_begun_and_what_its_checkpoint_took()
     asked = advance(life, Wanted(LARGE, "cause", 0, SMALL), NOW_S, LIMITS).life
     assert asked.moves.at_s == (NOW_S,)
     assert advance(life, Preempted("cause"), NOW_S, LIMITS).life.moves.at_s == (NOW_S,)
-    assert advance(life, Wanted(LARGE, "time", 0, SMALL, due=True), NOW_S, LIMITS).life.moves == NO_MOVES
+    assert advance(life, Wanted(LARGE, "time", 0, SMALL, is_due=True), NOW_S, LIMITS).life.moves == NO_MOVES
     waits = JobLifecycle(JOB, 0.0, ResizeState.QUEUED, NOW_S)
     assert advance(waits, Wanted(LARGE, "start", 0, SMALL), NOW_S, LIMITS).life.moves == NO_MOVES
     told = advance(asked, CarriedOut(AskCheckpoint(JOB, 0)), NOW_S + 1, LIMITS).life
@@ -106,7 +112,7 @@ def test_what_is_under_way_counts_with_the_rates_of_its_checkpoints() -> None:
     caps = remaining_move_caps(
         {1: known, 2: named, 3: unknown}, Settings(max_resizes=4, max_checkpoint_gibps=20.0), NOW_S
     )
-    assert (caps.most, caps.under_way, set(caps.needed)) == (4, 2, {1})
+    assert (caps.most, caps.under_way, set(caps.urgent_jobs)) == (4, 2, {1})
     assert caps.writing_gib_s == pytest.approx(checkpoint_gib / 10 + 20.0)
     assert caps.rate(2) == pytest.approx(checkpoint_gib / 10) and caps.rate(3) == 20.0
     assert remaining_move_caps({1: known}, Settings(), NOW_S) is NO_CAPS

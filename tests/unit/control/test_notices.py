@@ -9,8 +9,8 @@ import pytest
 from synergy_core.records import Cell, Directive, Job, JobState, Plan, Shape
 
 from synergyd.control.controller import Controller
-from synergyd.control.notices import DEADLINE, deadline_obstacle, late_deadlines, notice_of
-from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, times_of
+from synergyd.control.notices import DEADLINE, deadline_obstacle, late_deadlines, make_notice
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, make_resize_times
 from synergyd.control.tracked import Remember, TrackedJob
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
@@ -47,16 +47,16 @@ def step(event: str, was: str, state: str, *story: str, **life: object) -> Remem
     ],
 )
 def test_steps_that_are_notices(remembered: Remember, event: str | None) -> None:
-    found = notice_of(remembered, None, 2000.0)
+    found = make_notice(remembered, None, 2000.0)
     assert (found.event if found else None) == event
     if found:
-        again = notice_of(remembered, None, 9000.0)
+        again = make_notice(remembered, None, 9000.0)
         assert again is not None and again.key == found.key, "a daemon that comes back makes the same of it"
 
 
 def test_the_first_start_is_no_resize() -> None:
     life = JobLifecycle(7, 1000.0, state=ResizeState.RUNNING)
-    assert notice_of(Remember(life, ResizeState.RELEASED, "Observed", ("started",)), None, 2.0) is None
+    assert make_notice(Remember(life, ResizeState.RELEASED, "Observed", ("started",)), None, 2.0) is None
 
 
 def test_a_deadline_is_out_of_reach_where_the_best_size_takes_longer() -> None:
@@ -79,7 +79,7 @@ def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(Controller, "progress", progress)
-    controller = Controller(times_of(Settings()), 60.0)
+    controller = Controller(make_resize_times(Settings()), 60.0)
     shape, directive = Shape("a100", 1, 1), Directive(deadline_s=500.0)
     for i in (1, 2, 3):
         job = Job(i, "j", "u", 1, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape=shape, asked=shape)
@@ -88,7 +88,7 @@ def test_what_deadlines_cost_grows_as_their_number(monkeypatch: pytest.MonkeyPat
         )
     assert [late.lifecycle.job_id for late in late_deadlines(controller, {}, 1000.0)] == [1, 2]
     assert list(late_deadlines(controller, {}, 1001.0)) == [], "once a deadline"
-    again = Controller(times_of(Settings()), 60.0)
+    again = Controller(make_resize_times(Settings()), 60.0)
     again.restore([t.lifecycle for t in controller.jobs.values()], {}, {}, 1002.0)
     for i, tracked in controller.jobs.items():
         again.jobs[i].job = tracked.job

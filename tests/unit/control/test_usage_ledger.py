@@ -34,7 +34,7 @@ def holding(**changes: object) -> Holding:
 
 def kept(ledger: UsageLedger) -> list[Usage]:
     parts = ledger.pending()
-    ledger.note_stored(parts)
+    ledger.mark_stored(parts)
     return sorted(parts, key=lambda p: p.from_s)
 
 
@@ -71,7 +71,13 @@ def test_training_counts_by_goodput_and_a_restart_by_what_it_took() -> None:
     ledger.look(1220.0, [holding(training_s=1101.0, relative=3.0, sigma=0.1)])
     ledger.look(1280.0, [holding(training_s=1102.0)])  # on its way elsewhere: it trains as before
     again = holding(
-        gpus=4, start_s=1320.0, submit_s=1310.0, restarts=1, trained_before=True, chosen=True, checkpoint_s=10.0
+        gpus=4,
+        start_s=1320.0,
+        submit_s=1310.0,
+        restarts=1,
+        has_trained_before=True,
+        is_synergys_restart=True,
+        checkpoint_s=10.0,
     )
     ledger.look(1340.0, [again])
     ledger.look(1400.0, [holding(**{**vars(again), "training_s": 1360.0, "relative": 1.0})])
@@ -92,7 +98,7 @@ def test_a_change_is_audited_by_what_was_reported_before_and_after_it() -> None:
     ledger = UsageLedger(midnight)
     first = holding(gpus=4, nodes="n1", training_s=1000.0, relative=1.0, goodput=10.0)
     ledger.look(1060.0, [first])
-    ledger.look(1160.0, [replace(first, relative=None, decided=(8, 1.8))])
+    ledger.look(1160.0, [replace(first, relative=None, decided_change=(8, 1.8))])
     stopped = replace(
         first,
         start_s=None,
@@ -101,13 +107,13 @@ def test_a_change_is_audited_by_what_was_reported_before_and_after_it() -> None:
         training_s=None,
         relative=None,
         goodput=None,
-        trained_before=True,
+        has_trained_before=True,
     )
     ledger.look(1190.0, [stopped])
-    again = replace(stopped, gpus=8, nodes="n1,n2", start_s=1200.0, chosen=True, checkpoint_s=5.0)
+    again = replace(stopped, gpus=8, nodes="n1,n2", start_s=1200.0, is_synergys_restart=True, checkpoint_s=5.0)
     ledger.look(1210.0, [again])
-    ledger.look(1260.0, [replace(again, training_s=1220.0, relative=1.8, goodput=16.0, chosen=False)])
-    ledger.look(1320.0, [replace(again, ended_s=1320.0, chosen=False)])
+    ledger.look(1260.0, [replace(again, training_s=1220.0, relative=1.8, goodput=16.0, is_synergys_restart=False)])
+    ledger.look(1320.0, [replace(again, ended_s=1320.0, is_synergys_restart=False)])
     before, after = kept(ledger)
     assert (before.nodes, before.state, before.to_s, before.waited_s) == ("n1", "REQUEUED", 1180.0, 100.0)
     assert before.predicted_ratio is None and before.measured_ratio is None
@@ -121,14 +127,16 @@ def test_a_change_is_audited_by_what_was_reported_before_and_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", [{"goodput": None}, {"decided": None}, {"relative": None}, {"decided": (2, 1.8)}], ids=str
+    "missing", [{"goodput": None}, {"decided_change": None}, {"relative": None}, {"decided_change": (2, 1.8)}], ids=str
 )
 def test_a_change_without_a_prediction_or_reports_is_left_out_and_counted(missing: dict[str, object]) -> None:
     """No report before it, none of the decision, no goodput that is known, and another size than was decided."""
     ledger = UsageLedger(midnight)
-    told: dict[str, object] = {"training_s": 1000.0, "relative": 1.0, "goodput": 10.0, "decided": (8, 1.8)}
+    told: dict[str, object] = {"training_s": 1000.0, "relative": 1.0, "goodput": 10.0, "decided_change": (8, 1.8)}
     ledger.look(1060.0, [holding(gpus=4, **(told | missing))])
-    again = holding(gpus=8, start_s=1200.0, submit_s=1180.0, restarts=1, chosen=True, trained_before=True)
+    again = holding(
+        gpus=8, start_s=1200.0, submit_s=1180.0, restarts=1, is_synergys_restart=True, has_trained_before=True
+    )
     ledger.look(1210.0, [again])
     ledger.look(1320.0, [replace(again, training_s=1220.0, relative=1.8, goodput=16.0)])
     ledger.look(1380.0, [])
@@ -138,7 +146,7 @@ def test_a_change_without_a_prediction_or_reports_is_left_out_and_counted(missin
 
 def test_a_restart_that_synergy_did_not_choose_is_no_change() -> None:
     ledger = UsageLedger(midnight)
-    ledger.look(1060.0, [holding(training_s=1000.0, relative=1.0, goodput=10.0, decided=(8, 1.8))])
+    ledger.look(1060.0, [holding(training_s=1000.0, relative=1.0, goodput=10.0, decided_change=(8, 1.8))])
     ledger.look(1210.0, [holding(start_s=1200.0, submit_s=1180.0, restarts=1)])
     ledger.look(1380.0, [])
     assert totals(kept(ledger)).changes == 0
@@ -146,7 +154,7 @@ def test_a_restart_that_synergy_did_not_choose_is_no_change() -> None:
 
 def test_a_daemon_that_comes_back_audits_on() -> None:
     first, second = UsageLedger(midnight), UsageLedger(midnight)
-    run = holding(restarts=1, chosen=True, training_s=1000.0, relative=1.8, goodput=16.0)
+    run = holding(restarts=1, is_synergys_restart=True, training_s=1000.0, relative=1.8, goodput=16.0)
     first.look(1000.0 + WRITE_S, [run])
     (open_part,) = kept(first)
     second.restore([replace(open_part, predicted_ratio=1.8, before_goodput=10.0)])
@@ -265,11 +273,13 @@ def test_planned_ends_that_an_earlier_version_stored_count_no_further_than_the_n
 def test_a_run_whose_gpus_change_is_cut_and_its_change_audited() -> None:
     """A live shrink: the processes restart on fewer nodes, then Slurm takes the others back."""
     ledger = UsageLedger(midnight)
-    first = holding(nodes="n1,n2", training_s=1000.0, relative=2.0, goodput=20.0, order=0, trains_on=8, asked_gpus=4)
+    first = holding(
+        nodes="n1,n2", training_s=1000.0, relative=2.0, goodput=20.0, order=0, training_gpus=8, asked_gpus=4
+    )
     ledger.look(1100.0, [first])
-    ledger.look(1200.0, [replace(first, relative=None, decided=(4, 1.0), in_transit=True)])
+    ledger.look(1200.0, [replace(first, relative=None, decided_change=(4, 1.0), in_transit=True)])
     # its first report with steps says that it has trained since 1240, after 25 s without training
-    less = replace(first, relative=None, goodput=None, training_s=1240.0, order=1, trains_on=4, lost_s=25.0)
+    less = replace(first, relative=None, goodput=None, training_s=1240.0, order=1, training_gpus=4, lost_s=25.0)
     ledger.look(1250.0, [replace(less, in_transit=True)])
     smaller = replace(less, gpus=4, nodes="n1", relative=1.0, goodput=11.0)
     ledger.look(1260.0, [smaller])
@@ -292,10 +302,10 @@ def test_a_run_whose_gpus_change_is_cut_and_its_change_audited() -> None:
 
 def test_a_change_of_plan_on_the_same_gpus_is_audited_too() -> None:
     ledger = UsageLedger(midnight)
-    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=2, decided=(8, 1.3), lost_s=40.0)
+    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=2, decided_change=(8, 1.3), lost_s=40.0)
     ledger.look(1100.0, [first])
     other = replace(
-        first, training_s=1130.0, relative=1.3, goodput=12.0, order=3, trains_on=8, decided=None, lost_s=52.0
+        first, training_s=1130.0, relative=1.3, goodput=12.0, order=3, training_gpus=8, decided_change=None, lost_s=52.0
     )
     ledger.look(1160.0, [other])
     ledger.look(1200.0, [replace(other, ended_s=1200.0)])
@@ -306,7 +316,7 @@ def test_a_change_of_plan_on_the_same_gpus_is_audited_too() -> None:
 
 def test_the_restart_that_began_an_incarnation_is_no_part_of_a_later_change() -> None:
     ledger = UsageLedger(midnight)
-    run = holding(restarts=1, submit_s=990.0, chosen=True, in_transit=True, trained_before=True)
+    run = holding(restarts=1, submit_s=990.0, is_synergys_restart=True, in_transit=True, has_trained_before=True)
     ledger.look(1005.0, [run])
     trains = replace(run, training_s=1030.0, relative=1.0, goodput=9.0, order=0, in_transit=False, lost_s=45.0)
     ledger.look(1100.0, [trains])
@@ -337,11 +347,11 @@ def test_what_slurm_says_of_a_job_whose_nodes_leave_it_is_no_change_of_size() ->
 
 def test_a_run_that_goes_on_without_a_lost_node_is_no_more_what_was_predicted() -> None:
     ledger = UsageLedger(midnight)
-    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=0, trains_on=4, decided=(8, 1.8))
+    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=0, training_gpus=4, decided_change=(8, 1.8))
     ledger.look(1100.0, [first])
-    wide = replace(first, training_s=1110.0, relative=1.8, goodput=18.0, order=1, trains_on=8, decided=None)
+    wide = replace(first, training_s=1110.0, relative=1.8, goodput=18.0, order=1, training_gpus=8, decided_change=None)
     ledger.look(1200.0, [wide])
-    alone = replace(wide, training_s=1210.0, relative=1.0, goodput=10.0, trains_on=4)
+    alone = replace(wide, training_s=1210.0, relative=1.0, goodput=10.0, training_gpus=4)
     ledger.look(1300.0, [alone])
     ledger.look(1400.0, [replace(alone, ended_s=1400.0)])
     found = kept(ledger)
@@ -353,13 +363,13 @@ def test_a_run_that_goes_on_without_a_lost_node_is_no_more_what_was_predicted() 
 
 def test_a_change_that_is_reported_after_the_gpus_have_gone_takes_its_seconds_from_both_parts() -> None:
     ledger = UsageLedger(midnight)
-    first = holding(training_s=1000.0, relative=2.0, goodput=20.0, order=0, trains_on=8, decided=(4, 1.0))
+    first = holding(training_s=1000.0, relative=2.0, goodput=20.0, order=0, training_gpus=8, decided_change=(4, 1.0))
     ledger.look(1100.0, [first])
     less = replace(first, gpus=4, relative=None, goodput=None, in_transit=True)
     ledger.look(1102.0, [less])
-    ledger.look(1104.0, [replace(less, training_s=1102.5, order=1, trains_on=4, lost_s=7.0)])
+    ledger.look(1104.0, [replace(less, training_s=1102.5, order=1, training_gpus=4, lost_s=7.0)])
     ledger.look(
-        1200.0, [replace(less, training_s=1102.5, order=1, trains_on=4, lost_s=7.0, relative=1.0, ended_s=1200.0)]
+        1200.0, [replace(less, training_s=1102.5, order=1, training_gpus=4, lost_s=7.0, relative=1.0, ended_s=1200.0)]
     )
     parts = {p.from_s: p for p in kept(ledger)}
     assert [(t, p.gpus, p.trained_s, p.restart_s) for t, p in sorted(parts.items())] == [

@@ -12,7 +12,7 @@ from typing import cast
 from synergy_core.job_report import Report
 from synergy_core.records import Action, Decision, JobState, Plan, Profile
 from synergy_core.wire.job_key import SecretFile
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.state.size_changes import SizeChanges
@@ -119,13 +119,15 @@ class Post:
 
     def __init__(self) -> None:
         self.waiting: list[ReceivedReport] = []
-        self.answers: dict[tuple[int, int], tuple[int, Told]] = {}
+        self.answers: dict[tuple[int, int], tuple[int, ReportAnswer]] = {}
 
     def take(self) -> list[ReceivedReport]:
         taken, self.waiting = self.waiting, []
         return taken
 
-    def tell(self, answers: Mapping[tuple[int, int], tuple[int, Told]], owners: Mapping[tuple[int, int], int]) -> None:
+    def tell(
+        self, answers: Mapping[tuple[int, int], tuple[int, ReportAnswer]], owners: Mapping[tuple[int, int], int]
+    ) -> None:
         self.answers = dict(answers)
 
 

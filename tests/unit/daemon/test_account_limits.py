@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from synergy_core.records import Action, Cluster, JobState, Node, Shape
 
-from synergyd.daemon.account_limits import Accounting, AccountReader, JobUse, use_of
-from synergyd.scheduler.problem.gpu_limits import SlurmLimits, beyond
+from synergyd.daemon.account_limits import Accounting, AccountReader, JobUse, describe_use
+from synergyd.scheduler.problem.gpu_limits import SlurmLimits, find_exceeded_limit
 from synergyd.scheduler.problem.records import Rate, UsageLimit
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.associations import AccountingRules, HolderLimits, QosRules, Usage, parse
@@ -28,7 +28,7 @@ SITE = Cluster((Node("n1", "a100", 4), Node("n2", "a100", 4)))
 # of account chem, which has GrpTRES=cpu=100,gres/gpu=8 below science with gres/gpu=16, as SHOWN has it
 WAITS = JobUse(
     job_id=1, account="chem", user="nobody", uid=65534, partition="main", qos="normal", holds=None,
-    asked=Shape("a100", 1, 1), cpus_per_node=4, limit_min=60.0,
+    requested_shape=Shape("a100", 1, 1), cpus_per_node=4, limit_min=60.0,
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def limits(*uses: JobUse, text: str = SHOWN, rules: AccountingRules = ENFORCED) 
 
 def shared(found: SlurmLimits, slurm: str, unit: str = "GPUs") -> dict[str, float]:
     """What is left, by whose it is."""
-    return {f"{x.kind} {x.name}": x.most for x in found.shared if (x.slurm, x.unit) == (slurm, unit)}
+    return {f"{x.kind} {x.name}": x.most for x in found.shared_limits if (x.slurm, x.unit) == (slurm, unit)}
 
 
 @pytest.mark.parametrize("text", [SHOWN, re.sub(r"Lft=\d+ ", "Lineage=/science/chem/ ", SHOWN)], ids=["22.05", "23.11"])
@@ -49,8 +49,8 @@ def test_what_is_left_of_an_account_and_of_those_above_it(text: str) -> None:
     assert shared(found, "GrpTRES", "nodes") == {"account science": 7}
     assert shared(found, "GrpJobs", "jobs") == {"account chem": 2}
     assert shared(found, "MaxJobs", "jobs") == {"user nobody in account chem and partition main": 2}
-    assert beyond(found, 1, Shape("a100", 1, 6)) == ""
-    assert beyond(found, 1, Shape("a100", 2, 4)) == "account chem may hold 6 more GPUs (GrpTRES)"
+    assert find_exceeded_limit(found, 1, Shape("a100", 1, 6)) == ""
+    assert find_exceeded_limit(found, 1, Shape("a100", 2, 4)) == "account chem may hold 6 more GPUs (GrpTRES)"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_memory_is_held_to_limits_where_slurm_counts_it_alone(
     changes: dict[str, Any], per_node: int, per_gpu: int
 ) -> None:
     waits = row(partition="main", num_nodes=1, **changes)
-    known = SubmittedJob(directive=None, error="", asked=Shape("a100", 1, 1), cpus_per_node=1)
+    known = SubmittedJob(directive=None, error="", requested_shape=Shape("a100", 1, 1), cpus_per_node=1)
     for counts in (True, False):
-        use = use_of(waits, known, {}, 0.0, {"main": PartitionRow(name="main", counts_memory=counts)})
+        use = describe_use(waits, known, {}, 0.0, {"main": PartitionRow(name="main", counts_memory=counts)})
         assert (use.memory_per_node, use.memory_per_gpu) == ((per_node, per_gpu) if counts else (0, 0))
 
 
@@ -83,11 +83,11 @@ def test_a_qos_that_says_it_comes_before_associations() -> None:
     assert shared(found, "MaxTRESPerUser") == {"user root in QOS high": 5}
     assert shared(found, "MaxTRESPerAccount") == {"account chem in QOS high": 6}
     assert shared(found, "MaxJobs", "jobs") == {}
-    own = {(x.slurm, x.unit): x.most for x in found.own[1]}
+    own = {(x.slurm, x.unit): x.most for x in found.job_limits[1]}
     assert own[("MaxTRESPerJob", "GPUs")] == 5 and own[("MaxTRESPerJob", "nodes")] == 2
     assert own[("MaxTRESPerNode", "GPUs")] == 4 and own[("MaxTRESPerNode", "CPUs")] == 32
     assert own[("MaxWall", "minutes")] == 120
-    least = next(x for x in found.own[1] if x.slurm == "MinTRESPerJob")
+    least = next(x for x in found.job_limits[1] if x.slurm == "MinTRESPerJob")
     assert least.at_least and least.most == 1
 
 
@@ -111,11 +111,11 @@ def test_a_user_without_jobs_in_a_qos_has_its_limits_too() -> None:
 
 def test_minutes_that_a_job_would_use_up() -> None:
     text = SHOWN.replace("gres/gpu=5000(0)", "gres/gpu=5000(4700)")
-    own = [x for x in limits(WAITS, text=text).own[1] if x.slurm == "GrpTRESMins"]
+    own = [x for x in limits(WAITS, text=text).job_limits[1] if x.slurm == "GrpTRESMins"]
     assert [x.most for x in own] == [300]  # 5 GPUs for an hour
-    assert own[0].own == Rate(0.0, 0.0, 60.0)
+    assert own[0].job_rate == Rate(0.0, 0.0, 60.0)
     text = SHOWN.replace("gres/gpu=5000(0)", "gres/gpu=5000(4990)")
-    own = [x for x in limits(WAITS, text=text).own[1] if x.slurm == "GrpTRESMins"]
+    own = [x for x in limits(WAITS, text=text).job_limits[1] if x.slurm == "GrpTRESMins"]
     assert [x.most for x in own] == [60]  # Slurm starts it as it asks for while any are left
     # with `safe` Slurm counts what running jobs may yet use, 60, and so do all of them together
     assert shared(limits(WAITS, text=text, rules=SAFE), "GrpTRESMins", "minutes of GPUs") == {"account chem": 0}
@@ -125,8 +125,12 @@ def test_minutes_that_a_job_would_use_up() -> None:
 
 def test_nothing_is_bound_where_slurm_enforces_nothing_or_shows_nothing() -> None:
     off = limits(WAITS, rules=AccountingRules(enforcement=frozenset(("associations",))))
-    assert (off.shared, dict(off.own), dict(off.stuck)) == ((), {}, {}) and off.fair_shares == {1: 0.0}
-    assert limits(replace(WAITS, holds=WAITS.asked), text="") == SlurmLimits()
+    assert (off.shared_limits, dict(off.job_limits), dict(off.restart_obstacles)) == (
+        (),
+        {},
+        {},
+    ) and off.fair_shares == {1: 0.0}
+    assert limits(replace(WAITS, holds=WAITS.requested_shape), text="") == SlurmLimits()
 
 
 @pytest.mark.parametrize(
@@ -137,9 +141,9 @@ def test_nothing_is_bound_where_slurm_enforces_nothing_or_shows_nothing() -> Non
     ],
 )
 def test_a_job_that_could_not_start_again_is_left_as_it_is(text: str, why: str) -> None:
-    found = limits(replace(WAITS, holds=WAITS.asked), text=text)
-    assert why in found.stuck[1]
-    assert not limits(WAITS, text=text).stuck
+    found = limits(replace(WAITS, holds=WAITS.requested_shape), text=text)
+    assert why in found.restart_obstacles[1]
+    assert not limits(WAITS, text=text).restart_obstacles
 
 
 # -- what the epoch makes of it ----------------------------------------------------------------------------------------
@@ -147,10 +151,10 @@ def test_a_job_that_could_not_start_again_is_left_as_it_is(text: str, why: str) 
 
 def test_jobs_of_one_account_share_its_nodes_and_are_told() -> None:
     two = (*cells(1.0, 1.9, 3.6), cell(6.5, nodes=2, gpus=4))
-    rates = {1: Rate(0, 1, 0, whole=4), 2: Rate(0, 1, 0, whole=4)}
+    rates = {1: Rate(0, 1, 0, whole_node_gpus=4), 2: Rate(0, 1, 0, whole_node_gpus=4)}
     one_node = UsageLimit("account", "chem", 1, 1, unit="nodes", slurm="GrpTRES", rates=rates)
     site = snapshot([node("n0"), node("n1")], [job(1, 1), job(2, 1)])
-    found = decide(site, Settings(), {1: two, 2: two}, {}, slurm_limits=SlurmLimits(shared=(one_node,)))
+    found = decide(site, Settings(), {1: two, 2: two}, {}, slurm_limits=SlurmLimits(shared_limits=(one_node,)))
     assert sum(d.cell.shape.gpus for d in found if d.cell) == 4
     told = " ".join([d.why for d in found] + [a.why_not for d in found for a in d.alternatives])
     assert "account chem may hold 0 more nodes (GrpTRES)" in told
@@ -160,8 +164,8 @@ def test_jobs_of_one_account_share_its_nodes_and_are_told() -> None:
 
 def test_a_job_beyond_its_own_limit_waits_or_stays_and_never_grows() -> None:
     offers = cells(1.0, 1.9, 3.6)
-    most = UsageLimit("user", "ann", 1, 1, slurm="MaxTRESPerJob", own=Rate())
-    bound = SlurmLimits(own={1: (most,)})
+    most = UsageLimit("user", "ann", 1, 1, slurm="MaxTRESPerJob", job_rate=Rate())
+    bound = SlurmLimits(job_limits={1: (most,)})
     (runs,) = decide(
         snapshot([node("n0", used=2)], [job(1, 2, ("n0",), 2)]), Settings(), {1: offers}, {}, slurm_limits=bound
     )
@@ -178,7 +182,7 @@ def test_a_job_on_its_way_counts_with_the_size_that_it_will_have() -> None:
     limit = UsageLimit("account", "chem", 3, 3, slurm="GrpTRES", rates={1: Rate(), 2: Rate()})
     site = snapshot([node("n0"), node("n1", used=2)], [job(1, 1), moving])
     found = decide(
-        site, Settings(), {1: cells(1.0, 1.9), 2: cells(1.0, 1.9)}, {}, slurm_limits=SlurmLimits(shared=(limit,))
+        site, Settings(), {1: cells(1.0, 1.9), 2: cells(1.0, 1.9)}, {}, slurm_limits=SlurmLimits(shared_limits=(limit,))
     )
     assert moving.state is JobState.RUNNING
     assert found[0].cell is not None and found[0].cell.shape.gpus == 1

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from synergy_core.records import Plan
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import Site, grow
 
 NEW = {"listens": True, "launcher": "0.0"}
-FIRST_REQUEST = {(1, 0): (1000, Told(Plan(), request=1))}
+FIRST_REQUEST = {(1, 0): (1000, ReportAnswer(Plan(), request=1))}
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_of_two_launchers_at_once_both_are_waited_for(site: Site) -> None:
     site.report(1, **NEW)
     site.report(1, listens=True, launcher="1.0", checkpoint_requests=2)
     grow_on(site)
-    assert site.post.answers == {(1, 0): (1000, Told(Plan(), request=3))}
+    assert site.post.answers == {(1, 0): (1000, ReportAnswer(Plan(), request=3))}
     site.report(1, listens=True, launcher="1.0", checkpoint_requests=3, requested=3)
     site.tick()
     assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).asked_s

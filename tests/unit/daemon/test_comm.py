@@ -13,7 +13,7 @@ from synergy_core.job_report import InPlace
 from synergy_core.loss_trend import NO_LOSSES
 from synergy_core.records import Plan
 from synergy_core.wire import plan_file
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 
 from synergyd.control.resize.lifecycle import ResizeState
 from tests.unit.daemon.daemon_world import Site
@@ -105,7 +105,7 @@ def test_it_is_given_back_and_taken_in_place(tmp_path: Path) -> None:
     assert (site.life(1).state, site.life(1).plan) == (ResizeState.RUNNING, exact)
     # its owner allows it once more, as far as a daemon knows
     tracked = site.daemon.controller.jobs[1]
-    tracked.lifecycle, tracked.exchanged = replace(tracked.lifecycle, exact_only=False), NO_LOSSES
+    tracked.lifecycle, tracked.exchange_losses = replace(tracked.lifecycle, exact_only=False), NO_LOSSES
     for number in range(60):
         if site.life(1).state is ResizeState.CHECKPOINTING:
             break
@@ -129,7 +129,7 @@ def ordered(site: Site, present: Plan, comm: str, order: int) -> Plan:
     site.tick(1)
     assert (site.life(1).state, site.post.answers) == (
         ResizeState.RESTARTING,
-        {(1, 0): (1000, Told(target.plan, order))},
+        {(1, 0): (1000, ReportAnswer(target.plan, order))},
     )
     return target.plan
 

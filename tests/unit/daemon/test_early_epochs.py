@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings.policies import POLICIES
 from tests.unit.daemon.daemon_world import Site
 
@@ -57,7 +57,7 @@ def test_not_where_the_admin_or_the_policy_has_a_round_of_its_own(tmp_path: Path
 
 def test_of_all_policies_two_are_synergys_own() -> None:
     """The others' rounds, and their prices of a restart, are part of them: a policy without a `rule` has neither."""
-    assert {name for name in POLICIES if not policy_named(name).rule} == {"synergy", "exact"}
+    assert {name for name in POLICIES if not load_policy(name).rule} == {"synergy", "exact"}
 
 
 def test_a_daemon_that_stands_by_does_not_look(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def test_what_is_expected_is_fitted_once_for_all_and_changes_no_cell(monkeypatch
     measured = {i: (Measurement(plan, SHAPE, 0.3 * (i + 1), 4),) for i in (0, 1, 2, 4)}
     profiles = {i: Profile(samples=4, measured=measured.get(i, ())) for i in range(5)}
     offers, alone = Forecast(Settings()), Forecast(Settings())
-    offers.fit_changed(jobs, profiles, CLUSTER)
+    offers.fit_changed_jobs(jobs, profiles, CLUSTER)
     assert calls == [3]
     together = [offers.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]
-    offers.fit_changed(jobs, profiles, CLUSTER)  # nothing has changed
+    offers.fit_changed_jobs(jobs, profiles, CLUSTER)  # nothing has changed
     assert calls == [3] or calls == [3, 0]
     monkeypatch.setattr(throughput, "_fits", {})
     assert together == [alone.cells(job, profiles[job.job_id], plan, CLUSTER) for job in jobs]

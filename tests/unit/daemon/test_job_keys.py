@@ -14,8 +14,8 @@ from synergy_core.errors import UnavailableError, UsageError
 from synergy_core.job_report import Report
 from synergy_core.records import Plan
 from synergy_core.wire import job_key, munge
-from synergy_core.wire.job_key import SecretFile, key_of, open_line, sign_report
-from synergy_core.wire.report import Told, answer_line, send, to_json, told_by
+from synergy_core.wire.job_key import SecretFile, derive_job_key, open_line, sign_report
+from synergy_core.wire.report import ReportAnswer, answer_line, read_answer, send, to_json
 
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon import job_keys
@@ -57,8 +57,8 @@ def test_a_job_without_munge_reports_and_is_told(state_dir: Path, inbox: ReportI
         send(Report(7, 2, 40), address)  # it was handed no key
     keys_in(state_dir).keep([row(7, restarts=2, uid=UID)])
     assert send(Report(7, 2, 40), address) is None
-    inbox.answers = {(7, 2): (UID, Told(Plan(dp=4, global_batch=8), 3))}
-    assert send(Report(7, 2, 50), address) == Told(Plan(dp=4, global_batch=8), 3)
+    inbox.answers = {(7, 2): (UID, ReportAnswer(Plan(dp=4, global_batch=8), 3))}
+    assert send(Report(7, 2, 50), address) == ReportAnswer(Plan(dp=4, global_batch=8), 3)
     assert [(r.uid, r.report.step) for r in inbox.take()] == [(UID, 40), (UID, 50)]
     # Slurm has started it again: its old key is another incarnation's
     with pytest.raises(UnavailableError, match="libmunge"):
@@ -91,14 +91,14 @@ def test_equal_reports_of_one_second_are_two(
 def signed(
     state_dir: Path, report: Report, *, job: int = 7, restarts: int = 2, uid: int = UID, late_s: float = 0.0
 ) -> bytes:
-    key = key_of(secret_in(state_dir), job, restarts, uid)
+    key = derive_job_key(secret_in(state_dir), job, restarts, uid)
     return key.sign(to_json(report), time.time() - late_s).encode()
 
 
 def test_a_strangers_key_says_nothing_of_the_job(state_dir: Path, inbox: ReportInbox) -> None:
     report = Report(7, 2, 40)
     right = signed(state_dir, report)
-    others = key_of(b"x" * 32, 7, 2, UID).sign(to_json(report), time.time()).encode()
+    others = derive_job_key(b"x" * 32, 7, 2, UID).sign(to_json(report), time.time()).encode()
     wrong = {
         "another job's": signed(state_dir, report, job=8),
         "another incarnation's": signed(state_dir, report, restarts=1),
@@ -120,11 +120,11 @@ def test_a_strangers_key_says_nothing_of_the_job(state_dir: Path, inbox: ReportI
 
 def test_an_inbox_without_a_secret_takes_no_key(state_dir: Path) -> None:
     with pytest.raises(UsageError, match="no job's key"):
-        open_line(key_of(b"", 7, 2, UID).sign(b"{}", time.time()), b"", time.time())
+        open_line(derive_job_key(b"", 7, 2, UID).sign(b"{}", time.time()), b"", time.time())
 
 
 def test_an_answer_that_is_not_signed_is_not_believed(state_dir: Path) -> None:
-    mine, others = (key_of(secret_in(state_dir), job, 2, UID) for job in (7, 8))
+    mine, others = (derive_job_key(secret_in(state_dir), job, 2, UID) for job in (7, 8))
     _, asked = sign_report(mine, b"report", 1.0)
     _, elses = sign_report(others, b"report", 1.0)
     assert asked.verify_answer(asked.answer(b"words", 1.0)) == b"words"
@@ -142,13 +142,17 @@ def test_an_answer_that_is_not_signed_is_not_believed(state_dir: Path) -> None:
 
 def test_an_answer_is_believed_by_the_report_that_it_answers_alone(state_dir: Path) -> None:
     """An order that was recorded says nothing at the next report of the same incarnation."""
-    key, report, told = key_of(secret_in(state_dir), 7, 2, UID), Report(7, 2, 40), Told(Plan(dp=4, global_batch=8), 3)
+    key, report, told = (
+        derive_job_key(secret_in(state_dir), 7, 2, UID),
+        Report(7, 2, 40),
+        ReportAnswer(Plan(dp=4, global_batch=8), 3),
+    )
     line, first = sign_report(key, to_json(report), time.time())
     _, second = sign_report(key, to_json(report), time.time())
     seen, _ = open_line(line, secret_in(state_dir), time.time())
     answer = answer_line(told, 7, 2, signed=seen)
-    assert told_by(answer, report, None, first) == told
-    assert told_by(answer, report, None, second) is None
+    assert read_answer(answer, report, None, first) == told
+    assert read_answer(answer, report, None, second) is None
     with pytest.raises(UsageError, match="no job's key"):  # nor is it a report
         open_line(answer.decode().split()[1], secret_in(state_dir), time.time())
 
@@ -169,7 +173,7 @@ def test_files_are_their_owners_and_go_with_the_job(state_dir: Path) -> None:
     keys.keep([row(7, uid=UID, restarts=1)])
     assert path.read_text() != first
     keys_in(state_dir).keep([row(7, uid=UID, restarts=1)])  # a daemon after this one has the same secret
-    assert job_key.find_key(7, 1, os.environ) == key_of(secret_in(state_dir), 7, 1, UID)
+    assert job_key.find_key(7, 1, os.environ) == derive_job_key(secret_in(state_dir), 7, 1, UID)
     remove_plan(state_dir, 7)
     assert not path.exists()
 
@@ -233,7 +237,7 @@ def test_a_secret_of_the_wrong_length_is_one_line_and_makes_no_key(
     assert not key_path(state_dir, 7).exists() and path.read_bytes() == content
     (line,) = [r.getMessage() for r in caplog.records]
     assert f"{path}: holds {len(content)} bytes, not 32" in line
-    forged = key_of(content, 7, 2, UID).sign(to_json(Report(7, 2, 40)), time.time())
+    forged = derive_job_key(content, 7, 2, UID).sign(to_json(Report(7, 2, 40)), time.time())
     assert inbox._answer(forged.encode(), "test") == b""
     path.unlink()  # as the line says: both go on without a restart
     keys.keep([row(7, uid=UID, restarts=2)])

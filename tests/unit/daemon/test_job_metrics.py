@@ -19,7 +19,7 @@ DASHBOARD = json.loads((SHIPPED / "synergy.dashboard.json").read_text())
 RULES = (SHIPPED / "synergy.rules.yml").read_text()
 
 
-class Told:
+class ReportAnswer:
     """An epoch after another, and what was counted."""
 
     def __init__(self, site: Site) -> None:
@@ -37,7 +37,7 @@ class Told:
 
 def test_gpus_time_and_goodput_are_counted_by_account(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    told = Told(site)
+    told = ReportAnswer(site)
     site.slurm.submit(1, account="chem")
     site.slurm.runs(1, "n1")
     told.epoch(0)
@@ -60,7 +60,7 @@ def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: 
     """The sums are the same."""
     site = Site(tmp_path)
     site.slurm.private = frozenset((private,))
-    told = Told(site)
+    told = ReportAnswer(site)
     site.slurm.submit(1, account="chem")
     site.slurm.runs(1, "n1")
     told.epoch(0)
@@ -88,7 +88,7 @@ def test_the_worst_node_has_no_name_where_slurm_hides_nodes(tmp_path: Path, monk
 
 def test_the_wait_of_a_job_counts_once_at_its_first_start(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    told = Told(site)
+    told = ReportAnswer(site)
     site.slurm.submit(2)
     site.slurm.runs(2, "n2")
     told.epoch(0)  # ran before this daemon looked: its wait is not known to be its first

@@ -53,7 +53,7 @@ def test_an_old_acknowledgement_requeues_nothing(site: Site) -> None:
     site.running(1, "n1")
     site.report(1, checkpoint_requests=3)  # checkpoints that its user asked for
     site.epoch(60)
-    assert site.life(1).state is ResizeState.CHECKPOINTING and site.life(1).acks_before == 3
+    assert site.life(1).state is ResizeState.CHECKPOINTING and site.life(1).acks_at_request == 3
     site.report(1, checkpoint_requests=3)
     site.tick()
     site.post.waiting.append(ReceivedReport(Report(1, 0, 1, checkpoint_requests=9), 1001))

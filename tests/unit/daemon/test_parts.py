@@ -19,7 +19,7 @@ from synergy_core.errors import UnavailableError, UsageError
 from synergy_core.job_report import EarlyFailure, Report
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape
 from synergy_core.wire import munge
-from synergy_core.wire.report import Told, to_json
+from synergy_core.wire.report import ReportAnswer, to_json
 
 from synergyd.control import cell_cache
 from synergyd.control.failed_plans import FailedPlans
@@ -127,7 +127,7 @@ def test_what_is_no_report_is_refused_and_the_next_one_taken(
 
 def test_only_the_owners_report_is_answered_with_the_plan(inbox: ReportInbox, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(dp=2, global_batch=8)
-    inbox.answers = {(7, 0): (1000, Told(plan))}
+    inbox.answers = {(7, 0): (1000, ReportAnswer(plan))}
     signed: list[bytes] = []
 
     def encode(payload: bytes, socket: str = "") -> str:
@@ -245,7 +245,7 @@ def test_what_failed_is_not_offered_again() -> None:
     made, failed_plans = Forecast(Settings()), FailedPlans()
 
     def offered() -> dict[Plan, Cell]:
-        return {c.plan: c for c in made.cells(job, Profile(), None, CLUSTER, failed_plans.of(job)).cells}
+        return {c.plan: c for c in made.cells(job, Profile(), None, CLUSTER, failed_plans.bans_for(job)).cells}
 
     plain = offered()
     worst = max(plain.values(), key=lambda c: c.memory_bytes)
@@ -270,11 +270,11 @@ def test_what_failed_is_not_offered_again() -> None:
 
 def test_a_job_all_of_whose_plans_have_failed_is_told_so() -> None:
     made, failed_plans = Forecast(Settings()), FailedPlans()
-    while left := made.cells(JOB, Profile(), None, CLUSTER, failed_plans.of(JOB)).cells:
+    while left := made.cells(JOB, Profile(), None, CLUSTER, failed_plans.bans_for(JOB)).cells:
         for cell in left:
             failure = EarlyFailure(kind="killed", code=137, number=1, plan=cell.plan)
             failed_plans.add(JOB, cell.shape.gpu_type, failure, None)
-    told = made.cells(JOB, Profile(), None, CLUSTER, failed_plans.of(JOB))
+    told = made.cells(JOB, Profile(), None, CLUSTER, failed_plans.bans_for(JOB))
     assert told.all_failed and "have failed" in told.why_none
 
 

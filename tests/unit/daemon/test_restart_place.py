@@ -67,7 +67,7 @@ def test_jobs_put_off_for_a_third_one_do_not_wait_for_each_other(site: Site) -> 
     site.slurm.reserve("synergy-9", ["n1"], "root")
     acknowledged(site)
     life = site.life(1)
-    assert (life.state, life.shielded, site.slurm.requeued) == (ResizeState.REQUEUING, ("n1",), [])
+    assert (life.state, life.shielded_nodes, site.slurm.requeued) == (ResizeState.REQUEUING, ("n1",), [])
     beside = replace(site.daemon.controller.jobs[1], lifecycle=replace(life, job_id=2), job=None, report=None)
     site.daemon.controller.jobs[2] = beside
     check = site.daemon.actuator.check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.control.notices import notice_of
+from synergyd.control.notices import make_notice
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Remember
 from tests.unit.daemon.daemon_world import SCRIPT, Site, grow
@@ -88,7 +88,7 @@ def test_its_owner_gets_a_notice(site: Site) -> None:
     resized(site)
     life = site.life(1)
     text = "its script ended with an error before its training began again: run once more"
-    notice = notice_of(Remember(life, ResizeState.RUNNING, "Observed", (text,)), None, 0.0)
+    notice = make_notice(Remember(life, ResizeState.RUNNING, "Observed", (text,)), None, 0.0)
     assert notice is not None and (notice.event, notice.text) == ("ban", text)
 
 

@@ -13,7 +13,7 @@ from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
 from synergyd.control.resize.restart_history import RestartHistory, RestartInProgress
 from synergyd.control.tracked import TrackedJob
 from synergyd.control.usage_ledger import Holding, UsageLedger
-from synergyd.daemon.usage_look import holdings, midnight, span_of
+from synergyd.daemon.usage_look import find_span, holdings, midnight
 from tests.unit.slurm.fake_slurm import row
 
 NOW_S = 1_000_000.0
@@ -37,7 +37,7 @@ NOW_S = 1_000_000.0
 def test_a_planned_end_is_no_end(
     state: str, start_s: float, end_s: float | None, shown: tuple[float | None, float | None]
 ) -> None:
-    assert span_of(row(state=state, start_s=start_s, end_s=end_s), NOW_S) == shown
+    assert find_span(row(state=state, start_s=start_s, end_s=end_s), NOW_S) == shown
 
 
 @pytest.mark.parametrize("limit_s", [3600.0, None])
@@ -92,9 +92,9 @@ def look_of(tracked: TrackedJob) -> Holding:
 
 def test_what_a_restart_in_place_took_is_known_from_the_first_steps_of_its_new_run() -> None:
     shown = look_of(in_place())
-    assert (shown.order, shown.trains_on, shown.lost_s, shown.in_transit) == (2, 4, 50.0 + 3.0 + 10.0, True)
+    assert (shown.order, shown.training_gpus, shown.lost_s, shown.in_transit) == (2, 4, 50.0 + 3.0 + 10.0, True)
     early = look_of(in_place(step_s=None))
-    assert (early.order, early.trains_on, early.relative) == (None, 0, None), "its last report is of the run before"
+    assert (early.order, early.training_gpus, early.relative) == (None, 0, None), "its last report is of the run before"
 
 
 def test_a_restart_in_place_that_was_measured_is_in_the_history() -> None:

@@ -13,9 +13,9 @@ from synergyd.daemon.user_groups import UserGroups
 
 def test_groups_of_users() -> None:
     groups = UserGroups()
-    mine = groups.of(os.getuid())
+    mine = groups.groups_of(os.getuid())
     assert mine is not None and grp.getgrgid(pwd.getpwuid(os.getuid()).pw_gid).gr_name in mine
-    assert groups.of(2**31 - 7) is None
+    assert groups.groups_of(2**31 - 7) is None
 
 
 def test_a_user_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +26,6 @@ def test_a_user_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
-    assert [groups.of(7), groups.of(7)] == [None, None] and asked == [7]
+    assert [groups.groups_of(7), groups.groups_of(7)] == [None, None] and asked == [7]
     groups.forget()
-    assert groups.of(7) is None and asked == [7, 7]
+    assert groups.groups_of(7) is None and asked == [7, 7]

@@ -190,7 +190,7 @@ def refusals(models: user_models.UserModels, names: Iterable[str], uid: int = ME
     said = []
     for name in names:
         try:
-            models.of(name, uid)
+            models.load_cached(name, uid)
         except UsageError as error:
             said.append(error.what)
     return said
@@ -210,7 +210,7 @@ def test_what_is_no_config_is_parsed_once_until_it_changes(config: Path, monkeyp
     config.write_text(json.dumps(CONFIG))
     assert len(refusals(models, [str(config)])) == 1  # looked at once an epoch
     models.begin()
-    assert models.of(str(config), ME).layers == 4
+    assert models.load_cached(str(config), ME).layers == 4
 
 
 def test_files_of_one_user_take_no_more_than_their_time_in_an_epoch(
@@ -227,7 +227,7 @@ def test_files_of_one_user_take_no_more_than_their_time_in_an_epoch(
         models.begin()
         said = refusals(models, names)
         assert len(parses.names) == 4 * epoch and len(said) == len(names)
-        assert models.of(str(config), ME + epoch).layers == 4  # another user's time is not touched
+        assert models.load_cached(str(config), ME + epoch).layers == 4  # another user's time is not touched
         del parses.names[-1]
     assert said == ["is not JSON"] * len(names)
     models.begin()
@@ -262,7 +262,7 @@ def test_a_refusal_that_is_told_again_and_again_keeps_no_frames(config: Path) ->
         models.begin()
         for _ in range(2):
             try:
-                models.of(str(config), ME)
+                models.load_cached(str(config), ME)
             except UsageError as error:
                 depths.append(len(list(traceback.walk_tb(error.__traceback__))))
     assert max(depths) < 10

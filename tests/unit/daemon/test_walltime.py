@@ -67,7 +67,7 @@ def test_without_its_database_the_daemon_knows_the_limit_from_the_stamp(site: Si
     site.start()
     site.epoch(60)
     walltime = site.life(1).walltime
-    assert (walltime.asked_s, walltime.continues, walltime.continued) == (HOUR, 1, 1)
+    assert (walltime.asked_s, walltime.continues, walltime.continuations) == (HOUR, 1, 1)
     site.report(1)
     site.epoch(HOUR - 400)
     assert site.life(1).state is ResizeState.RUNNING

@@ -91,9 +91,9 @@ def test_answers_of_the_arbiter_and_the_daemon() -> None:
     def read(line: bytes) -> None:
         link_protocol.read_answer(line)
         link_protocol.read_welcome(line)
-        link_protocol.read_bound(line, HELLO)
+        link_protocol.read_welcome_bound(line, HELLO)
         if not line.startswith(b"ok MUNGE:"):  # that one is munged's business
-            report.told_by(line, REPORT, 0)
+            report.read_answer(line, REPORT, 0)
 
     for line in mutations(examples, 10_000, 15):
         assert not refused(read, line)

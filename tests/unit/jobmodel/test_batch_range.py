@@ -51,7 +51,7 @@ def test_progress_of_a_larger_batch_is_what_its_examples_are_worth() -> None:
     trend = NO_LOSSES
     for step, batch in enumerate([64, 64, 192, 192]):
         trend = after_loss(trend, Report(7, 0, step, loss=1.0 + step, plan=Plan(global_batch=batch)), 64.0)
-    at = [progress for progress, _ in trend.before]
+    at = [progress for progress, _ in trend.points_before]
     assert (at[3] - at[2]) / (at[1] - at[0]) == pytest.approx(1.5)
 
 
@@ -59,7 +59,7 @@ def test_losses_count_once_the_worth_of_a_step_is_known() -> None:
     """Without a noise scale a step is worth 1 whatever its batch: the same trend would have two units of progress."""
     report = Report(7, 0, 3, loss=1.0, plan=Plan(global_batch=64))
     assert after_loss(NO_LOSSES, report, None) == NO_LOSSES
-    assert after_loss(NO_LOSSES, report, 64.0).before == ((0.0, 1.0),)
+    assert after_loss(NO_LOSSES, report, 64.0).points_before == ((0.0, 1.0),)
 
 
 def test_whose_batch_may_move() -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from synergy_core.errors import UsageError
 from synergy_core.records import ModelSpec, Plan
-from synergy_launch.megatron_lm.arguments import plan_of, with_plan
+from synergy_launch.megatron_lm.arguments import read_plan, with_plan
 
 from synergyd.cli.planning.plan import plan as plan_verb
 from synergyd.cli.planning.script import model_arguments
@@ -33,7 +33,7 @@ def test_the_script_is_the_best_plans() -> None:
     assert f"# why: predicted: {best.cell.step_s:.3g} s a step, +- 30 %" in text and "--mock-data" in text
     command = text[text.index("pretrain_gpt.py") :].replace("\\\n", " ")
     words = shlex.split(command)
-    found = plan_of(words, 16)
+    found = read_plan(words, 16)
     plan = best.cell.plan
     assert found is not None
     assert (found.tp, found.pp, found.dp, found.micro_batch, found.global_batch, found.recompute) == (
@@ -69,7 +69,7 @@ def test_each_preset_makes_a_command(name: str) -> None:
     plan = Plan(dp=8, micro_batch=1, global_batch=8)
     words = with_plan(model_arguments(load_model(name), "bf16"), plan)
     options = [word for word in words if word.startswith("--")]
-    assert len(options) == len(set(options)) and plan_of(words, 8) == plan
+    assert len(options) == len(set(options)) and read_plan(words, 8) == plan
 
 
 def test_what_it_does_not_train_is_refused() -> None:

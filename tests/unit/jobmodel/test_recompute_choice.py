@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from synergy_core.recompute import MODULES, is_recompute, modules_of, of_modules
+from synergy_core.recompute import MODULES, is_recompute, list_modules, of_modules
 from synergy_core.records import ModelSpec, Plan, Shape
 
 from synergyd.control.failed_plans import needs_as_much
@@ -37,7 +37,7 @@ def both(model: ModelSpec, plans: list[Plan]) -> tuple[list[float], list[float]]
 
 def test_the_words_of_a_plan() -> None:
     assert of_modules(("moe_act", "layernorm")) == "layernorm+moe_act" and of_modules(("core_attn",)) == "selective"
-    assert modules_of("selective") == ("core_attn",) and modules_of("full") == modules_of("none") == ()
+    assert list_modules("selective") == ("core_attn",) and list_modules("full") == list_modules("none") == ()
     assert all(is_recompute(text) for text in ("none", "selective", "full", "core_attn+mlp", *MODULES[1:]))
     assert not any(
         is_recompute(text) for text in ("", "core_attn", "mlp+layernorm", "mlp+mlp", "full+mlp", "operators")

@@ -102,8 +102,8 @@ def test_place_lwf_puts_big_jobs_on_the_idlest_nodes() -> None:
     ]
     placed = place_lwf(rooms, [PlacementRequest(1, Shape("h100", 2, 2))], 1, work)
     assert placed.nodes == {1: ("n1", "n2")}
-    assert placed.left == {"n0": 3, "n1": 2, "n2": 1, "n3": 1}
-    assert not placed.failed
+    assert placed.free_gpus == {"n0": 3, "n1": 2, "n2": 1, "n3": 1}
+    assert not placed.unplaced_reasons
 
 
 def test_place_lwf_fits_small_jobs_tightly_and_spreads_large_ones() -> None:
@@ -126,8 +126,12 @@ def test_place_lwf_keeps_stays_and_says_why_not_like_place() -> None:
     stay = PlacementRequest(1, Shape("h100", 2, 4), nodes=("n2", "n3"), stay=True)
     asked = [stay, PlacementRequest(2, Shape("h100", 3, 4)), PlacementRequest(3, Shape("a100", 1, 1))]
     mine, theirs = place_lwf(ROOMS, asked, 1, {}), place(ROOMS, asked)
-    assert (mine.nodes, mine.failed, mine.left) == (theirs.nodes, theirs.failed, theirs.left)
-    assert mine.nodes == {1: ("n2", "n3")} and set(mine.failed) == {2, 3}
+    assert (mine.nodes, mine.unplaced_reasons, mine.free_gpus) == (
+        theirs.nodes,
+        theirs.unplaced_reasons,
+        theirs.free_gpus,
+    )
+    assert mine.nodes == {1: ("n2", "n3")} and set(mine.unplaced_reasons) == {2, 3}
 
 
 def test_place_lwf_lays_down_all_that_the_counts_allow() -> None:
@@ -135,4 +139,4 @@ def test_place_lwf_lays_down_all_that_the_counts_allow() -> None:
     asked = [PlacementRequest(i, Shape("h100", 1, g)) for i, g in enumerate((1, 1, 2, 4, 1, 1, 2, 4))]
     for first in range(4):
         placed = place_lwf(ROOMS, asked, 2, {f"n{first}": (5.0, 5.0)})
-        assert not placed.failed and sum(placed.left.values()) == 0
+        assert not placed.unplaced_reasons and sum(placed.free_gpus.values()) == 0

@@ -12,7 +12,7 @@ from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem, Progress
-from synergyd.scheduler.problem.utility import find_asked, objective, relative_goodputs, restart_discount
+from synergyd.scheduler.problem.utility import find_requested_cell, objective, relative_goodputs, restart_discount
 
 NOW = 100_000.0
 Cells = tuple[Cell, ...]
@@ -70,8 +70,8 @@ def snapshot(nodes: Sequence[Node], jobs: Sequence[Job], count_used: bool = True
 
 
 def ask(job_id: int, offers: tuple[Cell, ...], asked: int = 1, **changes: object) -> JobRequest:
-    index = find_asked(offers, Shape("a100", 1, asked))
-    plain = JobRequest(job_id, offers, relative_goodputs(offers, index), asked=index, submit_s=float(job_id))
+    index = find_requested_cell(offers, Shape("a100", 1, asked))
+    plain = JobRequest(job_id, offers, relative_goodputs(offers, index), requested_cell=index, submit_s=float(job_id))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -185,7 +185,7 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
             "restarts": rnd.randrange(4),
             "node_filter": NodeFilter(rnd.choice(partitions)),
             "progress": Progress(rnd.uniform(0, 200_000), rnd.choice([None, rnd.uniform(0, 1e5)])),
-            "banned": frozenset(rnd.sample(range(len(offers)), rnd.choice([0, 0, 0, 1]))),
+            "banned_cells": frozenset(rnd.sample(range(len(offers)), rnd.choice([0, 0, 0, 1]))),
         }
         current, node_filter = rnd.randrange(len(offers)), changes["node_filter"]
         assert isinstance(node_filter, NodeFilter)

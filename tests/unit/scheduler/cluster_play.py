@@ -10,8 +10,8 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Decision, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize.events import JobObserved, Observed, Reported, SnapshotTaken
-from synergyd.control.resize.lifecycle import times_of
+from synergyd.control.resize.events import JobObserved, Observed, ReportsReceived, SnapshotTaken
+from synergyd.control.resize.lifecycle import make_resize_times
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.learning import coarse
 from synergyd.jobmodel.model.hardware import figures
@@ -116,7 +116,7 @@ class Play:
     decisions: dict[int, Decision] = field(default_factory=dict)  # of the last epoch
 
     def __post_init__(self) -> None:
-        self.controller = Controller(times_of(self.settings), EPOCH_S)
+        self.controller = Controller(make_resize_times(self.settings), EPOCH_S)
 
     def run(self, epochs: int = 18) -> Play:
         for one in self.jobs:
@@ -185,5 +185,5 @@ class Play:
             one.train(seconds / REPORTS)
             report = one.report()
             planner = JobPlanner(one.job, Profile(), None, {"a100": GPU}, one.plan)
-            event = Reported((report,), report.restarts, planner.predict(one.job.shape, one.plan), one.job.shape)
+            event = ReportsReceived((report,), report.restarts, planner.predict(one.job.shape, one.plan), one.job.shape)
             self.controller.handle(event, self.now_s + EPOCH_S * part / REPORTS)

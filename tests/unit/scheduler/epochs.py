@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from synergy_core.records import Cell, Decision, Plan, Snapshot
-from synergy_sim.placements import stages_of
+from synergy_sim.placements import make_stages
 
 from synergyd.scheduler.epoch import EpochInputs, begin, run
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.records import Policy
-from synergyd.scheduler.problem.rules import rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules
 from synergyd.settings import Settings
 
 
@@ -34,5 +34,5 @@ def decide(
         ages_s=ages_s or {},
         **inputs,
     )
-    draft = begin(made, rules_of(settings), policy or policy_named(settings.policy))
-    return run(stages_of(settings.placement), draft).decisions
+    draft = begin(made, make_decision_rules(settings), policy or load_policy(settings.policy))
+    return run(make_stages(settings.placement), draft).decisions

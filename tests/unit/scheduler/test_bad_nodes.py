@@ -8,7 +8,7 @@ from dataclasses import replace
 from synergy_core.records import Action, Cell, Decision, Job, Node, Snapshot
 
 from synergyd.scheduler.epoch_answer import solve, weigh_bad_nodes
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
@@ -95,7 +95,7 @@ def test_what_is_decided_later_sees_the_bad_nodes_that_are_spared() -> None:
     nodes = (NodeCapacity("n1", "a100", 4), NodeCapacity("n2", "a100", 4, penalty=1.0))
     problem, policy = (
         Problem((ask(1, (cell(4.0, gpus=4), cell(4.6, nodes=2, gpus=4)), 4),), nodes),
-        policy_named("synergy"),
+        load_policy("synergy"),
     )
     found = weigh_bad_nodes(solve(problem, policy), problem, policy)
     assert found.allocation.choice == (0,) and found.problem.nodes == nodes

@@ -68,7 +68,7 @@ def test_a_job_that_ends_before_the_window_is_left_alone() -> None:
     assert decided(cut(300, "n0"), progress=Progress(remaining=6.0 * 299)).action is Action.KEEP
     assert decided(cut(300, "n0"), progress=Progress(remaining=6.0 * 500)).action is Action.RESIZE
     # what it says of its length was not so
-    lied = Progress(remaining=6.0 * 299, refuted=True)
+    lied = Progress(remaining=6.0 * 299, is_claim_refuted=True)
     assert decided(cut(300, "n0"), progress=lied).action is Action.RESIZE
 
 

@@ -15,8 +15,8 @@ from synergyd.scheduler.problem.delays import (
     Tier,
     Wait,
     clock_set,
+    find_tier,
     may_take,
-    tier_of,
     timer_s,
     with_observation,
 )
@@ -36,10 +36,10 @@ def waits(gpus: int, tier: Tier, *leases: float) -> tuple[Wait, ...]:
 
 
 def test_tiers() -> None:
-    assert tier_of(["n0"], LEAVES) is tier_of((), LEAVES) is Tier.NODE
-    assert tier_of(["n0", "n1"], LEAVES) is Tier.LEAF
-    assert tier_of(["n0", "n2"], LEAVES) is Tier.ACROSS
-    assert tier_of(["a", "b"], {}) is Tier.LEAF  # no leaf is known: all are in one
+    assert find_tier(["n0"], LEAVES) is find_tier((), LEAVES) is Tier.NODE
+    assert find_tier(["n0", "n1"], LEAVES) is Tier.LEAF
+    assert find_tier(["n0", "n2"], LEAVES) is Tier.ACROSS
+    assert find_tier(["a", "b"], {}) is Tier.LEAF  # no leaf is known: all are in one
 
 
 def test_timers_are_two_deviations_above_the_mean_of_like_jobs_waits() -> None:

@@ -19,8 +19,8 @@ from tests.unit.scheduler.builders import NOW, ask, cell, cells, job, node, snap
 from tests.unit.scheduler.epochs import decide
 
 BOUND = Settings(fairness_bound=2.0, restart_cost_s=30.0)
-LONG = Progress(attained_gpu_s=1e4, remaining=1e6, done=1e5)
-SHORT = Progress(remaining=100.0, done=0.0)
+LONG = Progress(attained_gpu_s=1e4, remaining=1e6, trained_sequences=1e5)
+SHORT = Progress(remaining=100.0, trained_sequences=0.0)
 WIDE = (cell(8.0, 1, 8),)
 
 
@@ -107,7 +107,7 @@ def test_no_nodes_are_kept_for_longer_than_the_due_job_takes() -> None:
     offers = {1: (cell(1.0, 1, 1),), 20: (cell(32.0, 4, 8),), **{30 + i: (cell(1.0, 1, 1),) for i in range(24)}}
     ages = {1: 9e6, 20: 1e5, **{30 + i: 50.0 for i in range(24)}}
     for left, started in ((50.0, 0), (1e5, 24)):
-        known = dict.fromkeys(ages, SHORT) | {1: Progress(attained_gpu_s=1e3, remaining=left, done=1e3)}
+        known = dict.fromkeys(ages, SHORT) | {1: Progress(attained_gpu_s=1e3, remaining=left, trained_sequences=1e3)}
         found = decide(snapshot(nodes, jobs), BOUND, offers, {}, ages_s=ages, progress=known)
         assert sum(d.action is Action.START for d in found) == started, left
 
@@ -125,7 +125,10 @@ def test_a_job_that_has_spent_its_restart_share_is_stopped_for_a_due_job_alone()
     """Two of them run, and two wide ones wait, of which one is due: it alone gets a node."""
     said = Directive(min_gpus=8, max_gpus=8)
     jobs = [*(job(i + 1, 8, (f"n{i}",), 8, directive=said) for i in range(2)), job(20, 8), job(30, 8)]
-    known = dict.fromkeys((1, 2), Progress(attained_gpu_s=1e4, remaining=2e4, done=1e6)) | {20: SHORT, 30: SHORT}
+    known = dict.fromkeys((1, 2), Progress(attained_gpu_s=1e4, remaining=2e4, trained_sequences=1e6)) | {
+        20: SHORT,
+        30: SHORT,
+    }
     spent = RestartBudget(cost=RestartCost(mean_s=30.0), lost_s=5000.0, life_s=9000.0)
     for restarts, age_s, started in (
         ({}, 50.0, {20, 30}),
@@ -157,7 +160,7 @@ def test_a_job_whose_restarts_are_spent_shrinks_for_a_due_one_where_a_stop_costs
     jobs = [job(1, 1, ("n0", "n1"), 8), job(20, 1)]
     offers = {1: (cell(1.0, 1, 1), cell(half, 1, 8), cell(8.0, 2, 8)), 20: (cell(1.0, 1, 1),)}
     spent = RestartBudget(cost=RestartCost(mean_s=30.0), lost_s=lost_s, life_s=9000.0)
-    known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, done=1e6), 20: SHORT}
+    known = {1: Progress(attained_gpu_s=1e4, remaining=1e5, trained_sequences=1e6), 20: SHORT}
     site = snapshot([node("n0", 8), node("n1", 8)], jobs)
 
     def found(age_s: float) -> list[Decision]:
@@ -211,7 +214,7 @@ def allowed_age_s(job: JobRequest, share: float, bound: float, typical_s: float 
 
 def test_how_long_a_job_may_wait() -> None:
     offers = cells(1.0, 2.0, 3.5)
-    one = ask(1, offers, 4, progress=Progress(remaining=700.0, done=0.0))
+    one = ask(1, offers, 4, progress=Progress(remaining=700.0, trained_sequences=0.0))
     # equal share of 2 GPUs: 350 s there, slower than the 200 s at the size asked for
     assert allowed_age_s(one, 2.0, 2.0, None) == pytest.approx(2 * 350 - 350)
     # of 4 GPUs and more: as asked for
@@ -221,5 +224,7 @@ def test_how_long_a_job_may_wait() -> None:
     assert allowed_age_s(unknown, 1.75, 2.0, 100.0) == pytest.approx(200)
     likely = replace(one, progress=Progress(likely_gpu_s=40.0))
     assert allowed_age_s(likely, 3.5, 2.0, 100.0) == pytest.approx(10)
-    liar = replace(one, progress=Progress(attained_gpu_s=4000.0, remaining=1.0, done=0.0, refuted=True))
+    liar = replace(
+        one, progress=Progress(attained_gpu_s=4000.0, remaining=1.0, trained_sequences=0.0, is_claim_refuted=True)
+    )
     assert allowed_age_s(liar, 3.5, 2.0, 100.0) == pytest.approx(2 * 2000 - 1000)

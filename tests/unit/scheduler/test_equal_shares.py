@@ -9,7 +9,7 @@ import pytest
 from synergyd.scheduler.problem.finish_time_fairness import equal_share, job_parts
 from synergyd.scheduler.problem.priorities import with_claims
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Progress
-from synergyd.scheduler.problem.rules import rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells
 
@@ -22,18 +22,27 @@ HOUR = 3600.0
 
 def wide(job_id: int, uid: int, **changes: object) -> JobRequest:
     """An hour on 8 GPUs."""
-    return ask(job_id, WIDE, 8, uid=uid, progress=Progress(remaining=8 * HOUR, done=0.0), age_s=2.5 * HOUR, **changes)
+    return ask(
+        job_id,
+        WIDE,
+        8,
+        uid=uid,
+        progress=Progress(remaining=8 * HOUR, trained_sequences=0.0),
+        age_s=2.5 * HOUR,
+        **changes,
+    )
 
 
 def tiny(count: int, uid: int, first_id: int = 100) -> list[JobRequest]:
     """A minute on one GPU each."""
-    offers, left = cells(1.0), Progress(remaining=60.0, done=0.0)
+    offers, left = cells(1.0), Progress(remaining=60.0, trained_sequences=0.0)
     return [ask(first_id + i, offers, 1, uid=uid, progress=left, age_s=600.0) for i in range(count)]
 
 
 def overdue(jobs: list[JobRequest], settings: Settings = BOUND) -> dict[int, float]:
     return {
-        one.job_id: one.overdue_s for one in with_claims(jobs, ROOMS, Objective(), rules_of(settings).claims, 0.0)[0]
+        one.job_id: one.overdue_s
+        for one in with_claims(jobs, ROOMS, Objective(), make_decision_rules(settings).claims, 0.0)[0]
     }
 
 
@@ -63,15 +72,19 @@ def test_what_a_user_can_not_use_is_shared_by_the_others() -> None:
 def test_a_deadlines_share_does_not_shrink_with_other_users_jobs() -> None:
     def needed(others: list[JobRequest]) -> float:
         late = replace(wide(1, ANN), deadline_s=1.2 * HOUR)
-        return with_claims([late, *others], ROOMS, Objective(), rules_of(BOUND).claims, 0.0)[0][0].need
+        return with_claims([late, *others], ROOMS, Objective(), make_decision_rules(BOUND).claims, 0.0)[0][
+            0
+        ].needed_goodput
 
     assert needed(tiny(1000, EVE)) == needed(tiny(8, EVE)) > 0
-    nowhere = with_claims([replace(wide(1, ANN), deadline_s=HOUR)], (), Objective(), rules_of(BOUND).claims, 0.0)[0][0]
-    assert nowhere.need == 0.0
+    nowhere = with_claims(
+        [replace(wide(1, ANN), deadline_s=HOUR)], (), Objective(), make_decision_rules(BOUND).claims, 0.0
+    )[0][0]
+    assert nowhere.needed_goodput == 0.0
 
 
 def test_the_length_that_short_jobs_go_first_by_has_no_user() -> None:
     """Who submits more jobs does not make each of them longer."""
     jobs = [wide(1, ANN), *(wide(i, BOB) for i in (2, 3))]
-    found = with_claims(jobs, ROOMS, Objective(), rules_of(replace(BOUND, short_first=1.0)).claims, 0.0)[0]
+    found = with_claims(jobs, ROOMS, Objective(), make_decision_rules(replace(BOUND, short_first=1.0)).claims, 0.0)[0]
     assert [one.length_factor for one in found] == [1.0, 1.0, 1.0]

@@ -13,7 +13,7 @@ from synergy_sim.policies.fifo import FifoPolicy
 from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.exact_policy import ExactPolicy
 from synergyd.scheduler.placement.free_gpus import FreeGpus
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.gpu_limits import within_limits
 from synergyd.scheduler.problem.records import (
     Allocation,
@@ -84,7 +84,10 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
         asks = [replace(a, account=rnd.choice("xy")) for a in asks]
         rates = {
             a.job_id: Rate(
-                rnd.choice([0.0, 1.0]), rnd.choice([0.0, 1.0, 2.5]), rnd.choice([0.0, 1.0]), whole=rnd.choice([0, 4])
+                rnd.choice([0.0, 1.0]),
+                rnd.choice([0.0, 1.0, 2.5]),
+                rnd.choice([0.0, 1.0]),
+                whole_node_gpus=rnd.choice([0, 4]),
             )
             for a in asks
             if rnd.random() < 0.6
@@ -102,19 +105,19 @@ def problems(draw: st.DrawFn, partitions: tuple[str, ...] = ("",), full: bool = 
 def claiming(a: JobRequest, rnd: random.Random) -> JobRequest:
     """With a goodput that it needs first, out of reach now and then."""
     need = rnd.choice([0.0, 0.5, 1.0, 1.5]) * max(c.goodput for c in a.cells)
-    return replace(a, need=need, need_after_restart=need * rnd.choice([1.0, 1.2]), need_why="test")
+    return replace(a, needed_goodput=need, need_after_restart=need * rnd.choice([1.0, 1.2]), need_why="test")
 
 
 def check(problem: Problem, found: Allocation) -> None:
     """Every constraint holds, and the numbers say what they should."""
     for a, choice in zip(problem.jobs, found.choice, strict=True):
         assert choice is not None or a.current is None or a.stoppable, "a running job was stopped"
-        assert choice is None or choice == a.current or choice not in a.banned
+        assert choice is None or choice == a.current or choice not in a.banned_cells
         if a.current is not None and a.discount == 0:
             assert choice == a.current
     assert within(problem, found.choice)
-    assert can_lie(problem.nodes, requests(problem, found.choice, found.moved))
-    assert found.objective == pytest.approx(objective(problem, found.choice, found.moved))
+    assert can_lie(problem.nodes, requests(problem, found.choice, found.moved_jobs))
+    assert found.objective == pytest.approx(objective(problem, found.choice, found.moved_jobs))
     assert found.upper_bound >= found.objective
 
 
@@ -136,7 +139,7 @@ def test_as_good_on_nodes_that_have_lost_gpus(problem: Problem) -> None:
     found = ExactPolicy().allocate(problem)
     check(problem, found)
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
-    assert not place(problem.nodes, requests_of(problem, found)).failed
+    assert not place(problem.nodes, make_placement_requests(problem, found)).unplaced_reasons
 
 
 @pytest.mark.slow
@@ -147,7 +150,7 @@ def test_as_good_with_partitions_that_share_nodes(problem: Problem) -> None:
     check(problem, found)
     assert found.objective == pytest.approx(brute_force(problem), abs=1e-5)
     answer = solve(problem, ExactPolicy())
-    assert not answer.placement.failed
+    assert not answer.placement.unplaced_reasons
     check(answer.problem, answer.allocation)
 
 
@@ -157,7 +160,7 @@ def test_as_good_with_partitions_that_share_nodes(problem: Problem) -> None:
 def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(problem: Problem) -> None:
     quick = greedy(problem)
     check(problem, quick)
-    assert not quick.moved
+    assert not quick.moved_jobs
     assert quick.objective <= ExactPolicy().allocate(problem).objective + 1e-5
     still = greedy(problem, grow=False)
     first = within_limits(problem, FifoPolicy().allocate(problem))
@@ -165,8 +168,8 @@ def test_greedy_is_feasible_moves_nobody_and_fifo_gives_the_size_asked_for(probl
     for a, kept, given_ in zip(problem.jobs, still.choice, first.choice, strict=True):
         if a.current is not None:
             assert kept == given_ == a.current
-        elif given_ is not None and a.asked is not None:
-            assert given_ == a.asked
+        elif given_ is not None and a.requested_cell is not None:
+            assert given_ == a.requested_cell
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -177,10 +180,10 @@ def test_every_allocated_count_can_be_placed_on_fresh_and_on_sick_nodes(seed: in
     offers = [tuple(cell((n * g) ** rnd.uniform(0.3, 1.0), n, g) for n, g in shapes) for _ in range(30)]
     problem = Problem(tuple(ask(j, o) for j, o in enumerate(offers)), rooms)
     found = ExactPolicy().allocate(problem)
-    placed = place(rooms, requests_of(problem, found))
-    assert not placed.failed
+    placed = place(rooms, make_placement_requests(problem, found))
+    assert not placed.unplaced_reasons
     used = sum(c.shape.gpus for _, c, _ in found.assignments(problem))
-    assert used == sum(r.free for r in rooms) == used + sum(placed.left.values())
+    assert used == sum(r.free for r in rooms) == used + sum(placed.free_gpus.values())
 
 
 def test_identical_jobs_are_solved_as_one_group() -> None:
@@ -217,9 +220,9 @@ def test_fragmented_jobs_are_moved_only_if_it_pays() -> None:
         return ExactPolicy().allocate(Problem((*sitting, ask(9, wide, 2)), rooms))
 
     cheap = solved(0.9, 1.0)
-    assert cheap.choice == (0, 0, 0) and len(cheap.moved) == 1
+    assert cheap.choice == (0, 0, 0) and len(cheap.moved_jobs) == 1
     dear = solved(0.05, 10.0)
-    assert dear.choice == (0, 0, None) and not dear.moved
+    assert dear.choice == (0, 0, None) and not dear.moved_jobs
 
 
 def test_growth_bound_and_banned_cells() -> None:
@@ -228,7 +231,7 @@ def test_growth_bound_and_banned_cells() -> None:
     runs: JobRequest = ask(1, offers, current=0, nodes=("n",), discount=0.99)
     assert ExactPolicy().allocate(Problem((runs,), rooms)).choice == (3,)
     assert ExactPolicy().allocate(Problem((runs,), rooms, Objective(max_growth=2.0))).choice == (1,)
-    banned = ask(1, offers, current=0, nodes=("n",), discount=0.99, banned=frozenset({3}))
+    banned = ask(1, offers, current=0, nodes=("n",), discount=0.99, banned_cells=frozenset({3}))
     assert ExactPolicy().allocate(Problem((banned,), rooms)).choice == (2,)
 
 
@@ -241,7 +244,7 @@ def test_no_time_at_all_still_gives_a_sound_answer() -> None:
     found = ExactPolicy(time_limit_s=0.0).allocate(problem)
     check_counts = sum(c.shape.gpus for _, c, _ in found.assignments(problem))
     assert 0 < check_counts <= 32
-    assert not place(problem.nodes, requests_of(problem, found)).failed
+    assert not place(problem.nodes, make_placement_requests(problem, found)).unplaced_reasons
     if not found.optimal:
         assert found.upper_bound >= ExactPolicy().allocate(problem).objective - 1e-6
 
@@ -263,7 +266,7 @@ def test_sizes_that_do_not_divide_each_other_are_solved_again_until_they_lie() -
         (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4)),
     )
     answer = solve(problem, ExactPolicy())
-    assert not answer.placement.failed
+    assert not answer.placement.unplaced_reasons
     check(answer.problem, answer.allocation)
     assert sum(c is not None for c in answer.allocation.choice) == 2
 

@@ -13,13 +13,13 @@ from synergy_core.records import Action, Cell, Decision, Job, Node, Plan, Shape,
 from synergyd.scheduler.amend import DecisionBuilder
 from synergyd.scheduler.epoch import EpochInputs, begin
 from synergyd.scheduler.epoch_answer import EpochAnswer
-from synergyd.scheduler.exploration import start_as_asked, trial_worth
+from synergyd.scheduler.exploration import expected_trial_goodput, start_at_requested_size
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import Placement
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Problem, UsageLimit
-from synergyd.scheduler.problem.rules import rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules
 from synergyd.scheduler.problem.utility import allocation
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, job, snapshot
@@ -99,8 +99,8 @@ def test_a_job_does_not_start_as_it_asked_where_it_is_surely_slower_there() -> N
 def test_worth_of_a_trial_against_draws(goodput: float, sigma: float, fallback: float) -> None:
     draw = random.Random(1)
     drawn = [max(fallback, goodput * math.exp(draw.gauss(-(sigma**2) / 2, sigma))) for _ in range(200_000)]
-    assert trial_worth(goodput, sigma, fallback) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
-    assert trial_worth(goodput, 0.0, fallback) == max(goodput, fallback)
+    assert expected_trial_goodput(goodput, sigma, fallback) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
+    assert expected_trial_goodput(goodput, 0.0, fallback) == max(goodput, fallback)
 
 
 def test_a_measured_size_is_not_tried_again_however_old_the_job_is() -> None:
@@ -113,7 +113,7 @@ def test_a_measured_size_is_not_tried_again_however_old_the_job_is() -> None:
 def test_a_trial_must_be_worth_one_percent() -> None:
     for goodput, expected in ((7.5, Action.KEEP), (8.5, Action.RESIZE)):
         table = cells((4, 10.0, 0.0), (8, goodput, 0.2))
-        worth = trial_worth(goodput, 0.2, 10.0)
+        worth = expected_trial_goodput(goodput, 0.2, 10.0)
         assert worth > 10.0 and (worth > 10.1) is (expected is Action.RESIZE)
         assert decided([RUNS], {1: table}, age_s=1e7)[1].action is expected
 
@@ -152,24 +152,24 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
 def test_many_jobs_that_start_cost_few_looks_at_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = looks(monkeypatch)
-    assert start_as_asked(*starting(1000, 3)) is None
+    assert start_at_requested_size(*starting(1000, 3)) is None
     assert len(seen) <= 4
-    found = start_as_asked(*starting(200, 4))
+    found = start_at_requested_size(*starting(200, 4))
     assert found is not None and len(seen) < 50
     larger = [i for i, choice in enumerate(found[0].choice) if choice == 1]
     assert len(larger) > 20 and found[1].nodes == {i: (f"n{i}",) for i in range(200)}
-    assert [found[1].left[f"n{i}"] for i in range(200)] == [0 if i in larger else 3 for i in range(200)]
+    assert [found[1].free_gpus[f"n{i}"] for i in range(200)] == [0 if i in larger else 3 for i in range(200)]
 
 
 def test_jobs_start_as_they_asked_within_limits_and_on_the_nodes_left() -> None:
     limits = (UsageLimit("account", "", 9, 9),)
-    found = start_as_asked(*starting(4, 4, limits))
+    found = start_at_requested_size(*starting(4, 4, limits))
     assert found is not None and found[0].choice == (1, 0, 0, 0)
     # 1 GPU on a node of 2, and a free node of 4: it goes there
     problem, allocated, placed = starting(1, 2)
     wider = replace(problem, nodes=(*problem.nodes, NodeCapacity("free", "a100", 4)))
-    moved = start_as_asked(wider, allocated, placed)
-    assert moved is not None and moved[1].nodes == {0: ("free",)} and moved[1].left == {"n0": 2, "free": 0}
+    moved = start_at_requested_size(wider, allocated, placed)
+    assert moved is not None and moved[1].nodes == {0: ("free",)} and moved[1].free_gpus == {"n0": 2, "free": 0}
 
 
 def test_a_job_that_links_gave_another_cell_is_not_said_to_try() -> None:
@@ -180,6 +180,6 @@ def test_a_job_that_links_gave_another_cell_is_not_said_to_try() -> None:
     names = tuple(n.name for n in NODES)
     for choice, says in ((1, True), (2, False)):
         answer = EpochAnswer(problem, allocation(problem, [choice]), Placement({1: names[: 2 * choice]}, {}, {}))
-        empty = begin(EpochInputs(snapshot=snapshot([], [])), rules_of(Settings()), policy_named("synergy"))
+        empty = begin(EpochInputs(snapshot=snapshot([], [])), make_decision_rules(Settings()), load_policy("synergy"))
         told = DecisionBuilder(replace(empty, answer=answer, problem=problem, trial=(0, 1))).decision(1)
         assert told.action is Action.RESIZE and told.why.startswith("Tries") is says

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synergy_core.records import Action, Cell, Decision
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.first_start import reach_obstacle, within_reach
 from synergyd.scheduler.problem.records import Objective
 from synergyd.settings import Settings
@@ -26,7 +26,7 @@ def offers(sigma: float, *measured: int) -> tuple[Cell, ...]:
 
 def started(cells: tuple[Cell, ...], policy: str = "", most: float = 8.0) -> Decision:
     site = snapshot([node(f"n{i}") for i in range(4)], [job(1, asked=1)])
-    (found,) = decide(site, Settings(first_start=most), {1: cells}, {}, policy=policy_named(policy) if policy else None)
+    (found,) = decide(site, Settings(first_start=most), {1: cells}, {}, policy=load_policy(policy) if policy else None)
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_running_job_and_one_with_a_deadline_are_free() -> None:
     for free in (
         ask(1, offers(0.2), current=0),
         ask(1, offers(0.2), deadline_s=9.0),
-        replace(ask(1, offers(0.2)), asked=None),
+        replace(ask(1, offers(0.2)), requested_cell=None),
     ):
         assert within_reach(free, TERMS) is free and not reach_obstacle(free, 3, TERMS)
-    assert within_reach(ask(1, offers(0.2)), TERMS).banned == {3}
+    assert within_reach(ask(1, offers(0.2)), TERMS).banned_cells == {3}

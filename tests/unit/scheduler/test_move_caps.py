@@ -62,7 +62,7 @@ def test_those_under_way_count() -> None:
 
 def test_a_need_does_not_wait_and_counts() -> None:
     snap, offers = growing()
-    found = decided(snap, offers, MoveCaps(most=1, needed=frozenset({3})))
+    found = decided(snap, offers, MoveCaps(most=1, urgent_jobs=frozenset({3})))
     assert [found[i].action for i in (1, 2, 3)] == [Action.KEEP, Action.KEEP, Action.RESIZE]
 
 

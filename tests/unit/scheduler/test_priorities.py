@@ -15,7 +15,7 @@ from synergyd.scheduler.problem.finish_time_fairness import equal_share, finish_
 from synergyd.scheduler.problem.gpu_limits import usage_limits, within_limits
 from synergyd.scheduler.problem.priorities import weights, with_claims
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem, Progress, UsageLimit
-from synergyd.scheduler.problem.rules import objective_of, rules_of
+from synergyd.scheduler.problem.rules import make_decision_rules, make_objective
 from synergyd.scheduler.problem.utility import change_value, restart_factor, stay_value, value_terms
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import NOW, ask, cells, job, node, snapshot
@@ -39,21 +39,21 @@ def test_weights_are_directive_times_priority() -> None:
     ]
     jobs = [replace(one, uid=one.job_id) for one in jobs]
     trusting = Settings(max_weight=2.0)
-    assert weights(jobs, rules_of(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, make_decision_rules(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
     # the median priority is 300; the third is cut at ten times it, and a held job (0) keeps its own weight
-    by_priority = weights(jobs, rules_of(replace(trusting, priority_weight="yes")).weights)
+    by_priority = weights(jobs, make_decision_rules(replace(trusting, priority_weight="yes")).weights)
     assert by_priority == {1: pytest.approx(1 / 3), 2: 1.0, 3: 10.0, 4: 1.0}
 
 
 def test_a_weight_moves_gpus_between_the_jobs_of_one_user_alone() -> None:
     told = {1: 1000.0, 2: 1.0, 3: 0.5, 4: 1.0}
     jobs = [job(i, uid=1 if i < 4 else 2, directive=Directive(weight=w)) for i, w in told.items()]
-    assert weights(jobs, rules_of(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
-    found = weights(jobs, rules_of(Settings(max_weight=6.0)).weights)
+    assert weights(jobs, make_decision_rules(PLAIN).weights) == {1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
+    found = weights(jobs, make_decision_rules(Settings(max_weight=6.0)).weights)
     assert found == {1: pytest.approx(2.4), 2: pytest.approx(0.4), 3: pytest.approx(0.2), 4: 1.0}
     assert sum(found[i] for i in (1, 2, 3)) == pytest.approx(3.0)
     light = [replace(one, directive=Directive(weight=0.1)) for one in jobs]
-    assert weights(light, rules_of(PLAIN).weights) == dict.fromkeys(told, 0.1)
+    assert weights(light, make_decision_rules(PLAIN).weights) == dict.fromkeys(told, 0.1)
 
 
 def test_what_does_not_count_as_it_is_said_is_told() -> None:
@@ -61,7 +61,9 @@ def test_what_does_not_count_as_it_is_said_is_told() -> None:
     decided = decide(snapshot([node("n0", 4)], jobs), PLAIN, {i: cells(1.0, 1.8, 3.2) for i in (1, 2)}, {})
     assert decided[0].why.endswith(" weight=1000 counts as 1 (MaxWeight).") and "MaxWeight" not in decided[1].why
     assert {d.cell.shape.gpus for d in decided if d.cell} == {2}
-    lied = decide(snapshot([node("n0", 4)], jobs[1:]), PLAIN, {2: cells(1.0)}, {}, progress={2: Progress(refuted=True)})
+    lied = decide(
+        snapshot([node("n0", 4)], jobs[1:]), PLAIN, {2: cells(1.0)}, {}, progress={2: Progress(is_claim_refuted=True)}
+    )
     assert "longer than it said was left" in lied[0].why
 
 
@@ -86,42 +88,49 @@ def due(job_id: int, left: float, in_s: float, **changes: object) -> JobRequest:
     ],
 )
 def test_a_deadline_needs_the_goodput_that_still_meets_it(one: JobRequest, need: float) -> None:
-    (found,), _ = with_claims([one], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)
-    assert found.need == pytest.approx(need)
+    (found,), _ = with_claims([one], ROOMS, Objective(), make_decision_rules(PLAIN).claims, NOW)
+    assert found.needed_goodput == pytest.approx(need)
     assert bool(found.need_why) == (need > 0)
 
 
 def test_a_restart_makes_the_deadline_nearer() -> None:
     (found,), _ = with_claims(
-        [due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), rules_of(PLAIN).claims, NOW
+        [due(1, 120.0, 100.0, current=0, nodes=("n0",))], ROOMS, Objective(), make_decision_rules(PLAIN).claims, NOW
     )
-    assert (found.need, found.need_after_restart) == pytest.approx((1.2, 3.0))
+    assert (found.needed_goodput, found.need_after_restart) == pytest.approx((1.2, 3.0))
 
 
 def test_a_deadline_needs_no_more_than_an_equal_share_gives() -> None:
     one = due(1, 300.0, 100.0)  # needs 3.0; on 8 GPUs for 4 jobs it has 1.8 at 2 GPUs
     others = [ask(i, cells(1.0, 1.8, 3.2)) for i in (2, 3, 4)]
     needs = {
-        share: with_claims([one, *others], ROOMS, Objective(), rules_of(Settings(deadline_share=share)).claims, NOW)[0][
-            0
-        ].need
+        share: with_claims(
+            [one, *others], ROOMS, Objective(), make_decision_rules(Settings(deadline_share=share)).claims, NOW
+        )[0][0].needed_goodput
         for share in (1.0, 1.9, 2.0, 0.0)
     }
     assert needs == {1.0: 1.8, 1.9: 1.8, 2.0: 3.0, 0.0: 3.0}
-    large = replace(one, cells=one.cells[2:], relative=(1.0,), asked=0)  # its only size is more than an equal share
-    assert with_claims([large, *others], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)[0][0].need == 0.0
+    large = replace(
+        one, cells=one.cells[2:], relative=(1.0,), requested_cell=0
+    )  # its only size is more than an equal share
+    assert (
+        with_claims([large, *others], ROOMS, Objective(), make_decision_rules(PLAIN).claims, NOW)[0][0].needed_goodput
+        == 0.0
+    )
 
 
 def test_a_job_whose_word_was_refuted_counts_as_the_longest() -> None:
     jobs = [ask(i, cells(1.0, 1.8), progress=Progress(remaining=100.0)) for i in (1, 2)]
-    lied = ask(3, cells(1.0, 1.8), progress=Progress(refuted=True))
-    found, _ = with_claims([*jobs, lied], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)
+    lied = ask(3, cells(1.0, 1.8), progress=Progress(is_claim_refuted=True))
+    found, _ = with_claims([*jobs, lied], ROOMS, Objective(), make_decision_rules(PLAIN).claims, NOW)
     assert [one.length_factor for one in found] == pytest.approx([1.0, 1.0, 1 / 3])
-    assert with_claims([lied], ROOMS, Objective(), rules_of(PLAIN).claims, NOW)[0][0].length_factor == pytest.approx(
-        1 / 3
-    )
+    assert with_claims([lied], ROOMS, Objective(), make_decision_rules(PLAIN).claims, NOW)[0][
+        0
+    ].length_factor == pytest.approx(1 / 3)
     assert (
-        with_claims([lied], ROOMS, Objective(), rules_of(Settings(short_first=0)).claims, NOW)[0][0].length_factor
+        with_claims([lied], ROOMS, Objective(), make_decision_rules(Settings(short_first=0)).claims, NOW)[0][
+            0
+        ].length_factor
         == 1.0
     )
 
@@ -144,10 +153,15 @@ def test_who_can_meet_a_deadline_gets_what_it_needs_first() -> None:
 def test_slurms_fair_share_scales_weights_where_it_is_asked_for() -> None:
     jobs = [job(i, uid=1000 + i) for i in (1, 2, 3, 4)]
     shares = {1: 0.5, 2: 0.25, 3: 0.0}
-    assert set(weights(jobs, rules_of(PLAIN).weights, shares).values()) == {1.0}
-    found = weights(jobs, rules_of(Settings(priority_weight="fair-share")).weights, shares)
+    assert set(weights(jobs, make_decision_rules(PLAIN).weights, shares).values()) == {1.0}
+    found = weights(jobs, make_decision_rules(Settings(priority_weight="fair-share")).weights, shares)
     assert found == {1: 2.0, 2: 1.0, 3: pytest.approx(0.1), 4: 1.0}
-    assert weights(jobs, rules_of(Settings(priority_weight="fair-share")).weights) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert weights(jobs, make_decision_rules(Settings(priority_weight="fair-share")).weights) == {
+        1: 1.0,
+        2: 1.0,
+        3: 1.0,
+        4: 1.0,
+    }
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -164,16 +178,16 @@ def test_limits_are_less_what_others_hold_and_never_below_what_is_held() -> None
         replace(job(10, gpus=4, account="chem"), state=JobState.RUNNING, node_names=()),
     ]
     settings = Settings(account_limits={"chem": 8, "bio": 0}, partition_limits={"debug": 4})
-    found = usage_limits(asks, others, rules_of(settings).limits)
+    found = usage_limits(asks, others, make_decision_rules(settings).limits)
     assert found == (
         UsageLimit("account", "chem", 5, 8),
         UsageLimit("account", "bio", 0),
         UsageLimit("partition", "debug", 3, 4),
     )
-    assert usage_limits(asks, others, rules_of(Settings(account_limits={"chem": 3})).limits) == (
+    assert usage_limits(asks, others, make_decision_rules(Settings(account_limits={"chem": 3})).limits) == (
         UsageLimit("account", "chem", 2, 3),
     )
-    assert usage_limits(asks, others, rules_of(PLAIN).limits) == ()
+    assert usage_limits(asks, others, make_decision_rules(PLAIN).limits) == ()
 
 
 def test_an_account_at_its_limit_waits_and_is_told_so() -> None:
@@ -211,20 +225,22 @@ def test_equal_share_interpolates_over_sizes_and_types() -> None:
 
 def test_finish_time_fairness_by_hand() -> None:
     # 1000 s old, 500 done, 1500 left at 3/s: ends at 1500 s; an equal share of 2/s would have taken 1000 s
-    assert finish_time_fairness(1000.0, Progress(done=500.0, remaining=1500.0), 3.0, 2.0) == pytest.approx(1.5)
-    assert finish_time_fairness(1000.0, Progress(done=500.0), 3.0, 2.0) == pytest.approx(4.0)
+    assert finish_time_fairness(1000.0, Progress(trained_sequences=500.0, remaining=1500.0), 3.0, 2.0) == pytest.approx(
+        1.5
+    )
+    assert finish_time_fairness(1000.0, Progress(trained_sequences=500.0), 3.0, 2.0) == pytest.approx(4.0)
     assert finish_time_fairness(1000.0, Progress(), 3.0, 2.0) is None
-    assert finish_time_fairness(1000.0, Progress(done=0.0), 3.0, 2.0) is None
-    assert finish_time_fairness(0.0, Progress(done=0.0, remaining=10.0), 0.0, 2.0) is None
-    assert finish_time_fairness(9.0, Progress(done=5e-324), 3.0, 2.0) is None
-    assert finish_time_fairness(1e300, Progress(done=1e-306), 3.0, 2.0) is None
+    assert finish_time_fairness(1000.0, Progress(trained_sequences=0.0), 3.0, 2.0) is None
+    assert finish_time_fairness(0.0, Progress(trained_sequences=0.0, remaining=10.0), 0.0, 2.0) is None
+    assert finish_time_fairness(9.0, Progress(trained_sequences=5e-324), 3.0, 2.0) is None
+    assert finish_time_fairness(1e300, Progress(trained_sequences=1e-306), 3.0, 2.0) is None
 
 
 def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
     site = snapshot([node("n0", 4), node("n1", 1)], [job(1, 4), job(2, 1, ("n1",), 1)])
     # the second job scales badly: it gains nothing from more than one GPU, the first gains all the way
     offers = {1: cells(1.0, 2.0, 4.0), 2: cells(1.0, 1.05, 1.1)}
-    done = {2: Progress(done=10.0)}
+    done = {2: Progress(trained_sequences=10.0)}
 
     def of(settings: Settings) -> dict[int, int]:
         found = decide(site, settings, offers, {}, ages_s={2: 1000.0}, progress=done)
@@ -242,8 +258,8 @@ def test_beyond_the_bound_a_job_gets_an_equal_share_first() -> None:
 def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on(age_s: float, claims: bool) -> None:
     """2,000 examples in all at 2/s on the share: 1000 s, so the bound is 2000 s. 400 are left, 200 s on the share. On one GPU, at 0.3/s,
     it would be late both times; on its share only the second time. A claim that goes once it is met would come back in the next epoch."""
-    terms, bound = objective_of(PLAIN), BOUNDED
-    progress = Progress(done=1600.0, remaining=400.0)
+    terms, bound = make_objective(PLAIN), BOUNDED
+    progress = Progress(trained_sequences=1600.0, remaining=400.0)
     offers = cells(0.3, 2.0, 2.2)
     share = equal_share(offers, {"a100": 4}, 2)
     assert share == pytest.approx(2.0)
@@ -251,8 +267,10 @@ def test_a_claim_to_an_equal_share_is_that_of_the_job_and_not_of_what_it_runs_on
     needs = []
     for current in range(3):
         one = replace(ask(1, offers), current=current, nodes=("n0",), age_s=age_s, progress=progress)
-        (found, _), _ = with_claims([one, twin], (NodeCapacity("n0", "a100", 4),), terms, rules_of(bound).claims, NOW)
-        needs.append(found.need)
+        (found, _), _ = with_claims(
+            [one, twin], (NodeCapacity("n0", "a100", 4),), terms, make_decision_rules(bound).claims, NOW
+        )
+        needs.append(found.needed_goodput)
     assert needs == pytest.approx([share * claims] * 3)
 
 
@@ -261,33 +279,33 @@ def test_a_claim_is_no_reason_for_a_restart_that_the_job_itself_does_not_gain_by
     remaining: float, needed: float
 ) -> None:
     """At 1.5/s what is left takes 67 or 267 s, at 2/s 50 or 200 s and a restart of 60 s before."""
-    offers, progress = cells(1.5, 2.0, 2.2), Progress(done=2000.0 - remaining, remaining=remaining)
+    offers, progress = cells(1.5, 2.0, 2.2), Progress(trained_sequences=2000.0 - remaining, remaining=remaining)
     late = replace(ask(1, offers), current=0, nodes=("n0",), age_s=5e3, progress=progress, restart=RESTART)
     rooms = (NodeCapacity("n0", "a100", 4),)
     (found, _), _ = with_claims(
-        [late, ask(2, cells(1.0, 2.0, 4.0))], rooms, objective_of(PLAIN), rules_of(BOUNDED).claims, NOW
+        [late, ask(2, cells(1.0, 2.0, 4.0))], rooms, make_objective(PLAIN), make_decision_rules(BOUNDED).claims, NOW
     )
-    assert (found.need, found.need_after_restart) == pytest.approx((needed, needed))
+    assert (found.needed_goodput, found.need_after_restart) == pytest.approx((needed, needed))
 
 
 # -- objectives --------------------------------------------------------------------------------------------------------
 
 
 def test_the_objectives_by_name() -> None:
-    assert objective_of(Settings(fairness=-1.0, first_start=6.0)) == Objective(exponent=-1.0, first_start=6.0)
-    assert objective_of(Settings(objective="sia", max_growth=2.0, first_start=0.0)) == Objective(
+    assert make_objective(Settings(fairness=-1.0, first_start=6.0)) == Objective(exponent=-1.0, first_start=6.0)
+    assert make_objective(Settings(objective="sia", max_growth=2.0, first_start=0.0)) == Objective(
         exponent=-0.5, max_growth=2.0, form="sia", reference="smallest"
     )
-    assert objective_of(Settings(objective="pollux")).reference == "share"
-    assert objective_of(Settings(objective="max-min")).exponent == -3.0
+    assert make_objective(Settings(objective="pollux")).reference == "share"
+    assert make_objective(Settings(objective="max-min")).exponent == -3.0
     with pytest.raises(UsageError, match="one of: power, sia, pollux, max-min"):
-        objective_of(Settings(objective="best"))
+        make_objective(Settings(objective="best"))
 
 
 def test_sia_by_hand() -> None:
     """SOSP'23, section 3.4: rows over their minimum times min GPUs, to the power -0.5, waiting costs 1.1."""
-    terms = objective_of(Settings(objective="sia"))
-    (one,), _ = with_claims([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, rules_of(PLAIN).claims, NOW)
+    terms = make_objective(Settings(objective="sia"))
+    (one,), _ = with_claims([ask(1, cells(2.0, 3.0, 8.0))], ROOMS, terms, make_decision_rules(PLAIN).claims, NOW)
     assert tuple(one.relative) == pytest.approx((1.0, 1.5, 4.0))
     assert stay_value(one, terms) == pytest.approx(-1.1)
     assert [change_value(one, i, terms) for i in range(3)] == pytest.approx([-1.0, -(1.5**-0.5), -0.5])
@@ -296,9 +314,9 @@ def test_sia_by_hand() -> None:
 
 
 def test_pollux_measures_against_an_equal_share() -> None:
-    terms = objective_of(Settings(objective="pollux"))
+    terms = make_objective(Settings(objective="pollux"))
     two = [ask(1, cells(2.0, 3.0, 8.0)), ask(2, cells(1.0))]
-    (one, _), _ = with_claims(two, ROOMS, terms, rules_of(PLAIN).claims, NOW)
+    (one, _), _ = with_claims(two, ROOMS, terms, make_decision_rules(PLAIN).claims, NOW)
     assert tuple(one.relative) == pytest.approx((2 / 8, 3 / 8, 1.0))  # 4 GPUs each
 
 
@@ -317,7 +335,14 @@ def test_max_min_lifts_the_worst_off() -> None:
 def test_the_terms_of_a_job_add_up_to_what_it_is_worth() -> None:
     terms = Objective(need_bonus=50.0)
     one = ask(
-        1, cells(1.0, 1.8, 3.2), weight=2.0, current=0, nodes=("n0",), discount=0.5, need=3.0, need_after_restart=3.1
+        1,
+        cells(1.0, 1.8, 3.2),
+        weight=2.0,
+        current=0,
+        nodes=("n0",),
+        discount=0.5,
+        needed_goodput=3.0,
+        need_after_restart=3.1,
     )
     assert dict(value_terms(one, 2, False, terms)) == pytest.approx(
         {"goodput": math.log(3.2), "restart": math.log(0.5), "need": 50.0, "weight": math.log(1.6)}
@@ -348,33 +373,40 @@ def test_who_has_less_left_weighs_more_within_bounds() -> None:
     """Median time left of those that tell: job 1's. Job 2 has a quarter of it, job 3 a thousand times as much."""
     left = {1: 1000.0, 2: 250.0, 3: 1e6, 4: None}
     four = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(remaining=w), weight=2.0) for i, w in left.items()]
-    found, _ = with_claims(four, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=0.5)).claims, NOW)
+    found, _ = with_claims(four, ROOMS, Objective(), make_decision_rules(replace(PLAIN, short_first=0.5)).claims, NOW)
     assert [one.weight for one in found] == pytest.approx([2.0, 4.0, 2.0 / 3.0, 2.0])
     assert [one.length_factor for one in found] == pytest.approx([1.0, 2.0, 1.0 / 3.0, 1.0])
     told = dict(value_terms(found[1], 2, False, Objective()))
     assert told["weight"] == pytest.approx(math.log(4)) and told["short"] == pytest.approx(2 * math.log(4))
     assert sum(told.values()) == pytest.approx(change_value(found[1], 2, Objective()))
-    same, _ = with_claims(four, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=0.0)).claims, NOW)
+    same, _ = with_claims(four, ROOMS, Objective(), make_decision_rules(replace(PLAIN, short_first=0.0)).claims, NOW)
     assert [one.weight for one in same] == [2.0] * 4
 
 
 def test_who_does_not_tell_is_held_for_typical_until_it_has_run_for_longer() -> None:
     """Job 1 tells of 1000 s at an equal share, and is the long one here: without the others it would be the middle."""
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
-    alone, _ = with_claims([told], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
+    alone, _ = with_claims([told], ROOMS, Objective(), make_decision_rules(replace(PLAIN, short_first=1.0)).claims, NOW)
     untold = [
         ask(i, cells(1.0, 2.0, 4.0), 4, progress=Progress(attained_gpu_s=4 * ran))
         for i, ran in ((2, 0), (3, 50), (4, 900))
     ]
     found, _ = with_claims(
-        [told, *untold], ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW, typical_s=100.0
+        [told, *untold],
+        ROOMS,
+        Objective(),
+        make_decision_rules(replace(PLAIN, short_first=1.0)).claims,
+        NOW,
+        typical_s=100.0,
     )
     assert alone[0].weight == 1.0
     left = equal_share(told.cells, {"a100": sum(r.free for r in ROOMS)}, 4)
     times = [1000.0 / left, 100.0, 100.0, 900.0]
     middle = (sorted(times)[1] + sorted(times)[2]) / 2
     assert [one.weight for one in found] == pytest.approx([min(max(middle / t, 1 / 3), 3.0) for t in times])
-    silent, _ = with_claims(untold, ROOMS, Objective(), rules_of(replace(PLAIN, short_first=1.0)).claims, NOW)
+    silent, _ = with_claims(
+        untold, ROOMS, Objective(), make_decision_rules(replace(PLAIN, short_first=1.0)).claims, NOW
+    )
     assert [one.weight for one in silent] == [1.0] * 3
 
 
@@ -394,7 +426,9 @@ def test_what_like_jobs_have_taken_counts_for_who_does_not_tell_and_explain_says
     told = ask(1, cells(1.0, 2.0, 4.0), progress=Progress(remaining=1000.0))
     untold = [ask(i, cells(1.0, 2.0, 4.0), progress=Progress(likely_gpu_s=gpu_s)) for i, gpu_s in ((2, 60.0), (3, 9e4))]
     settings, gpus = replace(PLAIN, short_first=1.0), sum(room.free for room in ROOMS)
-    found, _ = with_claims([told, *untold], ROOMS, Objective(), rules_of(settings).claims, NOW, typical_s=1.0)
+    found, _ = with_claims(
+        [told, *untold], ROOMS, Objective(), make_decision_rules(settings).claims, NOW, typical_s=1.0
+    )
     left = equal_share(told.cells, {"a100": gpus}, 3)
     times = [1000.0 / left, 60.0 / (gpus / 3), 9e4 / (gpus / 3)]
     assert [one.weight for one in found] == pytest.approx([min(max(sorted(times)[1] / t, 1 / 3), 3.0) for t in times])

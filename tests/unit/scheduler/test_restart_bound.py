@@ -8,9 +8,9 @@ import pytest
 from synergy_core.records import Action, Cell, Decision, Job, Snapshot
 from synergy_core.restarts import RestartBudget, RestartCost
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.records import Progress
-from synergyd.scheduler.problem.restart_bound import restart_bound_obstacle, within_bound
+from synergyd.scheduler.problem.restart_bound import ban_costly_restarts, restart_bound_obstacle
 from synergyd.settings import Settings
 from tests.unit.scheduler.builders import ask, cell, cells, job, node, snapshot
 from tests.unit.scheduler.epochs import decide
@@ -37,7 +37,7 @@ def decided(
         settings,
         {j.job_id: offers for j in told.jobs},
         {},
-        policy=policy_named(policy) if policy else None,
+        policy=load_policy(policy) if policy else None,
         progress={1: progress},
         restarts={1: restarts},
     )
@@ -78,7 +78,7 @@ def test_a_restart_within_a_tenth_of_the_time_that_it_saves_is_no_waste(left: fl
     found = decided(spent, Progress(remaining=left))
     assert (found.action is Action.RESIZE) == grows
     assert grows or "is the most that goes into restarts" in found.why
-    assert decided(spent, Progress(remaining=left, refuted=True)).action is Action.KEEP
+    assert decided(spent, Progress(remaining=left, is_claim_refuted=True)).action is Action.KEEP
 
 
 @pytest.mark.parametrize(("left", "may_grow"), [(310.0, False), (335.0, True), (None, False)])
@@ -86,16 +86,16 @@ def test_a_job_behind_what_it_asked_for_may_grow_where_that_saves_its_cost(left:
     """Half of what is left at 1.9 and at 3.6 sequences/s, the 4 GPUs asked for: 40 s apart for 322 sequences."""
     spent = RestartBudget(cost=COST, lost_s=1000.0, life_s=2000.0, share=0.1)
     request = replace(ask(1, GOOD, asked=4, current=1), restart=spent, progress=Progress(remaining=left))
-    assert (2 not in within_bound(request).banned) == may_grow
-    refuted = replace(request, progress=Progress(remaining=left, refuted=True))
-    assert 2 in within_bound(refuted).banned
+    assert (2 not in ban_costly_restarts(request).banned_cells) == may_grow
+    refuted = replace(request, progress=Progress(remaining=left, is_claim_refuted=True))
+    assert 2 in ban_costly_restarts(refuted).banned_cells
 
 
 def test_a_step_that_leaves_it_behind_is_held_to_the_share() -> None:
     """On 1 of the 4 GPUs asked for: 2 save what a restart costs and so do 4, and neither ten times that."""
     spent, left = RestartBudget(cost=COST, lost_s=1000.0, life_s=2000.0, share=0.1), Progress(remaining=250.0)
     request = replace(ask(1, GOOD, asked=4, current=0), restart=spent, progress=left)
-    assert within_bound(request).banned - {0} == {1}  # staying is never banned
+    assert ban_costly_restarts(request).banned_cells - {0} == {1}  # staying is never banned
     assert restart_bound_obstacle(request, 1) and not restart_bound_obstacle(request, 2)
 
 
@@ -111,7 +111,7 @@ def test_a_shrink_leaves_room_for_the_way_back(life_s: float, shrinks: bool) -> 
 def test_what_a_refuted_job_says_is_left_is_no_life() -> None:
     long = Progress(remaining=1e9)
     assert decided(RestartBudget(cost=COST, life_s=100.0), long).action is Action.RESIZE
-    assert decided(RestartBudget(cost=COST, life_s=100.0), replace(long, refuted=True)).action is Action.KEEP
+    assert decided(RestartBudget(cost=COST, life_s=100.0), replace(long, is_claim_refuted=True)).action is Action.KEEP
 
 
 def test_it_is_not_stopped_for_others_either() -> None:
@@ -153,5 +153,5 @@ def test_a_cell_of_equal_goodput_needs_room_for_one_restart_as_it_is_said() -> N
     # one restart of 60 s is a tenth of a life of 600 s, two are of 1200 s
     known = RestartBudget(cost=RestartCost(mean_s=60.0), life_s=900.0, share=0.1)
     runs = ask(1, offers, 2, current=0, nodes=("n1",), restart=known, progress=Progress(remaining=100.0))
-    assert within_bound(runs).banned == {3}
+    assert ban_costly_restarts(runs).banned_cells == {3}
     assert [bool(restart_bound_obstacle(runs, i)) for i in range(4)] == [False, False, False, True]

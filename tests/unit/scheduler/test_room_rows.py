@@ -10,7 +10,7 @@ from synergy_core.records import Action, Node, Shape
 
 from synergyd.scheduler import epoch_answer
 from synergyd.scheduler.epoch_answer import solve
-from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
+from synergyd.scheduler.placement.place import PlacementRequest, make_placement_requests, place
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.synergy_policy import SynergyPolicy
@@ -81,20 +81,22 @@ def test_with_them_the_answer_is_better_and_holds_on_every_node() -> None:
     assert problem.room
     seen, blind = solve(problem, policy), solve(replace(problem, room=()), policy)
     assert seen.allocation.objective >= blind.allocation.objective
-    assert not seen.placement.failed
+    assert not seen.placement.unplaced_reasons
     taken = {n.name: (0, 0) for n in problem.nodes}
     for i, cell, _ in seen.allocation.assignments(problem):
         for name in seen.placement.nodes[problem.jobs[i].job_id]:
             gpus, cpus = taken[name]
-            own = problem.jobs[i].needs.on(cell.shape.gpus_per_node)
+            own = problem.jobs[i].needs.room_for(cell.shape.gpus_per_node)
             taken[name] = gpus + cell.shape.gpus_per_node, cpus + own.cpus
     assert all(gpus <= 4 and cpus <= 32 for gpus, cpus in taken.values())
 
 
 def test_most_of_what_is_allocated_is_placed() -> None:
     def failed(problem: Problem) -> int:
-        requests: list[PlacementRequest] = requests_of(problem, SynergyPolicy(exact_columns=0).allocate(problem))
-        return len(place(problem.nodes, requests).failed)
+        requests: list[PlacementRequest] = make_placement_requests(
+            problem, SynergyPolicy(exact_columns=0).allocate(problem)
+        )
+        return len(place(problem.nodes, requests).unplaced_reasons)
 
     problem = scarce(300, 60)
     assert failed(problem) <= failed(replace(problem, room=())) / 2
@@ -111,7 +113,7 @@ def test_the_exact_program_knows_them_too() -> None:
 def test_whatever_can_not_be_repaired_every_job_with_a_cell_has_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, policy = scarce(120, 20), SynergyPolicy(exact_columns=0)
     # a repair that places nothing of what it keeps
-    monkeypatch.setattr(epoch_answer, "_most_of", lambda _, allocated: replace(allocated, objective=1e9))
+    monkeypatch.setattr(epoch_answer, "_without_unplaceable", lambda _, allocated: replace(allocated, objective=1e9))
     found = solve(problem, policy)
     assert {problem.jobs[i].job_id for i, _, _ in found.allocation.assignments(problem)} == found.placement.nodes.keys()
     assert found.allocation.objective < 1e9

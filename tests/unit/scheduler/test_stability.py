@@ -121,9 +121,9 @@ def test_nobody_shrinks_for_a_job_that_can_not_be_laid() -> None:
 def test_where_jobs_that_span_nodes_may_not_meet_they_take_whole_ones() -> None:
     rooms = (NodeCapacity("n0", "a100", 8), NodeCapacity("n1", "a100", 8), NodeCapacity("h", "h100", 4))
     mixed = ask(1, (cell(1.0, 1, 4), cell(2.0, 2, 4), cell(3.0, 2, 8), cell(4.0, 2, 4, "h100")))
-    assert without_partial_nodes(mixed, rooms).banned == {1}
+    assert without_partial_nodes(mixed, rooms).banned_cells == {1}
     only = ask(2, (cell(2.0, 2, 4),))
-    assert without_partial_nodes(only, rooms).banned == frozenset()
+    assert without_partial_nodes(only, rooms).banned_cells == frozenset()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.exact_policy import ExactPolicy
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
 from synergyd.scheduler.solver.lagrangian import Effort
 from synergyd.scheduler.synergy_policy import SynergyPolicy
@@ -25,11 +25,11 @@ PRICES = SynergyPolicy(exact_columns=0)
 @given(problems(full=False))
 def test_sound_and_bounded_on_sick_nodes(problem: Problem) -> None:
     answer = solve(problem, PRICES)
-    assert not answer.placement.failed
+    assert not answer.placement.unplaced_reasons
     check(answer.problem, answer.allocation)
     best = brute_force(problem)
     first = PRICES.allocate(problem)
-    if not place(problem.nodes, requests_of(problem, first)).failed:
+    if not place(problem.nodes, make_placement_requests(problem, first)).unplaced_reasons:
         assert first.objective <= best + 1e-5
     assert first.upper_bound >= best - 1e-5
 
@@ -39,7 +39,7 @@ def test_sound_and_bounded_on_sick_nodes(problem: Problem) -> None:
 @given(problems(partitions=("p", "q")))
 def test_sound_and_bounded_with_partitions_that_share_nodes(problem: Problem) -> None:
     answer = solve(problem, PRICES)
-    assert not answer.placement.failed
+    assert not answer.placement.unplaced_reasons
     check(answer.problem, answer.allocation)
     assert PRICES.allocate(problem).upper_bound >= brute_force(problem) - 1e-5
 
@@ -71,8 +71,8 @@ def test_near_the_exact_answer_and_every_count_has_its_nodes(seed: int, stops: b
     runs = (replace(a, stoppable=stops and a.current is not None and a.discount > 0) for a in problem.jobs)
     problem = replace(problem, jobs=tuple(runs))
     found = PRICES.allocate(problem)
-    placed = place(problem.nodes, requests_of(problem, found))
-    assert not placed.failed
+    placed = place(problem.nodes, make_placement_requests(problem, found))
+    assert not placed.unplaced_reasons
     exact = ExactPolicy(time_limit_s=10).allocate(problem)
     assert found.upper_bound >= exact.objective - 1e-6
     assert found.objective <= exact.upper_bound + 1e-6
@@ -85,7 +85,7 @@ def test_a_small_job_makes_way_for_a_whole_node() -> None:
     rooms = (NodeCapacity("n0", "a100", 2), NodeCapacity("n1", "a100", 2))
     sitting = tuple(ask(j, small, current=0, nodes=(f"n{j}",), discount=0.9) for j in range(2))
     found = PRICES.allocate(Problem((*sitting, ask(9, wide, 2)), rooms))
-    assert found.choice == (0, 0, 0) and len(found.moved) == 1
+    assert found.choice == (0, 0, 0) and len(found.moved_jobs) == 1
 
 
 def test_running_jobs_run_on_under_heavy_weights() -> None:

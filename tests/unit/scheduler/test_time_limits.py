@@ -31,7 +31,7 @@ def test_cells_that_finish_in_time_come_first(
 
 
 def test_a_length_that_was_refuted_gains_nothing() -> None:
-    assert finishing_first(RELATIVE, CELLS, Progress(remaining=300.0, refuted=True), 100.0) == RELATIVE
+    assert finishing_first(RELATIVE, CELLS, Progress(remaining=300.0, is_claim_refuted=True), 100.0) == RELATIVE
 
 
 def test_a_change_is_worth_it_only_where_its_restart_pays_in_time() -> None:

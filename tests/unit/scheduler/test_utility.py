@@ -10,7 +10,7 @@ from synergy_core.records import Shape
 from synergyd.scheduler.problem.records import Objective
 from synergyd.scheduler.problem.utility import (
     change_value,
-    find_asked,
+    find_requested_cell,
     payback_s,
     power_utility,
     relative_goodputs,
@@ -53,12 +53,12 @@ def test_payback_by_hand() -> None:
 
 def test_size_asked_for() -> None:
     offers = (cell(1.0), cell(3.0, 1, 4, pp=1), cell(3.5, 1, 4, pp=2), cell(3.2, 2, 2), cell(9.0, 1, 4, "h100"))
-    assert find_asked(offers, Shape("a100", 1, 4)) == 2
-    assert find_asked(offers, Shape("a100", 2, 2)) == 3
-    assert find_asked(offers, Shape("a100", 4, 1)) == 2
-    assert find_asked(offers, Shape("", 1, 4)) == 4
-    assert find_asked(offers, Shape("v100", 1, 4)) == 4
-    assert find_asked(offers, Shape("a100", 1, 8)) is None
+    assert find_requested_cell(offers, Shape("a100", 1, 4)) == 2
+    assert find_requested_cell(offers, Shape("a100", 2, 2)) == 3
+    assert find_requested_cell(offers, Shape("a100", 4, 1)) == 2
+    assert find_requested_cell(offers, Shape("", 1, 4)) == 4
+    assert find_requested_cell(offers, Shape("v100", 1, 4)) == 4
+    assert find_requested_cell(offers, Shape("a100", 1, 8)) is None
     assert smallest(offers) == 0
     assert relative_goodputs(offers, 1)[0] == pytest.approx(1 / 3)
     assert relative_goodputs(offers, None)[1] == 3.0

@@ -108,10 +108,10 @@ def test_a_job_that_was_passed_and_finds_room_starts_where_it_was_placed_and_lim
 def test_a_job_that_was_passed_waits_for_slurms_own_limits_in_slurms_queue() -> None:
     full = UsageLimit("account", "wide", 0, 2, unit="nodes", slurm="GrpTRES", rates={1: Rate(per_job=1.0, per_gpu=0.0)})
     busy = snapshot([node("n0")], [job(1)])
-    assert run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)))[1].action is Action.WAIT
-    found = run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared=(full,)), overtaken={1})[1]
+    assert run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared_limits=(full,)))[1].action is Action.WAIT
+    found = run(busy, {1: GOOD}, slurm_limits=SlurmLimits(shared_limits=(full,)), overtaken={1})[1]
     assert (found.action, found.cell, found.node_names) == (Action.START, GOOD[2], ())
-    own = SlurmLimits(own={1: (replace(full, rates=None, own=Rate(per_job=0.0, per_gpu=1.0), most=2),)})
+    own = SlurmLimits(job_limits={1: (replace(full, rates=None, job_rate=Rate(per_job=0.0, per_gpu=1.0), most=2),)})
     asks_too_much = run(snapshot([node("n0", used=4)], [job(1)]), {1: GOOD}, slurm_limits=own, overtaken={1})[1]
     assert asks_too_much.action is Action.WAIT
 

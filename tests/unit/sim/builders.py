@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from synergy_core.records import Plan, Shape
-from synergy_sim.records import Costs, Floats, PlacedGpus, Scenario, TraceJob, TrainingSpeed, cluster_of
+from synergy_sim.records import Costs, Floats, PlacedGpus, Scenario, TraceJob, TrainingSpeed, build_cluster
 from synergy_sim.world import SimulatedJob, World
 
 NO_COST = Costs(0.0, 0.0, 0.0, 0.0)
@@ -47,7 +47,7 @@ def job(submit_s: float, gpus: int, work: float, stages: int = 1, most: int = 10
 
 
 def scenario(*jobs: TraceJob, nodes: int = 1, gpus: int = 4, costs: Costs = NO_COST, **changes: object) -> Scenario:
-    return Scenario(jobs, cluster_of({"a100": (nodes, gpus)}), costs, **changes)  # type: ignore[arg-type]
+    return Scenario(jobs, build_cluster({"a100": (nodes, gpus)}), costs, **changes)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -17,16 +17,16 @@ from synergy_sim.records import (
     Scenario,
     TraceJob,
     TrainingSpeed,
-    cluster_of,
+    build_cluster,
     requested_shape,
 )
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
-from synergy_sim.simulated_forecast import LearntForecast, directive_of
+from synergy_sim.simulated_forecast import LearntForecast, make_directive
 from synergy_sim.world import SimulatedJob, World, results_in_order
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize.events import JobObserved, Observed, Reported
+from synergyd.control.resize.events import JobObserved, Observed, ReportsReceived
 from synergyd.control.resize.lifecycle import ResizeTimes
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.model.spec import load_model
@@ -47,7 +47,7 @@ class Sends(Linear):
 
 
 @dataclass
-class Told(FirstFit):
+class ReportAnswer(FirstFit):
     """Each job gets what `grants` says at the first epoch after its arrival."""
 
     grants: tuple[tuple[tuple[str, int], ...], ...] = ()
@@ -62,10 +62,10 @@ class Told(FirstFit):
 
 def run(
     *works: float, grants: tuple[tuple[tuple[str, int], ...], ...], topology: Topology | None, delay_s: float = 0.0
-) -> tuple[Told, tuple[JobResult, ...]]:
+) -> tuple[ReportAnswer, tuple[JobResult, ...]]:
     jobs = tuple(replace(job(0.0, 2, 1.0), name=f"j{n}", truth=Sends(work)) for n, work in enumerate(works))
-    cluster = cluster_of({"a100": (3, 4)})
-    director = Told(delay_s=delay_s, grants=grants)
+    cluster = build_cluster({"a100": (3, 4)})
+    director = ReportAnswer(delay_s=delay_s, grants=grants)
     world = World(Scenario(jobs, cluster, Costs(0, 0, 0, 0), topology=topology), director)
     world.run()
     return director, results_in_order(world)
@@ -115,9 +115,9 @@ def test_the_formulas_truth_says_what_it_sends() -> None:
 
 def test_users_who_spread_their_jobs_or_forbid_a_resize() -> None:
     spread = replace(job(0.0, 4, 1.0), nodes=2, resize=False)
-    assert requested_shape(spread, cluster_of({"a100": (2, 4)})) == Shape("a100", 2, 2)
-    assert requested_shape(spread, cluster_of({"a100": (1, 4)})) is None
-    assert not directive_of(spread, rigid=False).resize and directive_of(job(0.0, 4, 1.0), rigid=False).resize
+    assert requested_shape(spread, build_cluster({"a100": (2, 4)})) == Shape("a100", 2, 2)
+    assert requested_shape(spread, build_cluster({"a100": (1, 4)})) is None
+    assert not make_directive(spread, rigid=False).resize and make_directive(job(0.0, 4, 1.0), rigid=False).resize
 
 
 def test_a_link_aware_scheduler_keeps_them_apart() -> None:
@@ -126,12 +126,12 @@ def test_a_link_aware_scheduler_keeps_them_apart() -> None:
         TraceJob(f"j{i}", "made", 0.0, 4, 64, truth, gpu_type="a100", nodes=2, resize=False, batch_fixed=True)
         for i in range(2)
     )
-    site = Scenario(jobs, cluster_of({"a100": (4, 4)}), topology=Topology())
+    site = Scenario(jobs, build_cluster({"a100": (4, 4)}), topology=Topology())
     ends = {}
     for aware in (False, True):
         found = simulate(site, "synergy", Settings(link_aware=aware), oracle=True)
         ends[aware] = [round(r.finish_s - r.start_s) for r in found.jobs]
-        assert len({name for held in found.held for name, _ in held.nodes}) == (4 if aware else 2)
+        assert len({name for held in found.occupancies for name, _ in held.nodes}) == (4 if aware else 2)
     assert ends[True] == [630, 630] and min(ends[False]) > 630
 
 
@@ -147,13 +147,13 @@ def test_a_step_slowed_by_neighbours_teaches_what_it_would_be_without_them() -> 
         controller.handle(JobObserved(1, 0.0, Observed("RUNNING")), 0.0)
         controller.jobs[1].slowdown = slowdown
         reports = forecast.reports(live, known, 10.0)
-        controller.handle(Reported(reports, 0, forecast.predict_run(live, known, Profile()), shape), 10.0)
+        controller.handle(ReportsReceived(reports, 0, forecast.predict_run(live, known, Profile()), shape), 10.0)
         learnt[slowdown] = controller.profiles[1].measured[0].step_s
     assert learnt[1.0] == learnt[2.0] == pytest.approx(1.0, abs=0.05)
 
 
 def test_cells_say_what_they_send_between_nodes() -> None:
-    cluster = cluster_of({"a100": (4, 8)})
+    cluster = build_cluster({"a100": (4, 8)})
     shape = Shape("a100", 1, 8)
     plain = Job(1, "j", "u", 0, "", JobState.PENDING, "", 0.0, None, None, 0, shape, shape, directive=Directive())
     for model in (None, load_model("llama2-7b")):
@@ -217,7 +217,7 @@ def test_a_run_with_contention_is_the_same_each_time() -> None:
         TraceJob(f"j{i}", "made", 40.0 * i, 4, 64, t, gpu_type="a100", nodes=2, batch_fixed=True)
         for i, t in enumerate(truth)
     )
-    site = Scenario(jobs, cluster_of({"a100": (4, 4)}), topology=Topology())
+    site = Scenario(jobs, build_cluster({"a100": (4, 4)}), topology=Topology())
     first, second = (simulate(site, "synergy", Settings(link_aware=True)) for _ in range(2))
     assert first.jobs == second.jobs and len(first.jobs) == 8
 
@@ -233,7 +233,7 @@ def test_a_start_across_leaves_is_delayed_until_the_timer_ends() -> None:
         )
 
     jobs = (made("a", 0.0, 1, 9e3), made("b", 0.0, 1, 9e3), made("wide", 100.0, 2, 9e3))
-    cluster = cluster_of({"a100": (4, 4)})
+    cluster = build_cluster({"a100": (4, 4)})
     leaves = tuple(replace(node, leaf=f"leaf{i % 2}") for i, node in enumerate(cluster.nodes))
     told = Scenario(jobs, replace(cluster, nodes=leaves), Costs(0, 0, 0, 0), epoch_s=60.0)
 

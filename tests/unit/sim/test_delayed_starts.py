@@ -10,7 +10,7 @@ from synergy_core.records import Action, Decision
 from synergy_sim.delayed_starts import Delay, delay_starts
 
 from synergyd.links.model import TEN_GBE, Topology
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.delays import LEASE_S, DelayHistory
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation
@@ -34,9 +34,11 @@ def asked(*jobs: JobRequest, waited: float = 0.0) -> Problem:
 def delayed(problem: Problem, topology: Topology = SLOW) -> tuple[Mapping[int, tuple[str, ...]], dict[int, Delay]]:
     """(nodes by job id, who is delayed) where every job was to have its first Cell if it could be placed."""
     chosen = allocation(problem, [0] * len(problem.jobs))
-    lost = place(problem.nodes, requests_of(problem, chosen)).failed
+    lost = place(problem.nodes, make_placement_requests(problem, chosen)).unplaced_reasons
     chosen = allocation(problem, [None if one.job_id in lost else 0 for one in problem.jobs])
-    _, placed, found = delay_starts(problem, chosen, place(problem.nodes, requests_of(problem, chosen)), topology, ())
+    _, placed, found = delay_starts(
+        problem, chosen, place(problem.nodes, make_placement_requests(problem, chosen)), topology, ()
+    )
     return placed.nodes, found
 
 
@@ -62,10 +64,10 @@ def test_it_holds_out_no_longer_than_its_timer_its_loss_and_its_due_time() -> No
     "changes",
     [
         {"deadline_s": NOW + 1e5},
-        {"need": 1.0},
-        {"node_filter": NodeFilter(required=("n0",))},
+        {"needed_goodput": 1.0},
+        {"node_filter": NodeFilter(required_nodes=("n0",))},
         {"cells": (replace(SENDS, sync_s=0.0),)},  # it sends nothing
-        {"node_filter": NodeFilter(barred=("n1", "n3"))},  # no leaf could hold it
+        {"node_filter": NodeFilter(excluded_nodes=("n1", "n3"))},  # no leaf could hold it
     ],
 )
 def test_who_never_holds_out(changes: dict[str, object]) -> None:
@@ -103,7 +105,7 @@ def epoch(placement: str, waited: float = 0.0, uplink: str = "1gbe") -> Decision
         {},
         {1: one[0].plan, 2: one[0].plan},
         {1: 9_000.0, 2: 9_000.0, 3: 10.0},
-        progress={i: Progress(remaining=1e6, done=1e4) for i in (1, 2, 3)},
+        progress={i: Progress(remaining=1e6, trained_sequences=1e4) for i in (1, 2, 3)},
         delays=DelayHistory({3: NOW - waited}),
     )[2]
 

@@ -12,7 +12,7 @@ from synergy_core.exchange import KINDS, parse_exchange
 from synergy_core.records import ModelSpec, Plan, Shape
 from synergy_sim.cli.simulate import simulate_verb
 from synergy_sim.exchanging_truth import ExchangingTruth, reported_efficiency, speed_with_exchange, with_comm
-from synergy_sim.ideal import Ideals, lower_bound
+from synergy_sim.ideal import Ideals, compute_lower_bound
 from synergy_sim.records import PlacedGpus, Scenario, SimulatedRun, TraceJob, TrainingSpeed, place_shape
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
@@ -105,7 +105,7 @@ def test_over_slow_links_it_is_taken_and_pays(oracle: bool) -> None:
     exact, less = run(jobs, oracle=oracle), run(with_comm(jobs, ALL), oracle=oracle)
     assert jct_s(less)[0] < 0.9 * jct_s(exact)[0]
     # the yardsticks know of it too: nobody is faster than the bound
-    assert lower_bound(less.scenario, Ideals(less.scenario)).average_s <= jct_s(less)[0]
+    assert compute_lower_bound(less.scenario, Ideals(less.scenario)).average_s <= jct_s(less)[0]
 
 
 # who has measured nothing may try an option first, which brings less than the exchange takes: 2 % of a step

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synergy_core.records import Cluster
-from synergy_sim.ideal import Ideals, lower_bound, schedule_one_machine
-from synergy_sim.metrics import cluster_throughput, energy_kwh, fairness, metrics_of
+from synergy_sim.ideal import Ideals, compute_lower_bound, schedule_one_machine
+from synergy_sim.metrics import cluster_throughput, compute_metrics, energy_kwh, fairness
 from synergy_sim.records import Costs, Scenario, SimulatedRun
 from synergy_sim.runs import simulate
 from synergy_sim.tiresias_reference import TiresiasReference
@@ -36,7 +36,7 @@ def test_mean_busy_times_go_by_whole_lengths() -> None:
 def test_bounds_of_two_jobs() -> None:
     # 4 GPUs; a: 400 GPU s, b: 80 GPU s on at most 1 GPU; no costs
     found = scenario(job(0.0, 4, 400.0), job(0.0, 1, 80.0, most=1))
-    bound = lower_bound(found, Ideals(found))
+    bound = compute_lower_bound(found, Ideals(found))
     assert bound.alone_s == (100 + 80) / 2
     assert bound.work_s == (20 + 120) / 2
     # busy times: b from 0 to 20, mean 10, then half of its own 80 s; a from 20 to 120, mean 70, and half of 100 s
@@ -46,7 +46,7 @@ def test_bounds_of_two_jobs() -> None:
 
 def test_a_start_is_part_of_the_bound() -> None:
     found = scenario(job(0.0, 4, 400.0), costs=Costs(first_start_s=30.0))
-    assert lower_bound(found, Ideals(found)).alone_s == 130
+    assert compute_lower_bound(found, Ideals(found)).alone_s == 130
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_no_schedule_beats_the_bound(jobs: list[tuple[float, int, float, int]]) 
     world = World(found, TiresiasReference(10.0))
     world.run()
     results = results_in_order(world)
-    bound = lower_bound(found, Ideals(found))
+    bound = compute_lower_bound(found, Ideals(found))
     assert sum(r.jct_s for r in results) / len(results) >= bound.average_s - 1e-6
 
 
@@ -76,7 +76,7 @@ def test_cluster_throughput_and_energy_by_hand() -> None:
     rates = ideals.requested_rates(found.jobs[0])
     assert rates is not None and rates.tolist() == [2.0]
     run = simulate(found, "fifo", ideals=ideals)
-    one = metrics_of(run, ideals)
+    one = compute_metrics(run, ideals)
     assert one.throughput_jobs == pytest.approx(200 / 300)
     assert one.energy_kwh == pytest.approx(400 * (400 + 800) / 3.6e6)  # an A100: 400 W
     assert cluster_throughput(replace(run, scenario=scenario(job(0.0, 2, 400.0)))) is None
@@ -93,8 +93,8 @@ def test_metrics_and_fairness_by_hand() -> None:
     found = scenario(job(0.0, 4, 400.0), job(0.0, 4, 400.0))
     world = World(found, TiresiasReference(0.0))
     world.run()
-    run = SimulatedRun("tiresias", found, results_in_order(world), tuple(world.held), wall_s=2.0)
-    one = metrics_of(run, Ideals(found))
+    run = SimulatedRun("tiresias", found, results_in_order(world), tuple(world.occupancies), wall_s=2.0)
+    one = compute_metrics(run, Ideals(found))
     assert (one.jobs, one.finished, one.avg_jct_s, one.median_jct_s, one.makespan_s) == (2, 2, 220.0, 220.0, 280.0)
     assert one.p99_jct_s == pytest.approx(160 + 0.99 * 120)
     assert one.avg_queueing_s == (60 + 180) / 2

@@ -12,10 +12,10 @@ from synergy_core.records import Plan, Shape
 from synergy_sim.cli.simulate import simulate_verb
 from synergy_sim.ideal import all_shapes
 from synergy_sim.placement_truth import BATCH, PlacementTruth, Times, has_room
-from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, cluster_of
+from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import arena, morphling
-from synergy_sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
+from synergy_sim.traces.kinds import cluster_of_trace, find_gpu_type, read_trace
 
 SHARED = Path("/work/shared/data")
 HEADER = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
@@ -97,7 +97,7 @@ def test_a_rubick_workload(tmp_path: Path) -> None:
     assert times == {(2,): 2.0, (1, 1): 4.0, (4, 4): 1.0}  # the fastest plan; 0 is no time
     loaded = read_trace(f"morphling:{tmp_path}/workloads/w.csv", None, "a800", 64, 8)
     assert (loaded.costs.first_start_s, loaded.costs.resize_s) == (260.0, 260.0)
-    assert cluster_of_trace("morphling:x", None) == {"a800": (8, 8)} and gpu_type_of("morphling:x") == "a800"
+    assert cluster_of_trace("morphling:x", None) == {"a800": (8, 8)} and find_gpu_type("morphling:x") == "a800"
     assert cluster_of_trace("generate:3", None) is None
 
 
@@ -190,7 +190,7 @@ def test_a_crius_trace(tmp_path: Path) -> None:
     loaded = read_trace(f"arena:{path}", None, "a40", 22, 2)
     assert loaded.costs == Costs(40.0, 8.0, 2.0, 40.0)
     assert cluster_of_trace(f"arena:{path}", None) == {"a40": (3, 2), "v100": (1, 16)}
-    shapes = [s for s in all_shapes(cluster_of({"a40": (3, 2)})) if second.can_run is not None and second.can_run(s)]
+    shapes = [s for s in all_shapes(build_cluster({"a40": (3, 2)})) if second.can_run is not None and second.can_run(s)]
     assert shapes == [Shape("a40", 1, 2), Shape("a40", 2, 2)]  # of 6 no time is known
 
 
@@ -289,12 +289,12 @@ def test_tiresias_keeps_jobs_on_equal_gpus_of_their_type() -> None:
 
     # a and b share one node; c's eight GPUs on two nodes have no room until both have ended
     given = Scenario(
-        (asks("a", 2, 10.0), asks("b", 2, 100.0), asks("c", 8, 10.0)), cluster_of({"a100": (2, 4), "t4": (1, 4)})
+        (asks("a", 2, 10.0), asks("b", 2, 100.0), asks("c", 8, 10.0)), build_cluster({"a100": (2, 4), "t4": (1, 4)})
     )
     run = simulate(given, "tiresias")
     assert [(r.start_s, r.finish_s) for r in run.jobs] == [(60.0, 110.0), (60.0, 290.0), (300.0, 340.0)]
-    assert [held.nodes for held in run.held if held.job == 3] == [(("a100-0", 4), ("a100-1", 4))]
-    assert {name for held in run.held if held.job < 3 for name, _ in held.nodes} == {"a100-0"}
+    assert [held.nodes for held in run.occupancies if held.job == 3] == [(("a100-0", 4), ("a100-1", 4))]
+    assert {name for held in run.occupancies if held.job < 3 for name, _ in held.nodes} == {"a100-0"}
 
 
 @pytest.mark.skipif(not (SHARED / "morphling").is_dir(), reason=f"{SHARED}/morphling is not there")
@@ -302,7 +302,7 @@ def test_the_published_rubick_workload() -> None:
     path = SHARED / "morphling" / "workloads" / "workload-base.csv"
     jobs = morphling.read(path, None, "a800", 8)
     assert len(jobs) == 406 and {job.kind for job in jobs} >= {"llama7", "llama30", "vit"}
-    cluster = cluster_of(morphling.CLUSTER)
+    cluster = build_cluster(morphling.CLUSTER)
     for job in {job.kind: job for job in jobs}.values():
         assert job.can_run is not None and any(job.can_run(shape) for shape in all_shapes(cluster))
 

@@ -9,7 +9,7 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_sim.node_pool import NodePool, Placement
 from synergy_sim.plain_queue import PlainQueue, PlainRequest
-from synergy_sim.records import Costs, Scenario, TraceJob, cluster_of
+from synergy_sim.records import Costs, Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces.generate import generate
 
@@ -53,7 +53,7 @@ def test_what_the_first_one_leaves_over_is_free_for_long_jobs() -> None:
 
 
 def scenario(*jobs: TraceJob, gpus: int = 8) -> Scenario:
-    return Scenario(jobs, cluster_of({"a100": (1, gpus)}), Costs(0.0, 0.0, 0.0, 0.0))
+    return Scenario(jobs, build_cluster({"a100": (1, gpus)}), Costs(0.0, 0.0, 0.0, 0.0))
 
 
 def job(submit_s: float, gpus: int, work: float, *, plain: bool, limit_s: float | None = None) -> TraceJob:
@@ -74,7 +74,7 @@ def test_a_job_that_grew_gives_back_for_a_plain_one() -> None:
     grows = job(0.0, 4, 80_000.0, plain=False)
     run = simulate(scenario(grows, job(4000.0, 4, 400.0, plain=True)), "synergy")
     elastic, plain = run.jobs
-    assert max(one.gpus for one in run.held if one.job == 1) == 8
+    assert max(one.gpus for one in run.occupancies if one.job == 1) == 8
     assert elastic.finish_s > plain.finish_s
     assert 4000.0 < plain.start_s < 4000.0 + 5 * 60.0
 
@@ -88,7 +88,7 @@ def test_a_job_that_has_what_it_asked_for_gives_nothing_back() -> None:
 def test_all_jobs_plain_need_no_more_than_their_events() -> None:
     """300 jobs in 48 hours: no epoch is run, so it takes no time."""
     jobs = tuple(replace(one, plain=True) for one in generate("300,48", "a100", 32, 8, 0))
-    run = simulate(Scenario(jobs, cluster_of({"a100": (4, 8)})), "synergy")
+    run = simulate(Scenario(jobs, build_cluster({"a100": (4, 8)})), "synergy")
     assert len(run.jobs) == 300
     assert not run.decisions_s
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 from synergy_sim.metrics import restart_share
-from synergy_sim.records import Costs, Scenario, cluster_of
+from synergy_sim.records import Costs, Scenario, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.simulated_forecast import OracleForecast
 from synergy_sim.synergy_director import SynergyDirector
 from synergy_sim.traces.generate import generate
 from synergy_sim.world import World, results_in_order
 
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
 from tests.unit.sim.builders import job, scenario
 
@@ -29,7 +29,7 @@ def test_the_director_learns_what_each_job_s_restarts_cost() -> None:
     fast = replace(job(10.0, 2, 60_000.0), name="fast")
     short = [job(7_000.0 * (i + 1), 2, 2_000.0) for i in range(3)]
     given = scenario(slow, fast, *short, costs=USUAL)
-    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), OracleForecast(), USUAL)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), load_policy("exact"), OracleForecast(), USUAL)
     world, costs = World(given, director), {}
 
     def look(done: int, now_s: float) -> None:
@@ -52,7 +52,7 @@ def test_no_job_of_a_generated_trace_spends_more_than_a_tenth_of_its_life_in_res
     for made in generate("30,2", "a100", 16, 4, seed):
         start_s = 20.0 * draws.choice((0.5, 1, 3, 10))
         jobs.append(replace(made, costs=Costs(start_s, draws.choice((1.0, 8.0, 40.0)), 2.0, start_s)))
-    given = Scenario(tuple(jobs), cluster_of({"a100": (4, 4)}), USUAL, lengths_known=lengths, seed=seed)
+    given = Scenario(tuple(jobs), build_cluster({"a100": (4, 4)}), USUAL, lengths_known=lengths, seed=seed)
     run = simulate(given, "synergy")
     assert sum(result.restarts for result in run.jobs) > 10
     for result in run.jobs:
@@ -63,7 +63,7 @@ def test_no_job_of_a_generated_trace_spends_more_than_a_tenth_of_its_life_in_res
 def test_a_setting_that_lets_them_thrash_is_what_holds_them_back() -> None:
     """A job may be wrong about its first restart, as above. What a tenth of the time saved pays for comes on top of a tenth of its life."""
     jobs = [replace(made, costs=SLOW) for made in generate("30,2", "a100", 16, 4, 4)]
-    given = Scenario(tuple(jobs), cluster_of({"a100": (4, 4)}), SLOW, seed=4)
+    given = Scenario(tuple(jobs), build_cluster({"a100": (4, 4)}), SLOW, seed=4)
     worst = [
         max(
             restart_share(r, SLOW)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Cell, Measurement, Plan, Profile, Shape
-from synergy_sim.records import Costs, JobResult, Outage, Scenario, TrainingSpeed, cluster_of, requested_shape
+from synergy_sim.records import Costs, JobResult, Outage, Scenario, TrainingSpeed, build_cluster, requested_shape
 from synergy_sim.runs import RIGID, policies, simulate
-from synergy_sim.simulated_forecast import LearntForecast, OracleForecast, directive_of, queued_job
+from synergy_sim.simulated_forecast import LearntForecast, OracleForecast, make_directive, queued_job
 from synergy_sim.synergy_director import SynergyDirector
 from synergy_sim.world import SimulatedJob, World, results_in_order
 
 from synergyd.daemon.forecast import Forecast
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
 from synergyd.settings.policies import POLICIES
 from tests.unit.sim.builders import Linear, job, scenario
@@ -24,7 +24,7 @@ COSTS = Costs(first_start_s=30.0, checkpoint_s=8.0, requeue_s=2.0, start_s=20.0)
 
 def run(given: Scenario, policy: str = "exact") -> tuple[World, SynergyDirector, tuple[JobResult, ...]]:
     settings = Settings(restart_cost_s=given.costs.resize_s)
-    director = SynergyDirector(settings, policy_named(policy), OracleForecast(), given.costs, policy == "fifo")
+    director = SynergyDirector(settings, load_policy(policy), OracleForecast(), given.costs, policy == "fifo")
     world = World(given, director)
     world.run()
     return world, director, results_in_order(world)
@@ -40,7 +40,7 @@ def test_a_job_alone_gets_the_node_at_the_first_epoch() -> None:
 def test_a_job_that_waited_starts_a_grant_after_the_decision_and_a_resized_one_does_not() -> None:
     costs = replace(COSTS, grant_s=3.0)
     world, _, (a, b) = run(scenario(job(0.0, 2, 40_000.0), job(3590.0, 2, 200.0), costs=costs))
-    held = [(h.start_s, h.end_s, h.gpus) for h in world.held if h.job == 1]
+    held = [(h.start_s, h.end_s, h.gpus) for h in world.occupancies if h.job == 1]
     assert (a.start_s, held[0], held[1][0]) == (63.0, (63.0, 3608.0, 4), 3610.0)
     # decided at 3600, and told to Slurm once a's GPUs were free
     assert b.start_s == 3613.0
@@ -52,7 +52,7 @@ def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None
     # a has the node's 4 GPUs from 60 (trains from 90). b comes: at 3600 a is asked for its checkpoint, requeued at 3608,
     # starts on 2 GPUs at 3610, trains from 3630. b's GPUs were not free at 3600, so it starts at 3610 too
     world, _, (a, b) = run(scenario(job(0.0, 2, 40_000.0), job(3590.0, 2, 200.0), costs=COSTS))
-    held = [(h.start_s, h.end_s, h.gpus) for h in world.held if h.job == 1]
+    held = [(h.start_s, h.end_s, h.gpus) for h in world.occupancies if h.job == 1]
     assert held[:2] == [(60.0, 3608.0, 4), (3610.0, held[1][1], 2)]
     assert (b.start_s, b.finish_s, b.restarts) == (3610.0, 3610 + 30 + 100, 0)
     # b is done at 3740: at 3780 a may grow again, and does if that is worth a restart
@@ -81,7 +81,7 @@ def test_a_long_job_that_can_not_shrink_makes_way_for_a_short_one_and_goes_on_wh
     assert a.restarts == 1 and a.finish_s == pytest.approx(3720 + 20 + 10_000 - 3510)
     settings = Settings(preemption=False, restart_cost_s=COSTS.resize_s)
     kept = World(
-        scenario(long, short, costs=COSTS), SynergyDirector(settings, policy_named("exact"), OracleForecast(), COSTS)
+        scenario(long, short, costs=COSTS), SynergyDirector(settings, load_policy("exact"), OracleForecast(), COSTS)
     )
     kept.run()
     assert results_in_order(kept)[0].restarts == 0 and results_in_order(kept)[1].start_s > 10_000
@@ -95,7 +95,7 @@ def test_a_failed_node_and_a_new_start() -> None:
     # 10 s of training are lost; the other node takes it at the next epoch
     assert only.restarts == 1
     assert only.finish_s == 120 + 20 + 1000
-    assert [h.nodes[0][0] for h in world.held] == ["a100-0", "a100-1"]
+    assert [h.nodes[0][0] for h in world.occupancies] == ["a100-0", "a100-1"]
 
 
 def test_fifo_keeps_sizes_and_order() -> None:
@@ -107,15 +107,15 @@ def test_fifo_keeps_sizes_and_order() -> None:
 def test_a_learnt_profile_comes_from_reports_alone() -> None:
     given = scenario(job(0.0, 2, 4000.0), costs=COSTS)
     forecast = LearntForecast(seed=1)
-    director = SynergyDirector(Settings(restart_cost_s=30.0), policy_named("exact"), forecast, COSTS)
+    director = SynergyDirector(Settings(restart_cost_s=30.0), load_policy("exact"), forecast, COSTS)
     world = World(given, director)
     seen = []
-    world.call_at(200.0, 3, lambda: seen.append(director.controller.profiles[1]))
+    world.schedule_call(200.0, 3, lambda: seen.append(director.controller.profiles[1]))
     world.run()
     profile = seen[0]
     # it trains from 90: 3 reports by 120 and 6 by 180
     assert profile.samples == 9
-    held = world.held[0].gpus
+    held = world.occupancies[0].gpus
     assert profile.measured[0].step_s == pytest.approx(1.0 / held, rel=0.03)
     assert director.controller.profiles == {}
 
@@ -133,7 +133,9 @@ def test_every_policy_finishes_every_job() -> None:
         found = simulate(given, name)
         assert [r.job for r in found.jobs] == list(given.jobs), name
         # no GPU is held by two at once, and the cluster's are not exceeded
-        events = sorted([(h.end_s, 0, -h.gpus) for h in found.held] + [(h.start_s, 1, h.gpus) for h in found.held])
+        events = sorted(
+            [(h.end_s, 0, -h.gpus) for h in found.occupancies] + [(h.start_s, 1, h.gpus) for h in found.occupancies]
+        )
         used = 0
         for _, _, change in events:
             used += change
@@ -146,7 +148,7 @@ def test_a_size_that_the_cluster_cannot_hold_is_told_before_anything_runs() -> N
 
 
 def test_the_shape_asked_for_is_even_over_the_fewest_nodes() -> None:
-    cluster = cluster_of({"a100": (3, 4)})
+    cluster = build_cluster({"a100": (3, 4)})
     for gpus, want in ((3, (1, 3)), (6, (2, 3)), (8, (2, 4)), (9, (3, 3))):
         found = requested_shape(job(0.0, gpus, 1.0), cluster)
         assert found is not None and (found.nodes, found.gpus_per_node) == want
@@ -156,11 +158,11 @@ def test_the_shape_asked_for_is_even_over_the_fewest_nodes() -> None:
 def test_plans_of_the_oracle_are_the_truths() -> None:
     given = scenario(job(0.0, 2, 400.0))
     world, director = (
-        World(given, SynergyDirector(Settings(), policy_named("fifo"), OracleForecast(), given.costs)),
+        World(given, SynergyDirector(Settings(), load_policy("fifo"), OracleForecast(), given.costs)),
         OracleForecast(),
     )
     offers: list[Cell] = []
-    world.call_at(65.0, 3, lambda: offers.extend(_cells(world, director)))
+    world.schedule_call(65.0, 3, lambda: offers.extend(_cells(world, director)))
     world.run()
     assert {(c.shape.gpus, c.goodput) for c in offers} == {(1, 64.0), (2, 128.0), (4, 256.0)}
     assert all(isinstance(c.plan, Plan) and c.efficiency == 1.0 for c in offers)
@@ -195,18 +197,18 @@ def test_a_simulated_job_reports_as_its_launcher_would() -> None:
 def test_a_user_s_own_plan_is_in_the_directive() -> None:
     own = Plan(tp=2, pp=1, dp=2, micro_batch=1, global_batch=64)
     mine = replace(job(0.0, 4, 1.0), plan=own, plan_fixed=True, max_micro_batch=8)
-    said = directive_of(mine, rigid=False)
+    said = make_directive(mine, rigid=False)
     assert (said.tp, said.pp, said.micro_batch, said.max_micro_batch, said.global_batch) == (2, 1, 1, None, (64, 64))
-    assert directive_of(replace(mine, plan_fixed=False), rigid=False).tp is None
+    assert make_directive(replace(mine, plan_fixed=False), rigid=False).tp is None
 
 
 def test_policies_of_fixed_sizes_keep_the_batch_that_was_asked_for_too() -> None:
-    fixed = {name for name in POLICIES if policy_named(name).sizes_fixed}
+    fixed = {name for name in POLICIES if load_policy(name).sizes_fixed}
     assert "backfill" in fixed and fixed <= RIGID
 
 
 def test_daemon_and_simulator_offer_a_job_the_same_cells() -> None:
-    cluster = cluster_of({"a100": (3, 4)})
+    cluster = build_cluster({"a100": (3, 4)})
     live = SimulatedJob(1, replace(job(0.0, 4, 400.0), model="gpt2"))
     queued = queued_job(live, cluster, rigid=False)
     plan = Plan(dp=4, micro_batch=4, global_batch=64, zero_stage=0)

@@ -23,7 +23,7 @@ def test_small_jobs_pass_a_big_one_that_does_not_fit() -> None:
 
 def test_placements_take_from_the_emptiest_node_and_may_be_uneven() -> None:
     world, _ = run(scenario(job(0.0, 6, 60.0), job(1.0, 1, 10.0), nodes=2))
-    assert [h.nodes for h in sorted(world.held, key=lambda h: h.job)] == [
+    assert [h.nodes for h in sorted(world.occupancies, key=lambda h: h.job)] == [
         (("a100-0", 4), ("a100-1", 2)),
         (("a100-1", 1),),
     ]

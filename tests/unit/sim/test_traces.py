@@ -10,7 +10,7 @@ from synergy_core.records import Plan, Shape
 from synergy_sim.pollux_truth import read_application
 from synergy_sim.records import PlacedGpus
 from synergy_sim.traces import cluster_logs, gavel, generate, pollux, sia
-from synergy_sim.traces.kinds import cluster_of_trace, gpu_type_of, read_trace
+from synergy_sim.traces.kinds import cluster_of_trace, find_gpu_type, read_trace
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 
@@ -194,7 +194,7 @@ def test_gavel(tmp_path: Path) -> None:
 
 
 def test_kinds(tmp_path: Path) -> None:
-    assert gpu_type_of("pollux:x.csv") == "t4"
+    assert find_gpu_type("pollux:x.csv") == "t4"
     assert len(read_trace("generate:3", None, "a100", 8, 8).jobs) == 3
     for text in ("pollux", "pollux:", "gone:x", ":x"):
         with pytest.raises(UsageError, match="--trace"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from synergy_core.records import Shape
-from synergy_sim.records import Costs, PlacedGpus, Scenario, SimulatedRun, TraceJob, cluster_of
+from synergy_sim.records import Costs, PlacedGpus, Scenario, SimulatedRun, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
 
@@ -41,7 +41,7 @@ def burst(seed: int) -> Scenario:
     small = [job(f"small-{i}", draw.uniform(400, 700), 4, draw.uniform(2500, 4000)) for i in range(10)]
     wide = [job(f"wide-{i}", draw.uniform(800, 1500), _WIDE, draw.uniform(60, 140)) for i in range(2, 4)]
     made = sorted([*first, *small, *wide], key=lambda one: one.submit_s)
-    return Scenario(tuple(made), cluster_of({"a100": (_NODES, _GPUS)}), _COSTS, lengths_known=False, seed=seed)
+    return Scenario(tuple(made), build_cluster({"a100": (_NODES, _GPUS)}), _COSTS, lengths_known=False, seed=seed)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_one_job_starts_at_the_first_epoch_and_ends_on_the_second() -> None:
     world, (only,) = run(scenario(job(5.0, 4, 400.0)))
     assert (only.start_s, only.finish_s, only.jct_s) == (60.0, 160.0, 155.0)
     assert (only.gpu_s, only.idle_s, only.restarts) == (400.0, 0.0, 0)
-    assert world.held[0].gpus == 4
+    assert world.occupancies[0].gpus == 4
 
 
 def test_an_arrival_at_an_epochs_instant_takes_part_in_it() -> None:
@@ -105,8 +105,8 @@ def test_a_failed_node_costs_what_was_done_since_the_last_checkpoint() -> None:
 
 def test_a_pause_is_idle_time_and_a_resume_goes_on() -> None:
     world = World(scenario(job(0.0, 2, 100.0)), FirstFit())
-    world.call_at(80.0, 3, lambda: world.pause(world.jobs[1]))
-    world.call_at(95.0, 3, lambda: world.resume(world.jobs[1]))
+    world.schedule_call(80.0, 3, lambda: world.pause(world.jobs[1]))
+    world.schedule_call(95.0, 3, lambda: world.resume(world.jobs[1]))
     world.run()
     only = results_in_order(world)[0]
     assert (only.finish_s, only.idle_s) == (125.0, 15.0)
@@ -115,7 +115,7 @@ def test_a_pause_is_idle_time_and_a_resume_goes_on() -> None:
 def test_another_batch_keeps_progress() -> None:
     world = World(scenario(job(0.0, 2, 100.0)), FirstFit())
     plan = Plan(dp=2, micro_batch=64, global_batch=128, zero_stage=0)
-    world.call_at(80.0, 3, lambda: world.replan(world.jobs[1], plan))
+    world.schedule_call(80.0, 3, lambda: world.replan(world.jobs[1], plan))
     world.run()
     assert results_in_order(world)[0].finish_s == 110.0
 

@@ -312,11 +312,11 @@ def test_update_sets_size_nodes_stamp_and_hand_over(tmp_path: Path) -> None:
     assert admin_comment.decode(slurm.comments[1]) == admin_comment.AdminCommentStamp(
         (("checkpoint", "/scratch/a b"),),
         own_batch=True,
-        asked=KNOWN.asked,
+        requested_shape=KNOWN.requested_shape,
         cpus_per_node=8,
         plan=PLAN,
         report="ctl:7321",
-        by=os.getuid(),
+        daemon_uid=os.getuid(),
     )
 
 
@@ -481,7 +481,7 @@ def test_what_an_operator_writes_into_admin_comment_is_kept(tmp_path: Path, how:
     slurm.comments[1] = "ticket 12: node swap = n1, see ops@site | ok"
     write()
     stamp = admin_comment.decode(stamped[-1])
-    assert stamp is not None and stamp.asked == KNOWN.asked and not stamp.mistakes
+    assert stamp is not None and stamp.requested_shape == KNOWN.requested_shape and not stamp.mistakes
     assert unquote(stamp.note) == "ticket 12: node swap = n1, see ops@site | ok"
     write()  # our own stamp is no new note
     assert stamped[-1] == stamped[0]

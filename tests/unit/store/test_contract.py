@@ -25,7 +25,7 @@ from synergy_core.records import (
 from synergy_core.steering import Steering
 
 from synergyd.store import connect, schema
-from synergyd.store.records import Changes, EpochRecord, Keyed, RefusedError, StoredEvent, StoredNode, StoredReport
+from synergyd.store.records import Changes, EpochRecord, KeyedRow, RefusedError, StoredEvent, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.store.tables import Base
 from tests.unit.store.leadership_contract import LeadershipContract
@@ -258,7 +258,7 @@ class StoreContract(LeadershipContract):
 
     def test_prune(self, store: Store) -> None:
         # more than one transaction's worth
-        store.apply(Changes(history=tuple(Keyed(f"e{at_s}", epoch(float(at_s), 1)) for at_s in range(450))))
+        store.apply(Changes(history=tuple(KeyedRow(f"e{at_s}", epoch(float(at_s), 1)) for at_s in range(450))))
         store.append_events(
             [
                 StoredEvent(1, 1.0, "RUNNING", "a"),
@@ -313,8 +313,8 @@ class StoreContract(LeadershipContract):
             store.apply(
                 Changes(
                     history=(
-                        Keyed(f"e{len(jobs)}", epoch(float(len(jobs)), *jobs)),
-                        *(Keyed(f"v{len(jobs)}.{j}", (StoredEvent(j, 1.0, "RUNNING", "a"),)) for j in jobs),
+                        KeyedRow(f"e{len(jobs)}", epoch(float(len(jobs)), *jobs)),
+                        *(KeyedRow(f"v{len(jobs)}.{j}", (StoredEvent(j, 1.0, "RUNNING", "a"),)) for j in jobs),
                     ),
                     lifecycles=tuple(lifecycle(j) for j in jobs),
                     gone=tuple(1000 + j for j in jobs),
@@ -335,7 +335,7 @@ class StoreContract(LeadershipContract):
 
     def test_a_refused_row_takes_its_transaction_with_it(self, store: Store) -> None:
         for bad in (
-            Changes(history=(Keyed("a", epoch(1.0, 1, 1)),)),
+            Changes(history=(KeyedRow("a", epoch(1.0, 1, 1)),)),
             Changes(profiles=(("job:1", Profile(speed=float("nan")), 1.0),)),
             Changes(lifecycles=(replace(lifecycle(1), payload={"x": object()}),)),
             Changes(lifecycles=(lifecycle(2**70),)),

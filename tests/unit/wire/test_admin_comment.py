@@ -24,14 +24,14 @@ values = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 stamps = st.builds(
     AdminCommentStamp,
     st.lists(st.tuples(names, values), max_size=4).map(tuple),
-    asked=st.none()
+    requested_shape=st.none()
     | st.builds(Shape, st.sampled_from(["", "a100", "h100-80gb"]), st.integers(1, 4096), st.integers(0, 16)),
     cpus_per_node=st.none() | st.integers(1, 512),
     plan=st.none() | plans,
     report=st.sampled_from(["", "ctl:7321", "[fe80::1]:7321"]),
     own_tasks=st.none() | st.integers(1, 99),
     time_limit_s=st.none() | st.integers(0, 10**8),
-    continued=st.integers(0, 1000),
+    continuations=st.integers(0, 1000),
     nodelist=st.sampled_from([(), ("n1",), ("gpu-01.site", "gpu_2")]),
 )
 
@@ -39,20 +39,24 @@ stamps = st.builds(
 def test_the_text_as_documented() -> None:
     words = (("model", "llama2-7b"), ("min_gpus", "4"))
     asked = Shape("a100", 2, 8)
-    stamp = AdminCommentStamp(words, asked=asked, cpus_per_node=16, plan=PLAN, report="ctl:7321", own_tasks=32)
+    stamp = AdminCommentStamp(
+        words, requested_shape=asked, cpus_per_node=16, plan=PLAN, report="ctl:7321", own_tasks=32
+    )
     assert encode(stamp) == (
         "synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 tasks=32 "
         "plan=tp:2,pp:2,dp:2,mb:2,gb:16,rc:full,sp:1,zs:1 report=ctl:7321"
     )
     assert "cpus=16 nodes=n1,n2 plan=" in encode(replace(stamp, own_tasks=None, nodelist=("n1", "n2")))
-    assert decode("synergy:1 | asked=a100,2,8 nodes=n1;n2") == AdminCommentStamp(asked=asked), "a name that is none"
+    assert decode("synergy:1 | asked=a100,2,8 nodes=n1;n2") == AdminCommentStamp(requested_shape=asked), (
+        "a name that is none"
+    )
     assert encode(AdminCommentStamp()) == MARK
     assert encode(AdminCommentStamp(report="a:1")) == "synergy:1 | report=a:1"
-    assert encode(AdminCommentStamp(report="a:1", by=64030)) == "synergy:1 | report=a:1 by=64030"
-    assert decode("synergy:1 | report=a:1 by=64030") == AdminCommentStamp(report="a:1", by=64030)
+    assert encode(AdminCommentStamp(report="a:1", daemon_uid=64030)) == "synergy:1 | report=a:1 by=64030"
+    assert decode("synergy:1 | report=a:1 by=64030") == AdminCommentStamp(report="a:1", daemon_uid=64030)
     assert decode("synergy:1 | report=a:1 by=-3") == AdminCommentStamp(report="a:1")
-    assert encode(AdminCommentStamp(time_limit_s=3600, continued=2)) == "synergy:1 | time=3600,2"
-    assert encode(AdminCommentStamp(continued=1)) == "synergy:1 | time=-,1"
+    assert encode(AdminCommentStamp(time_limit_s=3600, continuations=2)) == "synergy:1 | time=3600,2"
+    assert encode(AdminCommentStamp(continuations=1)) == "synergy:1 | time=-,1"
     assert decode("synergy:1 | time=-60,1") == decode("synergy:1 | time=60") == AdminCommentStamp()
 
 
@@ -98,7 +102,7 @@ def test_fields_without_sense_are_dropped(own: str) -> None:
 def test_a_user_cannot_write_the_daemons_part_through_the_directive() -> None:
     directive = parse_script("#!/bin/sh\n#SYNERGY checkpoint='/x | asked=a100,64,8 plan=tp:8'\n")
     assert directive is not None
-    stamp = AdminCommentStamp(directive_key_values(directive), asked=Shape("a100", 1, 1))
+    stamp = AdminCommentStamp(directive_key_values(directive), requested_shape=Shape("a100", 1, 1))
     assert decode(encode(stamp)) == stamp
     assert read_stamp(stamp.directive) == directive
 
@@ -120,7 +124,13 @@ def test_a_field_without_sense_is_named(own: str, mistakes: dict[str, str]) -> N
 
 
 WHOLE = encode(
-    AdminCommentStamp((("model", "gpt2"), ("checkpoint", "/ü")), asked=Shape("a", 1, 2), plan=PLAN, report="c:1", by=7)
+    AdminCommentStamp(
+        (("model", "gpt2"), ("checkpoint", "/ü")),
+        requested_shape=Shape("a", 1, 2),
+        plan=PLAN,
+        report="c:1",
+        daemon_uid=7,
+    )
 )
 
 

@@ -77,20 +77,20 @@ def compact(text: str) -> str:
     [
         ({}, ""),
         (
-            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4)},
+            {"requested_shape": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4)},
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1",
         ),
         (
-            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4), "own_batch": True},
+            {"requested_shape": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4), "own_batch": True},
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 batch=own",
         ),
         (
-            {"asked": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4, exchange="local:8")},
+            {"requested_shape": Shape("", 1, 0), "plan": Plan(dp=2, global_batch=4, exchange="local:8")},
             " | asked=-,1,0 plan=tp:1,pp:1,dp:2,mb:1,gb:4,rc:none,sp:0,zs:1 comm=local:8",
         ),
         (
-            {"asked": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
-             "note": "ticket%207%20%7C", "by": 64030, "links": "ctl:7322", "throttle": 3},
+            {"requested_shape": Shape("a100", 2, 8), "cpus_per_node": 16, "plan": PLAN, "report": "[fe80::1]:7321", "own_tasks": 32,
+             "note": "ticket%207%20%7C", "daemon_uid": 64030, "links": "ctl:7322", "throttle": 3},
             " | asked=a100,2,8 cpus=16 tasks=32 throttle=3 plan=tp:2,pp:2,dp:4,mb:2,gb:64,rc:full,sp:1,zs:0,vp:2,cp:2,ep:4,pr:fp8 "
             "note=ticket%207%20%7C report=[fe80::1]:7321 by=64030 links=ctl:7322",
         ),

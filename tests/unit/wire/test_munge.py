@@ -15,7 +15,7 @@ from synergy_core.errors import UnavailableError
 from synergy_core.job_report import Report
 from synergy_core.records import Plan
 from synergy_core.wire import munge
-from synergy_core.wire.report import _MAX_ANSWER, Told, answer_line, from_json, to_json, told_by
+from synergy_core.wire.report import _MAX_ANSWER, ReportAnswer, answer_line, from_json, read_answer, to_json
 
 from tests.throwaway.slurm import SlurmCluster, missing_programs
 
@@ -108,19 +108,23 @@ def test_munge_s_own_programs_agree(socket: str) -> None:
 def test_an_answer_is_believed_from_the_daemons_user_only(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUNGE_SOCKET", socket)
     plan, report = Plan(dp=2, global_batch=64), Report(7, 1, 100)
-    line = answer_line(Told(plan), 7, 1, socket)
-    assert told_by(line, report, os.getuid()) == Told(plan)
-    assert told_by(line, report, os.getuid()) is None  # sent twice
-    others = answer_line(Told(plan), 7, 1), answer_line(Told(plan), 8, 1), answer_line(Told(plan), 7, 2)
+    line = answer_line(ReportAnswer(plan), 7, 1, socket)
+    assert read_answer(line, report, os.getuid()) == ReportAnswer(plan)
+    assert read_answer(line, report, os.getuid()) is None  # sent twice
+    others = (
+        answer_line(ReportAnswer(plan), 7, 1),
+        answer_line(ReportAnswer(plan), 8, 1),
+        answer_line(ReportAnswer(plan), 7, 2),
+    )
     by = os.getuid() or 1  # root is always believed
-    assert [told_by(x, report, b) for x, b in zip(others[1:], (by, by), strict=True)] == [None, None]
+    assert [read_answer(x, report, b) for x, b in zip(others[1:], (by, by), strict=True)] == [None, None]
     if os.getuid():
-        assert told_by(others[0], report, os.getuid() + 1) is None
+        assert read_answer(others[0], report, os.getuid() + 1) is None
 
 
 def test_an_order_names_as_many_nodes_as_a_job_has(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUNGE_SOCKET", socket)
-    order = Told(Plan(dp=8192, global_batch=8192), 3, nodes=tuple(f"gpu-node-{i:04d}.x" for i in range(1024)))
+    order = ReportAnswer(Plan(dp=8192, global_batch=8192), 3, nodes=tuple(f"gpu-node-{i:04d}.x" for i in range(1024)))
     line = answer_line(order, 7, 1, socket)
     assert len(line) < _MAX_ANSWER
-    assert told_by(line, Report(7, 1, 100), os.getuid()) == order
+    assert read_answer(line, Report(7, 1, 100), os.getuid()) == order

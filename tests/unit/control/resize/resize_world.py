@@ -108,7 +108,7 @@ class World:
                 acknowledged = (
                     isinstance(event, Acknowledged)
                     and event.restarts == before.incarnation
-                    and before.acks_before < event.count <= self.acks[before.incarnation]
+                    and before.acks_at_request < event.count <= self.acks[before.incarnation]
                 )
                 asked_s = [t for _, r, t in self.slurm.signals if r == before.incarnation and t >= before.since_s]
                 timed_out = asked_s and self.now_s - asked_s[0] >= LIMITS.checkpoint_timeout_s

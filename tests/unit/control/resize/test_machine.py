@@ -97,7 +97,7 @@ def test_without_acknowledgement_it_is_requeued_after_the_time_out_and_says_so(w
 
 @pytest.mark.parametrize("restarts, count", [(0, 4), (0, 3), (1, 9)])
 def test_old_or_foreign_acknowledgements_do_not_count(restarts: int, count: int) -> None:
-    life = replace(JobLifecycle(JOB, 0.0, ResizeState.CHECKPOINTING, target=LARGE), acks_before=4)
+    life = replace(JobLifecycle(JOB, 0.0, ResizeState.CHECKPOINTING, target=LARGE), acks_at_request=4)
     step = advance(life, Acknowledged(restarts, count), 1.0, LIMITS)
     assert step.life == life and step.instructions == ()
 
@@ -172,7 +172,7 @@ def test_preemption_costs_no_work(world: World) -> None:
     assert again.life.state is ResizeState.RUNNING and again.instructions == () and len(world.slurm.signals) == asked
     # and each time later
     first_s = world.life.retry_after_s - world.now_s
-    while world.life.unanswered < 3:
+    while world.life.unanswered_requests < 3:
         world.preempt()
         world.round(LIMITS.checkpoint_timeout_s)
     assert world.life.retry_after_s - world.now_s > 2 * first_s

@@ -78,7 +78,7 @@ def test_a_job_has_its_nodes_kept_and_comes_first_until_it_runs() -> None:
     assert run.requeue() == Requeue(1, 0, shield=("n1", "n2"), may_stay=True, target=AFTER)
     run = Run()
     run.released()
-    assert run.sent == [] and run.life.shielded == (), "its release has lowered the shield"
+    assert run.sent == [] and run.life.shielded_nodes == (), "its release has lowered the shield"
     run.tell(Observed("PENDING", 1, 50.0, nice=-2_000_000))
     run.tell(Observed("RUNNING", 1, nice=-2_000_000))
     assert run.sent == [RestoreNice(1, 7)] and run.life.state is ResizeState.RUNNING
@@ -101,7 +101,7 @@ def test_the_shield_goes_with_the_window(event: ResizeEvent) -> None:
     run = Run()
     run.requeue()
     run.tell(Observed("PENDING", 1, 900.0, nice=7), event)
-    assert LowerShield(1) in run.sent and run.life.shielded == ()
+    assert LowerShield(1) in run.sent and run.life.shielded_nodes == ()
 
 
 def test_a_release_whose_answer_is_lost_leaves_no_shield() -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_can_not_go_on_is_requeued_whatever_comes_of_it(event: Resize
 
 
 def test_its_time_limit_puts_it_off_for_nothing() -> None:
-    assert not Run().requeue(BEFORE, due=True).may_stay
+    assert not Run().requeue(BEFORE, is_due=True).may_stay
 
 
 def test_one_that_makes_way_has_no_place_to_keep() -> None:
@@ -161,10 +161,10 @@ def test_contested_nodes_are_given_up_at_once() -> None:
     run.released()
     run.tell(Tick(reason="Resources"))
     assert run.sent == [], "nobody has taken them"
-    run.tell(Tick(reason="Resources", contested=True))
+    run.tell(Tick(reason="Resources", is_contested=True))
     (update,) = run.sent
     assert isinstance(update, Update) and update.target == replace(AFTER, nodes=())
     run.tell(CarriedOut(update))
     assert run.sent == [Release(1, first=True)]
-    run.tell(CarriedOut(run.sent[0]), Tick(reason="Resources", contested=True))
+    run.tell(CarriedOut(run.sent[0]), Tick(reason="Resources", is_contested=True))
     assert run.sent == [] and run.life.state is ResizeState.RELEASED

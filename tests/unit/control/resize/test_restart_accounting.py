@@ -25,15 +25,15 @@ from synergy_core.records import (
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
-    Answered,
     CarriedOut,
     ClockSet,
     ControlEvent,
-    Decided,
+    InstructionAnswered,
+    JobDecided,
     JobObserved,
     NodesRead,
     Observed,
-    Reported,
+    ReportsReceived,
     SnapshotTaken,
 )
 from synergyd.control.resize.instructions import AskCheckpoint, Release, Update
@@ -80,19 +80,23 @@ class Site:
     def reports(self, now_s: float, restarts: int = 0, **said: Any) -> None:
         self.at(
             now_s,
-            Reported((Report(1, restarts, step=said.pop("step", 5), plan=SMALL, **said),), restarts),
+            ReportsReceived((Report(1, restarts, step=said.pop("step", 5), plan=SMALL, **said),), restarts),
         )
 
     def grows(self, now_s: float) -> None:
-        self.at(now_s, Decided(GROWS))
+        self.at(now_s, JobDecided(GROWS))
         assert self.state is ResizeState.CHECKPOINTING
-        self.at(now_s, Answered(CarriedOut(AskCheckpoint(1, self.life.incarnation))))
+        self.at(now_s, InstructionAnswered(CarriedOut(AskCheckpoint(1, self.life.incarnation))))
 
     def comes_back(self, now_s: float, started_s: float, restarts: int = 1) -> None:
         self.seen(now_s, "PENDING", restarts)
         target = self.life.target
         assert target is not None
-        self.at(now_s, Answered(CarriedOut(Update(1, target, TIMES.park_s))), Answered(CarriedOut(Release(1))))
+        self.at(
+            now_s,
+            InstructionAnswered(CarriedOut(Update(1, target, TIMES.park_s))),
+            InstructionAnswered(CarriedOut(Release(1))),
+        )
         self.seen(started_s + 1.5, "RUNNING", restarts, started_s)
 
     @property
@@ -141,7 +145,7 @@ def test_each_phase_of_a_resize_is_measured(site: Site) -> None:
     assert site.told[-1] == "a restart took 59.0 s: checkpoint 9.0 s, requeue 4.0 s, start 46.0 s"
     site.reports(1080.0, 1, step_s=1.0, trained_s=24.0, first_step_s=7.0)
     assert len(site.known) == 2 and site.life.restart_history.lost_s == 59
-    found = site.controller.restart_budgets.of([JOB], site.controller.jobs, 1100.0)[1]
+    found = site.controller.restart_budgets.compute([JOB], site.controller.jobs, 1100.0)[1]
     assert (found.cost.own, found.lost_s, found.life_s) == (1, 59.0, 1000.0)
 
 
@@ -175,7 +179,7 @@ def test_one_that_is_under_way_counts_so_far(site: Site) -> None:
     site.grows(1000.0)
     site.reports(1012.0, checkpoint_requests=1, checkpoint_s=9.0)
     site.comes_back(1014.0, started_s=1016.0)
-    assert site.controller.restart_budgets.of([JOB], site.controller.jobs, 1046.0)[1].lost_s == 46.0
+    assert site.controller.restart_budgets.compute([JOB], site.controller.jobs, 1046.0)[1].lost_s == 46.0
     site.seen(1100.0, "PENDING", 2)  # its node fails before it has trained
     assert site.life.restart_history.lost_s == 100.0
 
@@ -188,7 +192,7 @@ def test_a_clock_that_is_set_changes_no_duration(site: Site) -> None:
     site.reports(4650.0, 1, step_s=1.0, trained_s=14.0, first_step_s=1.0)
     restart = site.known[-1]
     assert (restart.checkpoint_s, restart.requeue_s, restart.start_s) == (12.0, 4.0, 20.0)
-    assert site.controller.restart_budgets.of([JOB], site.controller.jobs, 4700.0)[1].life_s == 1000.0
+    assert site.controller.restart_budgets.compute([JOB], site.controller.jobs, 4700.0)[1].life_s == 1000.0
 
 
 def test_known_checkpoints_are_asked_for_later_before_the_end(site: Site) -> None:

@@ -12,7 +12,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
 
 from synergyd.control.controller import Controller
-from synergyd.control.decidable import as_decided_about
+from synergyd.control.decidable import decidable_job
 from synergyd.control.resize.events import (
     CarriedOut,
     NodesRead,
@@ -24,7 +24,7 @@ from synergyd.control.resize.events import (
     Wanted,
 )
 from synergyd.control.resize.instructions import Release, Target, Update
-from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, Step, times_of
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, Step, make_resize_times
 from synergyd.control.resize.machine import advance
 from synergyd.control.resize.start_refusal import (
     STALE_REASON_S,
@@ -64,7 +64,9 @@ def wanted(
     asked: Target = ASKED,
     any_nodes: bool = True,
 ) -> Step:
-    return advance(life, Wanted(target, "x", present=present, asked=asked, any_nodes=any_nodes), now_s, LIMITS)
+    return advance(
+        life, Wanted(target, "x", present=present, requested_target=asked, any_nodes=any_nodes), now_s, LIMITS
+    )
 
 
 def refused(life: JobLifecycle, reason: str, now_s: float) -> Step:
@@ -165,7 +167,7 @@ def test_a_limit_that_the_size_asked_for_is_beyond_leaves_the_job_to_slurm_bound
 
 
 def test_each_rung_is_waited_for_two_epochs() -> None:
-    assert [times_of(Settings(epoch_s=s)).release_timeout_s for s in (1.0, 5.0, 60.0)] == [10.0, 10.0, 120.0]
+    assert [make_resize_times(Settings(epoch_s=s)).release_timeout_s for s in (1.0, 5.0, 60.0)] == [10.0, 10.0, 120.0]
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "None", ""])
@@ -266,16 +268,16 @@ def _look(controller: Controller, now_s: float, nodes: tuple[Node, ...] = NODES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_refusal_holds_until_a_node_changes_and_an_hour_at_most(count: int) -> None:
     life = JobLifecycle(
-        1, 0.0, ResizeState.RUNNING, refusals=(Refusal(("n1", "n2"), "BadConstraints", 0.0),), refused=count
+        1, 0.0, ResizeState.RUNNING, refusals=(Refusal(("n1", "n2"), "BadConstraints", 0.0),), refused_starts=count
     )
     shortest_s = 300.0 * 2 ** (count - 1)
     controller = _controller(life)
     changed = (NODES[0], replace(NODES[1], gpus_used=1), NODES[2])
     assert _look(controller, 1.0) == [] and _look(controller, 2.0, changed) == [], "not tried again at every change"
-    job = as_decided_about(_job(JobState.RUNNING), controller.jobs[1], 2.0)
+    job = decidable_job(_job(JobState.RUNNING), controller.jobs[1], 2.0)
     assert "Slurm did not start it on n1, n2 (its reason: BadConstraints)" in job.fixed
     assert _look(controller, shortest_s + 1, changed) == ["Remember"]
-    assert as_decided_about(_job(JobState.RUNNING), controller.jobs[1], shortest_s + 1).fixed == ""
+    assert decidable_job(_job(JobState.RUNNING), controller.jobs[1], shortest_s + 1).fixed == ""
     controller = _controller(life)
     assert _look(controller, 1.0) == [] and _look(controller, 3599.0) == []
     assert _look(controller, 3600.0) == ["Remember"] and controller.jobs[1].lifecycle.refusals == ()
@@ -283,9 +285,9 @@ def test_a_refusal_holds_until_a_node_changes_and_an_hour_at_most(count: int) ->
 
 def test_a_job_left_to_slurm_is_touched_no_more() -> None:
     tracked = TrackedJob(lifecycle=JobLifecycle(1, 0.0, left_to_slurm_reason="AssocGrpGRES"))
-    pending = as_decided_about(_job(JobState.PENDING), tracked, 5.0)
+    pending = decidable_job(_job(JobState.PENDING), tracked, 5.0)
     assert pending.directive is None and "Slurm's reason: AssocGrpGRES" in pending.directive_error
-    running = as_decided_about(_job(JobState.RUNNING), tracked, 5.0)
+    running = decidable_job(_job(JobState.RUNNING), tracked, 5.0)
     assert running.directive is not None and "AssocGrpGRES" in running.fixed
 
 
@@ -301,10 +303,10 @@ def test_a_stored_ladder_reads_back() -> None:
     life = JobLifecycle(
         1,
         0.0,
-        asked=ASKED,
+        requested_target=ASKED,
         start_attempt=StartAttempt.AS_ASKED,
         refusals=(Refusal(("n1",), "x", 1.0),),
-        refused=2,
+        refused_starts=2,
         left_to_slurm_reason="y",
     )
     assert decode(JobLifecycle, encode(life)) == life
@@ -317,7 +319,7 @@ _ANY: tuple[ResizeEvent, ...] = (
     Observed("PENDING", reason="Priority"),
     Tick(True, "Priority"),
     Tick(True, "BadConstraints"),
-    Wanted(PINNED, "x", present=RAN, asked=ASKED),
+    Wanted(PINNED, "x", present=RAN, requested_target=ASKED),
 )
 
 
@@ -327,7 +329,7 @@ def test_no_history_pins_twice_to_what_was_refused(history: list[tuple[ResizeEve
     for event, passed_s in history:
         now_s += passed_s
         step = advance(life, event, now_s, LIMITS)
-        was_refused |= step.life.refused > life.refused
+        was_refused |= step.life.refused_starts > life.refused_starts
         life = step.life
         if was_refused:
             assert life.target is None or life.target.nodes != PINNED.nodes
@@ -353,9 +355,9 @@ def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
     ) == []
     pending, running = _job(JobState.PENDING), _job(JobState.RUNNING)
     for job in (pending, running):
-        assert as_decided_about(job, controller.jobs[1], 129.0).avoid == ("n1",)
-        assert as_decided_about(job, controller.jobs[1], 130.0).avoid == ()
-    assert as_decided_about(ran, controller.jobs[1], 20.0).avoid == (), "it may stay where it is"
+        assert decidable_job(job, controller.jobs[1], 129.0).avoid == ("n1",)
+        assert decidable_job(job, controller.jobs[1], 130.0).avoid == ()
+    assert decidable_job(ran, controller.jobs[1], 20.0).avoid == (), "it may stay where it is"
     assert len(controller.handle(NodesRead(without), 80.0)) == 1, "as long as it is away, and two minutes from then"
     assert controller.validate() == ""
 
@@ -372,11 +374,11 @@ def test_a_node_that_was_lost_is_not_taken_again_for_two_minutes() -> None:
     ],
 )
 def test_a_time_limit_that_ends_begins_anew_whatever_was_refused(changes: dict[str, Any]) -> None:
-    life = replace(JobLifecycle(1, 0.0, ResizeState.RUNNING, asked=ASKED), **changes)
+    life = replace(JobLifecycle(1, 0.0, ResizeState.RUNNING, requested_target=ASKED), **changes)
     wants = Wanted(RAN, "its time limit begins anew", present=RAN)
     assert advance(life, wants, 10.0, LIMITS).life == life
-    step = advance(life, replace(wants, due=True), 10.0, LIMITS)
-    assert step.life.state is ResizeState.CHECKPOINTING and step.life.asked == ASKED
+    step = advance(life, replace(wants, is_due=True), 10.0, LIMITS)
+    assert step.life.state is ResizeState.CHECKPOINTING and step.life.requested_target == ASKED
     assert step.life.target is not None and (step.life.target.nodes == () or "retry_after_s" in changes)
 
 
@@ -390,6 +392,6 @@ def test_a_size_that_is_refused_below_the_first_rung_goes_back_to_any_nodes() ->
 
 
 def test_what_an_incarnation_was_spared_does_not_keep_the_next_from_starting() -> None:
-    life = JobLifecycle(1, 0.0, ResizeState.RUNNING, retry_after_s=1e6, unanswered=4)
+    life = JobLifecycle(1, 0.0, ResizeState.RUNNING, retry_after_s=1e6, unanswered_requests=4)
     life = advance(life, Observed("PENDING", 1), 10.0, LIMITS).life
     assert wanted(life, PINNED, 20.0).life.state is ResizeState.PARKED

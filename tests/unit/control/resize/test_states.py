@@ -251,7 +251,7 @@ def test_a_requeue_that_slurm_has_taken_is_made_good_even_without_a_place() -> N
 
 def test_a_job_that_starts_again_in_the_middle_of_its_requeue_and_fails_is_run_once_more() -> None:
     """Slurm may have started it without its GPUs: its script fails before it trains."""
-    life = replace(requeuing(), launched=0, ran=SMALL)
+    life = replace(requeuing(), launched_incarnation=0, ran=SMALL)
     runs = advance(life, Observed("RUNNING", 1), 110.0, LIMITS).life
     assert runs.state is ResizeState.RUNNING
     again = advance(runs, Observed("GONE", 1, failed=True), 120.0, LIMITS)

@@ -15,7 +15,7 @@ from synergyd.control.resize.launch_failure import LIFTS, LastStart, LaunchFailu
 from synergyd.control.resize.lifecycle import IN_TRANSIT, JobLifecycle, ResizeState, ResizeTimes, Step, validate
 from synergyd.control.resize.machine import TRANSITIONS, advance, find_transition
 from synergyd.control.resize.mechanism import RESTART, Answer, ResizeMechanism
-from synergyd.control.resize.transition import Situation, Transition, Trigger, always, triggers_of
+from synergyd.control.resize.transition import Situation, Transition, Trigger, always, find_triggers
 
 NOW_S = 10_000.0
 TIMES = ResizeTimes(release_timeout_s=20.0)
@@ -50,12 +50,18 @@ def lives(state: ResizeState) -> Iterator[JobLifecycle]:
         )
         if not validate(life):
             yield life
-    began = JobLifecycle(1, 0.0, state, NOW_S - 5.0, 1, TARGET, started=LastStart(restarts=1), launched=0, ran=TARGET)
+    began = JobLifecycle(
+        1, 0.0, state, NOW_S - 5.0, 1, TARGET, last_start=LastStart(restarts=1), launched_incarnation=0, ran=TARGET
+    )
     for reruns, since_s in product((0, 1), (NOW_S - 5.0, NOW_S - 5000.0)):
         yield replace(began, reruns=reruns, since_s=since_s)
-    yield replace(began, failures=LaunchFailures(restarts=1, lifted=True), since_s=NOW_S - 100.0, asked=TARGET)
-    yield replace(began, target=replace(TARGET, nodes=()), asked=TARGET, since_s=NOW_S - 5000.0)
-    yield replace(began, failures=LaunchFailures(count=LIFTS), asked=OTHER, ended_s=NOW_S - 1.0, since_s=NOW_S - 30.0)
+    yield replace(
+        began, failures=LaunchFailures(restarts=1, lifted=True), since_s=NOW_S - 100.0, requested_target=TARGET
+    )
+    yield replace(began, target=replace(TARGET, nodes=()), requested_target=TARGET, since_s=NOW_S - 5000.0)
+    yield replace(
+        began, failures=LaunchFailures(count=LIFTS), requested_target=OTHER, ended_s=NOW_S - 1.0, since_s=NOW_S - 30.0
+    )
 
 
 def happenings(life: JobLifecycle) -> Iterator[e.ResizeEvent]:
@@ -104,7 +110,7 @@ def test_a_job_goes_where_the_table_says_and_nowhere_else(state: ResizeState) ->
     for life in lives(state):
         for event in happenings(life):
             after = advance(life, event, NOW_S, TIMES).life
-            allowed = {to for on, to in legal if on in triggers_of(event)}
+            allowed = {to for on, to in legal if on in find_triggers(event)}
             assert after.state in allowed | {state}, (life, event)
             assert validate(after) == "", (life, event)
 

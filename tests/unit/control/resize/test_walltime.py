@@ -116,7 +116,7 @@ def test_near_the_end_the_limit_begins_anew_as_often_as_was_said(tmp_path: Path)
     for time in (1, 2, 3):
         made.slurm.pass_time(made.life.walltime.ends_s - made.now_s - 100)  # type: ignore[operator]
         resize(made)
-        assert made.life.walltime.continued == min(time, 2)
+        assert made.life.walltime.continuations == min(time, 2)
         assert made.slurm.jobs[JOB].time_limit_s == (HOUR if time < 3 else 60.0)
         assert f"time={HOUR:.0f},{min(time, 2)}" in made.slurm.comments[JOB]
     assert "its time limit of 60 min begins anew, time 1 of 2" in "\n".join(made.story)
@@ -127,7 +127,7 @@ def test_a_resize_in_the_middle_takes_nothing_of_what_may_go_on(tmp_path: Path) 
     made.start()
     made.slurm.pass_time(1000)
     resize(made)
-    assert made.life.walltime.continued == 0
+    assert made.life.walltime.continuations == 0
     assert (made.slurm.jobs[JOB].time_limit_s or 0.0) < HOUR
 
 
@@ -173,8 +173,8 @@ def test_over_any_history_of_resizes_no_more_is_given_than_was_asked_for(
                 break
             given_s = made.slurm.ran_s.get(JOB, 0.0) + (job.time_limit_s or 0.0)
             # a limit is a minute at least
-            assert given_s <= limit_s * (1 + made.life.walltime.continued) + LEAST_S
-            assert made.life.walltime.continued <= continues
+            assert given_s <= limit_s * (1 + made.life.walltime.continuations) + LEAST_S
+            assert made.life.walltime.continuations <= continues
 
 
 @given(st.lists(st.floats(0.0, 400.0), max_size=40), st.integers(1, 600))
@@ -201,11 +201,11 @@ def test_what_whole_minutes_left_out_is_forgotten_where_the_limit_is_another() -
 
 
 def test_a_lifecycle_of_an_older_release_reads_back() -> None:
-    life = JobLifecycle(JOB, 0.0, walltime=Walltime(asked_s=HOUR, continues=3, continued=1))
+    life = JobLifecycle(JOB, 0.0, walltime=Walltime(asked_s=HOUR, continues=3, continuations=1))
     assert decode(JobLifecycle, encode(life)) == life
     old = {k: v for k, v in encode(life).items() if k != "walltime"}
     assert decode(JobLifecycle, old) == JobLifecycle(JOB, 0.0)
-    assert validate(replace(life, walltime=Walltime(continued=-1))) == "negative count"
+    assert validate(replace(life, walltime=Walltime(continuations=-1))) == "negative count"
 
 
 def test_the_end_is_by_slurms_clock_as_far_as_it_can_be_right() -> None:

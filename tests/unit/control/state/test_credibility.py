@@ -26,7 +26,7 @@ def told(
 
 
 def refuted(claim: LengthClaim | None) -> bool:
-    return claim is not None and claim.refuted
+    return claim is not None and claim.is_refuted
 
 
 def at_pace(share: float, minutes: int, total: float) -> Iterator[tuple[float, float]]:
@@ -64,7 +64,7 @@ def test_to_fall_silent_does_not_help_nor_does_a_restart() -> None:
 def test_who_never_says_a_length_has_nothing_to_refute() -> None:
     assert told((None, None) for _ in range(100)) is None
     bare = follow_claim(None, Report(1, 0, 5, done=1.0, total=2.0), None, 0.0)
-    assert bare is not None and not bare.refuted
+    assert bare is not None and not bare.is_refuted
     assert not refuted(follow_claim(bare, Report(1, 0, 6, done=1.0, total=9.0), None, 1e6))  # no step, so no measure
 
 
@@ -76,4 +76,4 @@ def test_a_larger_batch_counts_as_what_it_trains() -> None:
         claim = follow_claim(
             claim, replace(report, done=64 * 20 / 11 * 60 * i, total=64 * 20 / 11 * 60 * 600), 64, i * 60.0
         )
-    assert claim is not None and not claim.refuted
+    assert claim is not None and not claim.is_refuted

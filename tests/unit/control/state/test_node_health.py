@@ -64,7 +64,7 @@ def test_two_users_make_a_penalty_that_fades() -> None:
     assert nodes.penalties(NOW) == {"n1": 1.0}
     assert nodes.penalties(NOW + HALF_LIFE_S)["n1"] == pytest.approx(0.5)
     assert nodes.penalties(NOW + 10 * 3600) == {}
-    nodes.forget_faded(NOW + 2 * 86_400)
+    nodes.forget_weak_records(NOW + 2 * 86_400)
     assert nodes.records == {}
 
 

@@ -5,11 +5,11 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Job, JobState, Snapshot
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize.events import GpuTimeKnown, JobObserved, Observed, Reported, SnapshotTaken
+from synergyd.control.resize.events import GpuTimeKnown, JobObserved, Observed, ReportsReceived, SnapshotTaken
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, ResizeTimes
 from synergyd.control.resize.restart_history import RestartHistory
 from synergyd.control.state.job_durations import JobDurations
-from synergyd.control.state.progress import progress_of
+from synergyd.control.state.progress import compute_progress
 from synergyd.control.tracked import KeepReport, Output
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job
@@ -22,9 +22,9 @@ def test_progress_is_what_reports_and_the_clock_tell() -> None:
         2: Report(2, 0, 5, done=100.0),
         3: Report(3, 0, 5, done=100.0, total=50.0),  # makes no sense: how much is left is not known
     }
-    odd = progress_of(jobs[:1], {1: Report(1, 0, 5, done=5e-324, total=1e-306)}, {})
+    odd = compute_progress(jobs[:1], {1: Report(1, 0, 5, done=5e-324, total=1e-306)}, {})
     assert odd == {1: Progress(0.0, 0.0, 0.0)}
-    assert progress_of(jobs, reports, {1: 7.0}) == {
+    assert compute_progress(jobs, reports, {1: 7.0}) == {
         1: Progress(7.0, 200.0, 100.0),
         2: Progress(0.0, None, 100.0),
         3: Progress(0.0, None, 100.0),
@@ -87,7 +87,7 @@ def ended(controller: Controller, made: Job, gpu_s: float, report: Report | None
     controller.handle(JobObserved(made.job_id, 0.0, Observed("PENDING")), 0.0)
     controller.handle(SnapshotTaken(Snapshot(5.0, Cluster(()), (made,)), 0.0), 5.0)
     if report is not None:
-        controller.handle(Reported((report,), 0, None), 5.0)
+        controller.handle(ReportsReceived((report,), 0, None), 5.0)
     controller.jobs[made.job_id].attained_gpu_s = gpu_s
     return controller.handle(JobObserved(made.job_id, 0.0, Observed("GONE")), 9.0)
 
@@ -116,7 +116,7 @@ def test_what_a_job_had_before_this_daemon_is_taken_from_its_first_start() -> No
     for now_s, passed_s in ((401.0, 0.0), (411.0, 10.0)):
         controller.handle(SnapshotTaken(Snapshot(now_s, Cluster(()), (runs,)), passed_s), now_s)
     assert controller.attained_gpu_s == {1: 4 * 310.0}
-    controller.take_over()
+    controller.adopt_stored_state()
     controller.restore([life], {}, {}, now_s=411.0)
     controller.handle(SnapshotTaken(Snapshot(421.0, Cluster(()), (runs,)), 10.0), 421.0)
     assert controller.attained_gpu_s == {1: 4 * 320.0}, "what it has seen itself counts once"

@@ -10,7 +10,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cell, Directive, Job, JobState, Plan, Shape
 from synergy_core.wire import munge
 from synergy_core.wire import report as reports
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.control.state import rebatch
@@ -78,7 +78,7 @@ def test_a_job_that_would_gain_is_told_and_not_restarted(site: Site) -> None:
     plan = told.plan
     assert plan.global_batch > 64 and (plan.tp, plan.pp, plan.dp) == (1, 1, 2)
     noisy(site)
-    assert site.post.answers[1, 0] == (uid, Told(plan))
+    assert site.post.answers[1, 0] == (uid, ReportAnswer(plan))
     assert not [call for call in site.slurm.calls if call[0] in ("signal", "requeue")]
     assert site.life(1).state.value == "RUNNING"
     assert site.story(1).count("from its next step on") == 1
@@ -233,7 +233,7 @@ def test_what_is_better() -> None:
     "line", [b"", b"ok", b"ok\n", b"no", b"ok \xff\xfe", b"ok tp:1,dp:2,gb:4\n", b"ok MUNGE:AAAA:\n", b"ok MUNGE:"]
 )
 def test_an_answer_that_says_no_plan(line: bytes) -> None:
-    assert reports.told_by(line, TOLD, 0) is None
+    assert reports.read_answer(line, TOLD, 0) is None
 
 
 class Seal:
@@ -251,26 +251,26 @@ class Seal:
 
 def test_an_answer_with_a_plan_comes_back_if_the_daemon_signed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seal = Seal(monkeypatch, 64030)
-    line = reports.answer_line(Told(WANTED), TOLD.job_id, TOLD.restarts)
-    assert reports.told_by(line, TOLD, 64030) == Told(WANTED)
+    line = reports.answer_line(ReportAnswer(WANTED), TOLD.job_id, TOLD.restarts)
+    assert reports.read_answer(line, TOLD, 64030) == ReportAnswer(WANTED)
     assert reports.answer_line(None) == b"ok\n"
     # another user's, another job's, another incarnation's, and from a daemon whose user nobody knows
-    assert reports.told_by(line, TOLD, 1000) is None
-    assert reports.told_by(line, replace(TOLD, job_id=8), 64030) is None
-    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
-    assert reports.told_by(line, TOLD, None) is None
+    assert reports.read_answer(line, TOLD, 1000) is None
+    assert reports.read_answer(line, replace(TOLD, job_id=8), 64030) is None
+    assert reports.read_answer(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.read_answer(line, TOLD, None) is None
     # an order to restart is no batch, and says which one it is
-    line = reports.answer_line(Told(WANTED, 3), TOLD.job_id, TOLD.restarts)
-    assert reports.told_by(line, TOLD, 64030) == Told(WANTED, 3)
-    assert reports.told_by(line, replace(TOLD, restarts=2), 64030) is None
-    assert reports.told_by(line.replace(b" 3 ", b" 03 "), TOLD, 64030) is None
+    line = reports.answer_line(ReportAnswer(WANTED, 3), TOLD.job_id, TOLD.restarts)
+    assert reports.read_answer(line, TOLD, 64030) == ReportAnswer(WANTED, 3)
+    assert reports.read_answer(line, replace(TOLD, restarts=2), 64030) is None
+    assert reports.read_answer(line.replace(b" 3 ", b" 03 "), TOLD, 64030) is None
     seal.uid = 0
-    assert reports.told_by(reports.answer_line(Told(WANTED), 7, 1), TOLD, None) == Told(WANTED)
+    assert reports.read_answer(reports.answer_line(ReportAnswer(WANTED), 7, 1), TOLD, None) == ReportAnswer(WANTED)
 
 
 def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Told] = []
-    answers = [None, Told(WANTED, 1)]
+    heard: list[ReportAnswer] = []
+    answers = [None, ReportAnswer(WANTED, 1)]
     monkeypatch.setattr(reports, "send", lambda report, address, by: answers.pop(0))
     reporter = Reporter("x:1", 0.01, heard=heard.append)
     reporter.offer(TOLD, urgent=True)
@@ -278,4 +278,4 @@ def test_the_reporter_hands_the_answer_on(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     reporter.offer(TOLD, urgent=True)
     reporter.close()
-    assert heard == [Told(WANTED, 1)]
+    assert heard == [ReportAnswer(WANTED, 1)]

@@ -30,13 +30,13 @@ def known(report: Report) -> SizeChanges:
 )  # fmt: skip
 def test_it_is_known_of_runs_of_one_program_of_one_user(other: dict[str, object], same: bool) -> None:
     wanted = CanChangeSize.YES if same else CanChangeSize.UNKNOWN
-    assert known(AGENT).of(replace(JOB, **other), None) is wanted  # type: ignore[arg-type]
+    assert known(AGENT).find_answer(replace(JOB, **other), None) is wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("report", [replace(AGENT, plan=None), replace(AGENT, silent=True)])
 def test_a_launcher_alone_teaches_nothing(report: Report) -> None:
     changes = SizeChanges()
-    assert changes.learn(JOB, report) == {} and changes.of(JOB, report) is CanChangeSize.UNKNOWN
+    assert changes.learn(JOB, report) == {} and changes.find_answer(JOB, report) is CanChangeSize.UNKNOWN
 
 
 def test_what_is_stored_is_read_back_and_the_latest_word_counts() -> None:
@@ -44,13 +44,13 @@ def test_what_is_stored_is_read_back_and_the_latest_word_counts() -> None:
     stored = changes.learn(JOB, UNABLE)
     assert changes.learn(JOB, UNABLE) == {}, "it is stored once"
     after.load(stored)
-    assert after.of(JOB, None) is CanChangeSize.NO is changes.of(JOB, None)
-    assert after.of(JOB, AGENT) is CanChangeSize.YES, "the job's own word comes first"
+    assert after.find_answer(JOB, None) is CanChangeSize.NO is changes.find_answer(JOB, None)
+    assert after.find_answer(JOB, AGENT) is CanChangeSize.YES, "the job's own word comes first"
 
 
 def test_a_run_without_an_agent_ends_what_is_known() -> None:
     changes, after = known(AGENT), SizeChanges()
     assert changes.note_end(JOB, None, LEAST_S - 1) == {} == changes.note_end(JOB, AGENT, 1000.0)
-    assert changes.of(JOB, None) is CanChangeSize.YES
+    assert changes.find_answer(JOB, None) is CanChangeSize.YES
     after.load({**known(AGENT).learn(replace(JOB, job_id=3), AGENT), **changes.note_end(JOB, None, LEAST_S)})
-    assert changes.of(JOB, None) is CanChangeSize.UNKNOWN is after.of(JOB, None)
+    assert changes.find_answer(JOB, None) is CanChangeSize.UNKNOWN is after.find_answer(JOB, None)

@@ -118,7 +118,7 @@ def test_a_job_near_its_end_is_not_resized(continues: int, words: str) -> None:
 def test_the_time_left_is_none_where_the_limit_begins_anew() -> None:
     walltime = Walltime(asked_s=HOUR, ends_s=NOW + 1800, continues=1)
     assert seen(job(JobState.RUNNING), walltime).time_left_s is None
-    assert seen(job(JobState.RUNNING), replace(walltime, continued=1)).time_left_s == 1800.0
+    assert seen(job(JobState.RUNNING), replace(walltime, continuations=1)).time_left_s == 1800.0
 
 
 def tracked(walltime: Walltime, **changes: object) -> TrackedJob:
@@ -150,7 +150,7 @@ def test_where_the_limit_begins_anew_the_job_is_restarted_as_it_is() -> None:
     one = tracked(Walltime(asked_s=HOUR, ends_s=NOW + 400, continues=1))
     (told,) = review_time(one, NOW, LEAD_S)
     assert isinstance(told, Wanted) and told.target == told.present and told.target.nodes == ("n1",)
-    over = tracked(Walltime(asked_s=HOUR, ends_s=NOW + 400, continues=1, continued=1))
+    over = tracked(Walltime(asked_s=HOUR, ends_s=NOW + 400, continues=1, continuations=1))
     assert not any(isinstance(o, Wanted) for o in review_time(over, NOW, LEAD_S))
     paused = tracked(Walltime(asked_s=HOUR, ends_s=NOW + 400, continues=1), paused=True)
     assert not any(isinstance(o, Wanted) for o in review_time(paused, NOW, LEAD_S))

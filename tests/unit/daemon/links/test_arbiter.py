@@ -64,8 +64,8 @@ def test_round_trip(hello: Hello, number: int, size: float, seconds: float) -> N
     assert read_question(link_protocol.done_line(number).rstrip(b"\n")) == MessageEnded(number)
     assert link_protocol.read_answer(link_protocol.answer_line("wait", number)) == ("wait", number)
     words = link_protocol.welcome_text(hello, seconds)
-    assert link_protocol.read_bound(words, hello) == pytest.approx(seconds, abs=1e-6)
-    assert link_protocol.read_bound(words, replace(hello, nonce="0" + hello.nonce)) is None
+    assert link_protocol.read_welcome_bound(words, hello) == pytest.approx(seconds, abs=1e-6)
+    assert link_protocol.read_welcome_bound(words, replace(hello, nonce="0" + hello.nonce)) is None
     assert link_protocol.read_welcome(link_protocol.welcome_line("MUNGE:x:")) == "MUNGE:x:"
 
 
@@ -80,7 +80,7 @@ def test_no_line_does_worse_than_a_usage_error(line: bytes) -> None:
         read_hello(line)
     link_protocol.read_answer(line)
     link_protocol.read_welcome(line)
-    assert link_protocol.read_bound(line, Hello(1, 0, ("a",))) is None
+    assert link_protocol.read_welcome_bound(line, Hello(1, 0, ("a",))) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_wrong_hello_is_one_line(payload: bytes, problem: str) -> None:
 
 def test_without_a_message_on_its_links_it_goes_at_once(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     gate, neighbour = gates(1), gates(2)
-    assert gate.wait_connected(30) and neighbour.wait_connected(30)
+    assert gate.wait_for_connection(30) and neighbour.wait_for_connection(30)
     for _ in range(30):
         assert gate.begin(10 * MB) < link_gate.ANSWER_S
         gate.end()
@@ -119,7 +119,7 @@ def test_without_a_message_on_its_links_it_goes_at_once(gates: Callable[..., Lin
 
 def test_the_second_on_a_link_waits_for_the_first(gates: Callable[..., LinkGate]) -> None:
     first, second, elsewhere = gates(1), gates(2), gates(3)
-    assert first.wait_connected(30) and second.wait_connected(30) and elsewhere.wait_connected(30)
+    assert first.wait_for_connection(30) and second.wait_for_connection(30) and elsewhere.wait_for_connection(30)
     first.begin(400 * MB)
     began = time.monotonic()
     waiting = InBackground(second, 400 * MB)
@@ -135,7 +135,7 @@ def test_the_second_on_a_link_waits_for_the_first(gates: Callable[..., LinkGate]
 def test_a_small_message_shares_with_a_large_one(gates: Callable[..., LinkGate]) -> None:
     """ada-srsf: up to b/(2(b+h)) = 0.39 of what is left goes at once."""
     large, small = gates(1), gates(2)
-    assert large.wait_connected(30) and small.wait_connected(30)
+    assert large.wait_for_connection(30) and small.wait_for_connection(30)
     large.begin(5000 * MB)
     assert small.begin(100 * MB) < link_gate.ANSWER_S and small.counts.waited == 0
 
@@ -153,7 +153,7 @@ def test_what_messages_took_counts_and_not_what_they_weigh(arbiter: LinkArbiter)
 
 def test_no_wait_is_longer_than_the_bound(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     first, second = gates(1), gates(2)
-    assert first.wait_connected(30) and second.wait_connected(30)
+    assert first.wait_for_connection(30) and second.wait_for_connection(30)
     first.begin(4000 * MB)
     assert BOUND_S * 0.9 <= second.begin(4000 * MB) <= BOUND_S + link_gate.ANSWER_S
     assert second.counts.failures == 0 and arbiter.counts.bound == 1
@@ -161,7 +161,7 @@ def test_no_wait_is_longer_than_the_bound(gates: Callable[..., LinkGate], arbite
 
 def test_a_dead_client_frees_what_it_held(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     second = gates(2)
-    assert second.wait_connected(30)
+    assert second.wait_for_connection(30)
     with raw(arbiter, 1) as first:
         first.sendall(b"ask 1 4000 0\n")
         assert line_of(first) == b"go 1\n"
@@ -173,7 +173,7 @@ def test_a_dead_client_frees_what_it_held(arbiter: LinkArbiter, gates: Callable[
 
 def test_who_dies_while_it_waits_is_forgotten(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     first = gates(1)
-    assert first.wait_connected(30)
+    assert first.wait_for_connection(30)
     first.begin(4000 * MB)
     with raw(arbiter, 2) as second:
         second.sendall(b"ask 1 4000 0\n")
@@ -187,7 +187,7 @@ def test_groups_of_one_job_do_not_wait_for_each_other_and_the_last_one_frees(
     arbiter: LinkArbiter, gates: Callable[..., LinkGate]
 ) -> None:
     stages, other = [gates(1, 0), gates(1, 4)], gates(2)
-    assert all(g.wait_connected(30) for g in (*stages, other))
+    assert all(g.wait_for_connection(30) for g in (*stages, other))
     assert all(stage.begin(4000 * MB) < link_gate.ANSWER_S for stage in stages)
     waiting = InBackground(other, 4000 * MB)
     assert until(lambda: arbiter.counts.waited == 1)
@@ -377,7 +377,7 @@ def test_a_fault_in_the_loop_is_told(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_a_slow_munge_holds_nobody_up(gates: Callable[..., LinkGate], arbiter: LinkArbiter) -> None:
     gate = gates(1)
-    assert gate.wait_connected(30)
+    assert gate.wait_for_connection(30)
     release = threading.Event()
 
     def slow(credential: str) -> Credential:

@@ -72,7 +72,7 @@ def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.Monk
     now = [0.0]
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")), monotonic=lambda: now[0])
     try:
-        assert gate.wait_connected(30)
+        assert gate.wait_for_connection(30)
         for _ in range(5):
             gate.begin(1000)
             gate.end()
@@ -93,7 +93,7 @@ def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch
     gates = [made_gate(arbiter.port, Hello(n, 0, ("a", "b"))) for n in members]
     try:
         arbiter.follow(members)
-        assert all(gate.wait_connected(30) for gate in gates)
+        assert all(gate.wait_for_connection(30) for gate in gates)
 
         def step_and_look() -> bool:
             for gate in gates:

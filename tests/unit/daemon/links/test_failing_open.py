@@ -64,7 +64,7 @@ def test_a_silent_arbiter_is_asked_once_and_then_not_for_a_while(monkeypatch: py
 
         threading.Thread(target=serve, daemon=True).start()
         gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
-        assert gate.wait_connected(30)
+        assert gate.wait_for_connection(30)
         waits = []
         end = time.monotonic() + 3.0
         while time.monotonic() < end:
@@ -102,7 +102,7 @@ def test_an_impostor_on_the_port_is_asked_nothing(uid: str, nonce: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=impostor, args=(listener, uid, b"wait ", met, nonce), daemon=True).start()
         gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
-        assert until(lambda: gate.counts.failures > 0) and not gate.wait_connected(0.05)
+        assert until(lambda: gate.counts.failures > 0) and not gate.wait_for_connection(0.05)
         assert gate.begin(MB) == 0.0 and met == [] and "not the daemon's" in gate.counts.problem
         gate.close()
 
@@ -116,7 +116,7 @@ def test_who_lets_every_wait_run_out_is_given_up(monkeypatch: pytest.MonkeyPatch
         threading.Thread(target=impostor, args=(listener, "", b"wait ", met), daemon=True).start()
         gate = made_gate(listener.getsockname()[1], Hello(1, 0, ("a", "b")))
         waits = []
-        while gate.wait_connected(3.0):
+        while gate.wait_for_connection(3.0):
             waits.append(gate.begin(MB))
         gate.close()
     assert len(waits) == link_gate.MAX_RAN_OUT
@@ -125,7 +125,7 @@ def test_who_lets_every_wait_run_out_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, gates: Callable[..., LinkGate]) -> None:
     first, second = gates(1), gates(2)
-    assert first.wait_connected(30) and second.wait_connected(30)
+    assert first.wait_for_connection(30) and second.wait_for_connection(30)
     first.begin(4000 * MB)
     waiting = InBackground(second, 4000 * MB)
     assert until(lambda: arbiter.counts.waited == 1)
@@ -139,13 +139,13 @@ def test_an_arbiter_that_dies_while_one_waits_lets_it_go(arbiter: LinkArbiter, g
 def test_a_gate_finds_an_arbiter_that_comes_back(monkeypatch: pytest.MonkeyPatch, arbiter: LinkArbiter) -> None:
     monkeypatch.setattr(link_gate, "FIRST_BACK_OFF_S", 0.02)
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")))
-    assert gate.wait_connected(30)
+    assert gate.wait_for_connection(30)
     arbiter.follow({})
     assert until(lambda: not arbiter._jobs)
     gate.begin(MB)
     assert gate.counts.failures == 1
     arbiter.follow(MEMBERS)
-    assert gate.wait_connected(30) and gate.begin(MB) < link_gate.ANSWER_S
+    assert gate.wait_for_connection(30) and gate.begin(MB) < link_gate.ANSWER_S
     gate.close()
 
 

@@ -20,8 +20,8 @@ from synergy_core.job_report import Report
 from synergy_core.records import Job, JobState, Plan, Shape
 
 from synergyd.daemon.links.arbiter import Member, listen
-from synergyd.daemon.links.members import left_s, members_of
-from synergyd.daemon.links.process import LinkProcess, members_from, members_line
+from synergyd.daemon.links.members import find_members, left_s
+from synergyd.daemon.links.process import LinkProcess, members_line, parse_members_line
 from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.metrics import PrometheusMetrics
 from tests.paths import python_path
@@ -39,11 +39,11 @@ def test_members_are_running_jobs_on_several_nodes() -> None:
     shape = Shape("a100", 2, 4)
     job = Job(7, "j", "u", 5, "gpu", JobState.RUNNING, "", 0.0, 0.0, None, 1, shape, shape, ("a", "b"))
     report = Report(7, 1, 10, step_s=2.0, plan=Plan(dp=8, global_batch=16), done=100.0, total=260.0)
-    assert members_of([job], {7: report}) == {7: Member(5, 1, ("a", "b"), 8, 20.0)}
+    assert find_members([job], {7: report}) == {7: Member(5, 1, ("a", "b"), 8, 20.0)}
     assert left_s(job, replace(report, restarts=0)) == left_s(job, replace(report, total=None)) == math.inf
     assert left_s(job, None) == math.inf
     alone, waits = replace(job, node_names=("a",)), replace(job, state=JobState.PENDING)
-    assert members_of([alone], {}) == members_of([waits], {}) == {}
+    assert find_members([alone], {}) == find_members([waits], {}) == {}
 
 
 # -- as a process ------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_members_are_running_jobs_on_several_nodes() -> None:
 def test_members_go_to_the_process_as_they_are() -> None:
     members = {**MEMBERS, 9: member("n1", "n2", left=math.inf)}
     line = members_line(members)
-    assert members_from(line) == members and line.count(b"\n") == 1 and members_from(members_line({})) == {}
+    assert parse_members_line(line) == members and line.count(b"\n") == 1 and parse_members_line(members_line({})) == {}
 
 
 def test_the_process_answers_ends_with_the_daemon_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,9 +83,9 @@ def test_the_arbiter_follows_running_jobs_on_several_nodes_while_this_daemon_act
 
 def test_stamp() -> None:
     words = (("model", "x"),)
-    alone = AdminCommentStamp(words, links="ctl:2", by=5)
+    alone = AdminCommentStamp(words, links="ctl:2", daemon_uid=5)
     assert encode(alone) == "synergy:1 model=x | by=5 links=ctl:2" and decode(encode(alone)) == alone
-    stamp = AdminCommentStamp(words, asked=Shape("a", 2, 4), report="ctl:1", links="ctl:2")
+    stamp = AdminCommentStamp(words, requested_shape=Shape("a", 2, 4), report="ctl:1", links="ctl:2")
     assert (
         encode(stamp) == "synergy:1 model=x | asked=a,2,4 report=ctl:1 links=ctl:2" and decode(encode(stamp)) == stamp
     )

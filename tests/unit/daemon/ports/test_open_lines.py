@@ -15,7 +15,7 @@ from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.line import Line
 from synergy_core.wire.munge import Credential
-from synergy_core.wire.report import Told, send
+from synergy_core.wire.report import ReportAnswer, send
 from synergy_launch.launcher.reporter import Reporter
 
 from synergyd.daemon.ports.open_lines import MAX_JOB_LINES, OpenLines
@@ -23,7 +23,7 @@ from synergyd.daemon.ports.report_inbox import ReportInbox
 
 LIFE = (7, 2)
 REPORT = Report(7, 2, 5, launcher="0.0", listens=True)
-ASKED = Told(Plan(), request=4)
+ASKED = ReportAnswer(Plan(), request=4)
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def test_there_is_a_bound_and_a_dead_end_costs_nothing() -> None:
 
 
 def test_a_knock_brings_the_request_at_once_and_a_question_brings_it_later(inbox: ReportInbox) -> None:
-    heard: list[Told] = []
+    heard: list[ReportAnswer] = []
     arrived = threading.Event()
 
-    def hear(told: Told) -> None:
+    def hear(told: ReportAnswer) -> None:
         heard.append(told)
         arrived.set()
 

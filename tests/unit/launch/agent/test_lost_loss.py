@@ -207,8 +207,8 @@ def test_steps_that_another_rank_saw_lost_are_not_borne() -> None:
     lost = LostLoss(base=4)
     for _ in range(lost_loss.BORNE_STEPS):
         lost.record_step(True)
-        lost.take_agreed(1, 8)
-    lost.take_agreed(LOST_STEPS, 32)
+        lost.record_lost_steps(1, 8)
+    lost.record_lost_steps(LOST_STEPS, 32)
     assert lost.is_lost_for_good and lost.tighten_bound() == 4
 
 

@@ -27,7 +27,7 @@ def test_the_folder_is_private_and_each_launchers_own(temp: Path) -> None:
 
 
 def test_a_dry_run_names_the_folder_and_makes_none(temp: Path) -> None:
-    path = run_folder.path_of(7, 1, 0)
+    path = run_folder.folder_pattern(7, 1, 0)
     assert path.name == f"synergy-{os.getuid()}-7-1-0-XXXXXXXX" and list(temp.iterdir()) == []
     assert len(run_folder.make(7, 1, 0).name) == len(path.name)
 

@@ -91,12 +91,12 @@ def test_a_request_is_answered_before_the_weights_change_after_all_files_of_a_ch
     (run_dir / "checkpoint-request").write_text("1")
     step()
     assert (status("step"), status("checkpoint_requests"), status("accepts")["own_size"]) == (2, 0, True)
-    watch.note_saved("/elsewhere/model.pt", 0.1)
+    watch.record_save("/elsewhere/model.pt", 0.1)
     step()
     assert status("checkpoint_requests") == 0
     for name in ("model.pt", "optimizer.pt"):
         (tmp_path / name).write_bytes(b"12345")
-        watch.note_saved(tmp_path / name, 0.1)
+        watch.record_save(tmp_path / name, 0.1)
         assert status("checkpoint_requests") == 0
     step()
     assert (status("checkpoint_step"), status("checkpoint_requests"), status("checkpoint_bytes")) == (3, 1, 10)

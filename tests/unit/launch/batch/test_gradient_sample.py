@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from synergy_launch.batch.gradient_sample import BUDGET, GradientSample, stride_of  # noqa: E402
+from synergy_launch.batch.gradient_sample import BUDGET, GradientSample, choose_stride  # noqa: E402
 
 
 def test_small_gradients_are_kept_whole_and_the_product_is_exact() -> None:
@@ -50,7 +50,7 @@ def test_what_is_kept_is_a_copy_within_the_budget() -> None:
 @pytest.mark.parametrize("shape", [(512, 512), (1000, 768), (4096, 3), (100_000,), (64, 16, 3, 3)])
 def test_every_column_is_seen(shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape)
-    stride = stride_of(tensor, 1 / 16)
+    stride = choose_stride(tensor, 1 / 16)
     assert stride >= 16
     if len(shape) > 1:
         columns = torch.arange(shape[-1]).expand(shape).reshape(-1)[::stride]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synergy_core.errors import UsageError
 from synergy_core.rates import equivalent_sequences
-from synergy_launch.batch.learning_rate import Following, Schedule, at_batch, rule_of
+from synergy_launch.batch.learning_rate import Following, Schedule, at_batch, choose_rule
 
 
 def group(**more: Any) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def test_mistakes_are_told(wrong: dict[str, Any]) -> None:
 def test_the_usual_rule_by_the_optimisers_class() -> None:
     kinds = {"SGD": "adascale", "AdamW": "sqrt", "NAdam": "sqrt", "Adafactor": "sqrt", "LBFGS": "none"}
     for name, rule in kinds.items():
-        assert rule_of(type(name, (SimpleNamespace,), {})(), "") == rule
+        assert choose_rule(type(name, (SimpleNamespace,), {})(), "") == rule
     derived = type("Mine", (type("AdamW", (), {}),), {})()
-    assert rule_of(derived, "") == "sqrt" and rule_of(derived, "linear") == "linear"
+    assert choose_rule(derived, "") == "sqrt" and choose_rule(derived, "linear") == "linear"
 
 
 def test_schedule_warms_up_and_falls_to_its_floor() -> None:

@@ -96,8 +96,8 @@ def test_written_twice_is_sealed_twice(tmp_path: Path) -> None:
     folder = written(tmp_path, 10)
     store.save(10, lambda _: {"batch": [8, 2]})
     (folder / "model.safetensors").write_text("the same step at the end of its epoch")
-    assert store.sealed == 10 and step_taken(tmp_path) is None
-    store.again(10)
+    assert store.sealed_step == 10 and step_taken(tmp_path) is None
+    store.reseal(10)
     assert step_taken(tmp_path) == 10
 
 

@@ -277,9 +277,9 @@ class Loader:
     ],
 )
 def test_where_the_batch_can_not_move_it_is_said(hf: Any, tmp_path: Path, more: Any, why: str) -> None:
-    said = hf.why_fixed(arguments(tmp_path, **more), object(), Loader())
+    said = hf.batch_obstacle(arguments(tmp_path, **more), object(), Loader())
     assert said.startswith(why) and bool(said) == bool(why)
-    assert hf.why_fixed(arguments(tmp_path), object(), iter([])) == "the length of the data is not known"
+    assert hf.batch_obstacle(arguments(tmp_path), object(), iter([])) == "the length of the data is not known"
 
 
 class Gradient:

@@ -102,10 +102,10 @@ def test_address_falls_back_to_slurms(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     sinfo.write_text('#!/bin/sh\n[ "$4" = n1 ] && echo 10.0.0.9\n')
     sinfo.chmod(0o755)
-    assert allocation.address_of("n1") == "10.0.0.9"
-    assert allocation.address_of("n2") == "n2"
+    assert allocation.find_address("n1") == "10.0.0.9"
+    assert allocation.find_address("n2") == "n2"
     sinfo.write_text("no program")  # can't be executed
-    assert allocation.address_of("n1") == "n1"
+    assert allocation.find_address("n1") == "n1"
 
 
 HET = {

@@ -14,7 +14,7 @@ from synergy_core.errors import UsageError
 from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.plan_file import PlanFile
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher import crew as crews
 from synergy_launch.launcher import in_place
 from synergy_launch.launcher.allocation import JobAllocation
@@ -61,7 +61,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
 def nodes(seals: Seals, port: int, request: pytest.FixtureRequest) -> Iterator[list[Crew]]:
     """Of a job on three nodes, all connected."""
     made = [Crew(at(rank), "127.0.0.1", 1000, request.param) for rank in range(3)]
-    until(made, lambda: all(c.connected for c in made))
+    until(made, lambda: all(c.is_connected for c in made))
     yield made
     for one in made:
         one.close()
@@ -81,9 +81,9 @@ def until(some: list[Crew], true: Callable[[], bool]) -> None:
 
 
 def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
-    nodes[2].say_ended(0, 7, "memory")
-    until(nodes, lambda: bool(nodes[0].ended))
-    assert nodes[0].ended == {2: (0, 7, "memory")}
+    nodes[2].report_end(0, 7, "memory")
+    until(nodes, lambda: bool(nodes[0].ends))
+    assert nodes[0].ends == {2: (0, 7, "memory")}
     for word in (
         NextRun(1, 3, NODES, PLAN),
         NextRun(2, 3, NODES[:2]),
@@ -93,15 +93,15 @@ def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
     ):
         nodes[0].tell(word)
         until(nodes, lambda: nodes[1].word == nodes[2].word == word)  # noqa: B023
-    assert not nodes[0].ended
+    assert not nodes[0].ends
 
 
 def test_a_node_that_is_gone_is_lost(nodes: list[Crew]) -> None:
     nodes[1].close()
-    until(nodes[:1], lambda: nodes[0].lost == {1})
-    assert nodes[0].connected, "with all that are left"
+    until(nodes[:1], lambda: nodes[0].lost_ranks == {1})
+    assert nodes[0].is_connected, "with all that are left"
     nodes[0].close()
-    until(nodes[2:], lambda: not nodes[2].connected)
+    until(nodes[2:], lambda: not nodes[2].is_connected)
 
 
 def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> None:
@@ -117,7 +117,7 @@ def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> 
     with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
         stranger.sendall(b"x" * 200_000)
         until(nodes, lambda: len(nodes[0].peers) == 2)
-    assert not nodes[0].ended and not nodes[0].lost and nodes[0].connected
+    assert not nodes[0].ends and not nodes[0].lost_ranks and nodes[0].is_connected
 
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["munge", "secret"])
@@ -128,13 +128,13 @@ def test_silent_strangers_keep_no_node_out(seals: Seals, port: int, secret: byte
     with contextlib.ExitStack() as held:
         for said in (b"", b"MUNGE:10", b"MUNGE:1001:synergy-node 9 0 1\n") * 100:
             held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)).sendall(said)
-        until([first, *others], lambda: all(one.connected for one in (first, *others)))
+        until([first, *others], lambda: all(one.is_connected for one in (first, *others)))
         for _ in range(300):
             held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
         others[0].close()
         others[0] = Crew(at(1), "127.0.0.1", 1000, secret)
-        until([first], lambda: first.lost == {1})
-        assert first.connected and others[1].connected
+        until([first], lambda: first.lost_ranks == {1})
+        assert first.is_connected and others[1].is_connected
     for one in (first, *others):
         one.close()
 
@@ -148,8 +148,8 @@ def test_a_node_passes_over_strangers_on_the_first_nodes_ports(seals: Seals, mon
         ports = (silent.getsockname()[1], taken.getsockname()[1], free)
         monkeypatch.setattr(crews, "meeting_ports", lambda secret, job, restarts, run: ports)
         made = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
-        until(made, lambda: all(one.connected for one in made))
-        assert not made[0].lost
+        until(made, lambda: all(one.is_connected for one in made))
+        assert not made[0].lost_ranks
         for one in made:
             one.close()
 
@@ -183,7 +183,7 @@ def test_another_users_first_node_is_not_followed(seals: Seals, port: int) -> No
         first.poll()
         other.poll()
         time.sleep(0.01)
-    assert not other.connected
+    assert not other.is_connected
     first.close()
     other.close()
 
@@ -240,19 +240,19 @@ def job(nodes: list[Crew]) -> list[Node]:
 
 
 def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node]) -> None:
-    told = Told(Plan(tp=2, dp=3, global_batch=24), 4)
+    told = ReportAnswer(Plan(tp=2, dp=3, global_batch=24), 4)
     job[1].restarts.hear(told)
     job[0].restarts.hear(told)
-    assert not job[0].restarts.decided
+    assert not job[0].restarts.is_decided
     end = time.monotonic() + 60
-    while not all(node.restarts.decided for node in job):
+    while not all(node.restarts.is_decided for node in job):
         assert time.monotonic() < end
         for node in job:
             node.restarts.poll()
     assert not any(node.restarts.must_end_at_once for node in job)
-    assert [node.restarts.goes_on(0, node.guard) for node in job] == [True] * 3
+    assert [node.restarts.begin_next_run(0, node.guard) for node in job] == [True] * 3
     assert [node.guard.plan for node in job] == [told.plan] * 3
-    assert {(node.restarts.told.number, node.restarts.told.order) for node in job} == {(1, 4)}
+    assert {(node.restarts.report_part.number, node.restarts.report_part.order) for node in job} == {(1, 4)}
 
 
 @pytest.mark.parametrize("mends", [True, False])
@@ -260,10 +260,10 @@ def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[Crew], mends: 
     job = [Node(crew, mends=mends) for crew in nodes]
     first, leaver, third = job
     assert first.restarts.sheds_nodes
-    first.restarts.hear(Told(Plan(dp=4, global_batch=24), 1, nodes=("n1", "n3")))
-    poll_until(job, lambda: all(node.restarts.decided for node in job))
+    first.restarts.hear(ReportAnswer(Plan(dp=4, global_batch=24), 1, nodes=("n1", "n3")))
+    poll_until(job, lambda: all(node.restarts.is_decided for node in job))
     assert not any(node.restarts.must_end_at_once for node in job)
-    assert [node.restarts.goes_on(0, node.guard) for node in job] == [True, False, True]
+    assert [node.restarts.begin_next_run(0, node.guard) for node in job] == [True, False, True]
     assert [node.restarts.leaves for node in job] == [False, True, False]
     assert not leaver.guard.waits
     assert leaver.restarts.crew is not None
@@ -272,52 +272,52 @@ def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[Crew], mends: 
         assert (node.guard.plan, node.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
     for _ in range(20):
         poll_until([first, third], lambda: True)
-        assert not first.restarts.broken and not first.restarts.has_lost_node, "nobody is missed"
-    assert first.restarts.possible and third.restarts.allocation.node_rank == 1
-    first.restarts.hear(Told(Plan(dp=2, global_batch=24), 2, nodes=("n1",)))
-    poll_until([first, third], lambda: third.restarts.decided and first.restarts.decided)
-    assert [node.restarts.goes_on(0, node.guard) for node in (first, third)] == [True, False]
-    assert third.restarts.leaves and first.restarts.possible and not first.restarts.sheds_nodes
+        assert not first.restarts.is_broken_elsewhere and not first.restarts.has_lost_node, "nobody is missed"
+    assert first.restarts.can_restart and third.restarts.allocation.node_rank == 1
+    first.restarts.hear(ReportAnswer(Plan(dp=2, global_batch=24), 2, nodes=("n1",)))
+    poll_until([first, third], lambda: third.restarts.is_decided and first.restarts.is_decided)
+    assert [node.restarts.begin_next_run(0, node.guard) for node in (first, third)] == [True, False]
+    assert third.restarts.leaves and first.restarts.can_restart and not first.restarts.sheds_nodes
 
 
 @pytest.mark.parametrize("names", [("n2", "n3"), ("n1", "n9"), ("n3", "n1")])
 def test_an_order_without_the_first_node_or_with_unknown_ones_is_not_followed(
     job: list[Node], names: tuple[str, ...]
 ) -> None:
-    job[0].restarts.hear(Told(Plan(dp=4, global_batch=24), 1, nodes=names))
+    job[0].restarts.hear(ReportAnswer(Plan(dp=4, global_batch=24), 1, nodes=names))
     poll_until(job, lambda: True)
-    assert not job[0].restarts.decided
+    assert not job[0].restarts.is_decided
 
 
 def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[Crew]) -> None:
     job = [Node(crew, mends=False) for crew in nodes]
     first, other, _ = job
     assert other.restarts.crew is not None
-    other.restarts.crew.say_ended(0, 9, "memory")
+    other.restarts.crew.report_end(0, 9, "memory")
     other.restarts.crew.close()
-    poll_until([first], lambda: bool(first.restarts.crew and first.restarts.crew.lost))
-    assert not first.restarts.broken and not first.restarts.possible and not first.restarts.together
+    poll_until([first], lambda: bool(first.restarts.crew and first.restarts.crew.lost_ranks))
+    assert not first.restarts.is_broken_elsewhere and not first.restarts.can_restart and not first.restarts.together
     assert first.restarts.cause(137, own=True) == (137, "")
-    assert not first.restarts.goes_on(137, first.guard) and not other.restarts.follows
+    assert not first.restarts.begin_next_run(137, first.guard) and not other.restarts.follows
 
 
 def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
     first, other, third = job
     assert other.restarts.crew is not None
-    other.restarts.crew.say_ended(0, 9, "memory")
+    other.restarts.crew.report_end(0, 9, "memory")
     end = time.monotonic() + 60
-    while not first.restarts.broken:
+    while not first.restarts.is_broken_elsewhere:
         assert time.monotonic() < end
         first.restarts.poll()
     assert first.restarts.must_end_at_once and first.restarts.cause(137, own=False) == (9, "memory")
-    assert first.restarts.goes_on(9, first.guard) and first.restarts.told.code == 9
-    assert not first.restarts.broken
-    while not third.restarts.decided:
+    assert first.restarts.begin_next_run(9, first.guard) and first.restarts.report_part.code == 9
+    assert not first.restarts.is_broken_elsewhere
+    while not third.restarts.is_decided:
         assert time.monotonic() < end
         third.restarts.poll()
     assert third.restarts.must_end_at_once
-    assert third.restarts.goes_on(137, third.guard) and other.restarts.goes_on(9, other.guard)
-    assert {node.restarts.told.number for node in job} == {1}
+    assert third.restarts.begin_next_run(137, third.guard) and other.restarts.begin_next_run(9, other.guard)
+    assert {node.restarts.report_part.number for node in job} == {1}
 
 
 def test_a_crash_before_the_other_nodes_have_connected_reaches_them(
@@ -328,16 +328,16 @@ def test_a_crash_before_the_other_nodes_have_connected_reaches_them(
     crews_of_job = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
     first, *others = (Node(crew) for crew in crews_of_job)
     first.restarts.poll()
-    assert not first.restarts.possible
+    assert not first.restarts.can_restart
     connects = threading.Thread(
-        target=until, args=(crews_of_job[1:], lambda: all(c.connected for c in crews_of_job[1:]))
+        target=until, args=(crews_of_job[1:], lambda: all(c.is_connected for c in crews_of_job[1:]))
     )
     connects.start()
     try:
         assert first.restarts.cause(9, own=True) == (9, "")
         connects.join()
-        assert first.restarts.goes_on(9, first.guard)
-        assert all(node.restarts.goes_on(137, node.guard) for node in others)
+        assert first.restarts.begin_next_run(9, first.guard)
+        assert all(node.restarts.begin_next_run(137, node.guard) for node in others)
     finally:
         for crew in crews_of_job:
             crew.close()
@@ -348,38 +348,38 @@ def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> N
     assert lost.restarts.crew is not None
     lost.restarts.crew.close()
     end = time.monotonic() + 60
-    while not first.restarts.broken:
+    while not first.restarts.is_broken_elsewhere:
         assert time.monotonic() < end
         first.restarts.poll()
-    assert first.restarts.goes_on(1, first.guard)
+    assert first.restarts.begin_next_run(1, first.guard)
     assert (first.guard.plan, first.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
-    assert third.restarts.goes_on(1, third.guard)
+    assert third.restarts.begin_next_run(1, third.guard)
     assert (third.guard.plan, third.restarts.allocation) == (
         first.guard.plan,
         replace(at(2), nodes=("n1", "n3"), node_rank=1),
     )
-    assert first.restarts.possible and not first.restarts.broken
+    assert first.restarts.can_restart and not first.restarts.is_broken_elsewhere
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_the_end_of_a_job_is_told(job: list[Node], waits: bool) -> None:
     job[0].guard.waits = waits
     code = 2 if waits else 0
-    assert [node.restarts.goes_on(code, node.guard) for node in job] == [False] * 3
+    assert [node.restarts.begin_next_run(code, node.guard) for node in job] == [False] * 3
     assert [(node.guard.waits, node.guard.tells) for node in job[1:]] == [(waits, False)] * 2
 
 
 def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) -> None:
     job[0].restarts.look({"step": 100, "checkpoint_step": None})
     job[0].restarts._saved = None
-    assert not job[0].restarts.goes_on(9, job[0].guard)
+    assert not job[0].restarts.begin_next_run(9, job[0].guard)
     end = time.monotonic() + 60
-    while not job[1].restarts.decided:
+    while not job[1].restarts.is_decided:
         assert time.monotonic() < end
         job[1].restarts.poll()
     assert (
         job[1].restarts.must_end_at_once
-        and not job[1].restarts.goes_on(137, job[1].guard)
+        and not job[1].restarts.begin_next_run(137, job[1].guard)
         and job[1].restarts.code == 9
     )
 
@@ -396,6 +396,6 @@ def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> No
             if not turn:
                 other.poll()
         first.poll()
-        assert first.connected
+        assert first.is_connected
     first.close()
     other.close()

@@ -9,9 +9,9 @@ import pytest
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher import run_history
-from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_go_on
+from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_restart
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.status_reports import StatusReports
@@ -35,7 +35,7 @@ STATUS = {"step": 120, "checkpoint_step": 110, "checkpoint_requests": 1}
     ],
 )
 def test_a_crash_is_mended_while_the_run_gets_further(crashes: tuple[Crash, ...], step: int, goes_on: bool) -> None:
-    assert may_go_on(crashes, step, NOW_S) is goes_on
+    assert may_restart(crashes, step, NOW_S) is goes_on
 
 
 def trained() -> PlanGuard:
@@ -48,35 +48,35 @@ def trained() -> PlanGuard:
 
 def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
     restarts, guard = Restarts(HERE, tmp_path, clock=lambda: NOW_S), trained()
-    assert not restarts.goes_on(7, guard), "it has no checkpoint"
+    assert not restarts.begin_next_run(7, guard), "it has no checkpoint"
     restarts.look(STATUS)
-    assert [restarts.goes_on(code, guard) for code in (0, 2, 130, 143)] == [False] * 4
-    assert not restarts.goes_on(7, PlanGuard(HERE, None, None)), "it has not trained"
+    assert [restarts.begin_next_run(code, guard) for code in (0, 2, 130, 143)] == [False] * 4
+    assert not restarts.begin_next_run(7, PlanGuard(HERE, None, None)), "it has not trained"
     none = Restarts(HERE, tmp_path, crashes=0)
     none.look(STATUS)
-    assert not none.goes_on(7, guard)
-    assert restarts.goes_on(7, guard) and "exit code 7 at step 120" in restarts.words
-    told = restarts.told
-    assert (told.number, told.crashes, told.code, told.step, restarts.acknowledged) == (1, 1, 7, 120, 1)
+    assert not none.begin_next_run(7, guard)
+    assert restarts.begin_next_run(7, guard) and "exit code 7 at step 120" in restarts.message
+    told = restarts.report_part
+    assert (told.number, told.crashes, told.code, told.step, restarts.acknowledged_checkpoints) == (1, 1, 7, 120, 1)
     restarts.look(STATUS)
-    assert not restarts.goes_on(7, guard), "no step further"
+    assert not restarts.begin_next_run(7, guard), "no step further"
     # the next incarnation knows it too
     again = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
     again.look(STATUS)
-    assert not again.goes_on(7, guard)
+    assert not again.begin_next_run(7, guard)
     assert run_history.read_history(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
 
 
 def test_an_order_is_followed_once() -> None:
     restarts, guard = Restarts(HERE, None), PlanGuard(HERE, PlanFile(9), None)
-    restarts.hear(Told(Plan(dp=4), 1))
-    restarts.hear(Told(Plan(dp=4), 1))
-    assert restarts.decided and restarts.goes_on(143, guard) and not restarts.decided
-    assert (guard.plan, restarts.told.order, restarts.told.number) == (Plan(dp=4), 1, 1)
-    restarts.hear(Told(Plan(dp=4), 1))
-    assert not restarts.decided
-    restarts.hear(Told(Plan(), 2))
-    assert restarts.decided
+    restarts.hear(ReportAnswer(Plan(dp=4), 1))
+    restarts.hear(ReportAnswer(Plan(dp=4), 1))
+    assert restarts.is_decided and restarts.begin_next_run(143, guard) and not restarts.is_decided
+    assert (guard.plan, restarts.report_part.order, restarts.report_part.number) == (Plan(dp=4), 1, 1)
+    restarts.hear(ReportAnswer(Plan(dp=4), 1))
+    assert not restarts.is_decided
+    restarts.hear(ReportAnswer(Plan(), 2))
+    assert restarts.is_decided
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -84,12 +84,12 @@ def test_a_run_that_an_order_began_is_told_before_its_first_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     sent, restarts = Sent(monkeypatch), Restarts(HERE, None)
-    restarts.told = InPlace(number=1, order=order)
+    restarts.report_part = InPlace(number=1, order=order)
     reports = StatusReports(HERE, PlanFile(9, None, "ctl:1"), tmp_path, None, None, restarts)
     for _ in range(3):
         reports.poll()
     reports.close()
-    assert {(r.silent, r.in_place) for r, _ in sent.reports} == {(True, restarts.told)}
+    assert {(r.silent, r.in_place) for r, _ in sent.reports} == {(True, restarts.report_part)}
     assert sent.reports[-1][0].ended
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
-from synergy_core.wire.report import Told
+from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher import in_place
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.crew import Crew
@@ -21,8 +21,8 @@ from tests.unit.launch.launcher.test_crew import SECRET, Seals, port, seals
 __all__ = ["port", "seals"]  # fixtures
 FIRST = JobAllocation(job_id=9, restarts=0, nodes=("n1",), node_rank=0, gpus=2, in_step=True, leader=True, step="0")
 NARROW, WIDE = Plan(dp=2, global_batch=8), Plan(dp=4, global_batch=8)
-JOIN = Told(WIDE, 1, nodes=("n1", "n2"), joins=True)
-RUN = Told(WIDE, 2, nodes=("n1", "n2"))
+JOIN = ReportAnswer(WIDE, 1, nodes=("n1", "n2"), joins=True)
+RUN = ReportAnswer(WIDE, 2, nodes=("n1", "n2"))
 
 
 class Allocation(MoreNodes):
@@ -30,14 +30,14 @@ class Allocation(MoreNodes):
 
     def __init__(self, number: int, names: tuple[str, ...], member: Membership) -> None:
         self.number, self.names, self.member = number, names, member
-        self.refusal, self.complete, self.used, self.ended = "", False, False, ""
+        self.refusal, self.is_complete, self.used, self.ended = "", False, False, ""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return bool(self.ended)
 
     def poll(self, connected: frozenset[str]) -> None:
-        self.complete = self.complete or set(self.names) <= connected
+        self.is_complete = self.is_complete or set(self.names) <= connected
 
     def use(self) -> None:
         self.used = True
@@ -94,22 +94,22 @@ def test_a_node_joins_before_the_run_ends_and_takes_part_in_the_next(job: Job) -
     job.first.hear(JOIN)
     job.until(lambda: job.given)
     assert job.given[0].names == ("n2",) and job.given[0].member.members == ("n1", "n2")
-    assert not job.first.decided, "it trains on"
+    assert not job.first.is_decided, "it trains on"
     other, guard = job.joining()
     job.until(lambda: job.first.report is not None and job.first.report.joined == 1, other)
     job.first.hear(RUN)
-    job.until(lambda: job.first.decided)
-    assert job.first.goes_on(0, job.guard) and job.given[0].used
+    job.until(lambda: job.first.is_decided)
+    assert job.first.begin_next_run(0, job.guard) and job.given[0].used
     assert other.await_first_run(guard)
     for node, its in ((job.first, job.guard), (other, guard)):
-        assert (node.allocation.nodes, its.plan, node.told.number) == (("n1", "n2"), WIDE, 1)
+        assert (node.allocation.nodes, its.plan, node.report_part.number) == (("n1", "n2"), WIDE, 1)
     assert other.allocation.node_rank == 1 and not other.is_alone
     assert job.first.together, "a lost node is made good from now on: Slurm does not see it"
     assert job.first.crew is not None and other.crew is not None
     job.first.look({"state": "training", "step": 120, "checkpoint_step": 120})
     other.crew.close()
     job.until(lambda: job.first.has_lost_node)
-    assert job.first.goes_on(137, job.guard) and job.first.allocation.nodes == ("n1",)
+    assert job.first.begin_next_run(137, job.guard) and job.first.allocation.nodes == ("n1",)
 
 
 def test_a_refusal_is_told_and_changes_nothing(job: Job) -> None:
@@ -119,7 +119,7 @@ def test_a_refusal_is_told_and_changes_nothing(job: Job) -> None:
     job.until(lambda: job.first.report is not None and job.first.report.joined == 1)
     assert job.first.report is not None and job.first.report.join_refusal == "Requested nodes are busy"
     job.first.hear(RUN)
-    assert not job.first.decided and job.first.allocation.nodes == ("n1",)
+    assert not job.first.is_decided and job.first.allocation.nodes == ("n1",)
 
 
 def test_an_order_for_nodes_that_have_gone_again_is_not_followed(job: Job) -> None:
@@ -129,7 +129,7 @@ def test_an_order_for_nodes_that_have_gone_again_is_not_followed(job: Job) -> No
     job.until(lambda: job.first.report is not None and job.first.report.joined == 1, other)
     job.given[0].refusal = "the launchers there ended with exit code 1"
     job.first.hear(RUN)
-    assert not job.first.decided
+    assert not job.first.is_decided
 
 
 def test_a_node_that_finds_no_first_node_is_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

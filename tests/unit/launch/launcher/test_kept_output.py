@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.kept_output import OutputKeeper, add_new, output_files, put_before
+from synergy_launch.launcher.kept_output import OutputKeeper, add_new, output_files, prepend
 
 
 def node(restarts: int = 0, rank: int = 0) -> JobAllocation:
@@ -109,7 +109,7 @@ def test_what_others_write_meanwhile_is_behind_it_and_whole(tmp_path: Path) -> N
 
     writer = threading.Thread(target=write)
     writer.start()
-    put_before(out, copy)
+    prepend(out, copy)
     writer.join()
     assert out.read_bytes() == old + b"prologue\n" + b"".join(lines)
 
@@ -120,7 +120,7 @@ def test_a_copy_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     out.write_text("mine\n")
     copy.symlink_to(secret)
     with pytest.raises(OSError):
-        put_before(out, copy)
+        prepend(out, copy)
     with pytest.raises(OSError):
         add_new(out, copy)
     assert (out.read_text(), secret.read_text()) == ("mine\n", "secret\n")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from synergy_launch.launcher import job_secret, meeting
 from synergy_launch.launcher.allocation import rendezvous_port
-from synergy_launch.launcher.meeting import Meeting, NoMeetingError, meeting_of
+from synergy_launch.launcher.meeting import Meeting, NoMeetingError, find_meeting
 
 SECRET = b"0123456789abcdef"
 ARGUMENTS = shlex.split("--nnodes 3 --node-rank 0 --master-addr 127.0.0.1 --master-port 1 t.py --nnodes 9")
@@ -95,7 +95,7 @@ def test_nodes_that_cannot_meet_end_in_one_line(first: Meeting, monkeypatch: pyt
 )
 def test_which_meeting_the_launcher_names(words: str, secret: bytes) -> None:
     """Without a secret, as of a job that an older plugin has seen, torchrun's own arguments say where."""
-    named = meeting_of(ARGUMENTS, {meeting.VARIABLE: words, job_secret.VARIABLE: secret.decode()})
+    named = find_meeting(ARGUMENTS, {meeting.VARIABLE: words, job_secret.VARIABLE: secret.decode()})
     if words != "7 0 2 1" or secret != SECRET:
         assert named is None
     else:

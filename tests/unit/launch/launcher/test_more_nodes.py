@@ -11,7 +11,13 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_launch.launcher import more_nodes
 from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
-from synergy_launch.launcher.more_nodes import Membership, MoreNodes, membership, read_joined, request_like
+from synergy_launch.launcher.more_nodes import (
+    Membership,
+    MoreNodes,
+    make_salloc_options,
+    membership,
+    read_joined_allocation,
+)
 
 JOB = JobAllocation(job_id=9, restarts=1, nodes=("n1", "n2"), node_rank=0, gpus=4, in_step=True, leader=True, step="0")
 MEMBER = Membership(job_id=9, restarts=1, step="0", run=2, order=3, members=("n1", "n2", "n3"))
@@ -24,7 +30,7 @@ NOW_S = time.mktime(time.strptime("2026-11-25T12:00:00", "%Y-%m-%dT%H:%M:%S"))
 
 
 def test_the_request_is_like_the_jobs_own() -> None:
-    options = set(request_like(RECORD, JOB, ("n3", "n4"), 5, NOW_S))
+    options = set(make_salloc_options(RECORD, JOB, ("n3", "n4"), 5, NOW_S))
     assert options == {
         "--immediate=5", "--quiet", "--no-bell", "--job-name=synergy-nodes-of-9.1.5", "--nodes=2", "--ntasks=2",
         "--ntasks-per-node=1", "--nodelist=n3,n4", "--cpus-per-task=16", "--gres=gpu:a100:4,nvme:1", "--partition=gpu",
@@ -43,14 +49,14 @@ def test_the_request_is_like_the_jobs_own() -> None:
     ],
 )
 def test_what_the_job_has_is_asked_for(changes: dict[str, str], option: str) -> None:
-    assert option in request_like({**RECORD, **changes}, JOB, ("n3",), 5, NOW_S)
+    assert option in make_salloc_options({**RECORD, **changes}, JOB, ("n3",), 5, NOW_S)
 
 
 def test_a_job_without_a_limit_asks_for_none_and_one_that_ends_soon_for_nothing() -> None:
-    options = request_like({**RECORD, "TimeLimit": "UNLIMITED"}, JOB, ("n3",), 5, NOW_S)
+    options = make_salloc_options({**RECORD, "TimeLimit": "UNLIMITED"}, JOB, ("n3",), 5, NOW_S)
     assert not [o for o in options if o.startswith("--time")]
     with pytest.raises(UsageError, match="two minutes"):
-        request_like(RECORD, JOB, ("n3",), 5, NOW_S + 1750)
+        make_salloc_options(RECORD, JOB, ("n3",), 5, NOW_S + 1750)
 
 
 def test_a_launcher_beside_the_job_knows_whose_it_is() -> None:
@@ -63,12 +69,12 @@ def test_a_launcher_beside_the_job_knows_whose_it_is() -> None:
         "SLURM_STEP_NUM_NODES": "1",
         "SLURM_STEP_NUM_TASKS": "1",
     }
-    seen = read_joined(MEMBER, slurms)
+    seen = read_joined_allocation(MEMBER, slurms)
     assert (seen.job_id, seen.restarts, seen.node_rank, seen.gpus, seen.launcher) == (9, 1, 2, 4, "0.2")
     own = more_nodes.environment_of_job(MEMBER, slurms)
     assert own == {"SLURM_JOB_ID": "9", "SLURM_JOBID": "9", "SLURM_RESTART_COUNT": "1", "SYNERGY_EXPANDER": "50"}
     with pytest.raises(UsageError, match="does not name n7"):
-        read_joined(MEMBER, {**slurms, "SLURMD_NODENAME": "n7"})
+        read_joined_allocation(MEMBER, {**slurms, "SLURMD_NODENAME": "n7"})
 
 
 @pytest.mark.parametrize(
@@ -118,21 +124,21 @@ def until(growth: MoreNodes, true: Callable[[], object], connected: frozenset[st
 def test_nodes_that_slurm_does_not_give_are_a_refusal(slurm: Callable[[str], MoreNodes]) -> None:
     growth = slurm("echo 'salloc: error: Unable to allocate resources: Requested nodes are busy' >&2; exit 1")
     until(growth, lambda: growth.refusal)
-    assert growth.refusal == "Unable to allocate resources: Requested nodes are busy" and not growth.complete
-    until(growth, lambda: growth.over)
+    assert growth.refusal == "Unable to allocate resources: Requested nodes are busy" and not growth.is_complete
+    until(growth, lambda: growth.is_over)
 
 
 def test_nodes_count_once_all_their_launchers_are_connected(slurm: Callable[[str], MoreNodes], tmp_path: Path) -> None:
     growth = slurm(f'env > {tmp_path}/seen; echo "$@" >> {tmp_path}/seen; exec sleep 600')
     until(growth, lambda: (tmp_path / "seen").exists())
     growth.poll(frozenset({"n2"}))
-    assert not growth.complete
-    until(growth, lambda: growth.complete, frozenset({"n2", "n3"}))
+    assert not growth.is_complete
+    until(growth, lambda: growth.is_complete, frozenset({"n2", "n3"}))
     seen = (tmp_path / "seen").read_text()
     assert f"SYNERGY_JOINED={MEMBER.text()}" in seen and "SLURM_CONF=/x" in seen
     assert "SLURM_JOB_ID" not in seen and "CUDA_VISIBLE_DEVICES" not in seen
     growth.end("no more")
-    until(growth, lambda: growth.over)
+    until(growth, lambda: growth.is_over)
 
 
 def test_nodes_that_do_not_come_in_time_are_given_back(
@@ -142,7 +148,7 @@ def test_nodes_that_do_not_come_in_time_are_given_back(
     growth = slurm("exec sleep 600")
     until(growth, lambda: growth.refusal)
     assert growth.refusal == "n3 did not join in time"
-    until(growth, lambda: growth.over)
+    until(growth, lambda: growth.is_over)
 
 
 def test_no_commands_of_slurms_and_a_container_rule_it_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
-from synergy_launch.launcher.no_adapter import check, framework_of
+from synergy_launch.launcher.no_adapter import check, find_framework
 
 from tests.paths import python_path
 
@@ -37,9 +37,9 @@ def script(folder: Path, text: str) -> str:
     ],
 )
 def test_a_framework_is_known_by_its_import(tmp_path: Path, text: str, framework: str) -> None:
-    assert framework_of(script(tmp_path, text)) == framework
-    assert framework_of(str(tmp_path / "none.py")) == "" and framework_of("module:train") == ""
-    assert framework_of("module:torchtitan.train") == "torchtitan"
+    assert find_framework(script(tmp_path, text)) == framework
+    assert find_framework(str(tmp_path / "none.py")) == "" and find_framework("module:train") == ""
+    assert find_framework("module:torchtitan.train") == "torchtitan"
 
 
 def test_degrees_of_the_plan_that_are_not_applied_are_named(tmp_path: Path) -> None:

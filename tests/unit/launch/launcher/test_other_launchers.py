@@ -13,7 +13,7 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Shape
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.other_launchers import Translation, sized, translate
+from synergy_launch.launcher.other_launchers import Translation, translate, with_processes
 
 OWN = sys.executable
 
@@ -121,19 +121,19 @@ def test_a_configuration_of_accelerate_is_read(tmp_path: Path) -> None:
 
 def test_other_numbers_than_the_jobs_are_said() -> None:
     made = translate("torchrun", ["--nproc-per-node", "4", "--nnodes", "2", "train.py"])
-    assert sized(made, _job(2, 4), None) == _job(2, 4)
-    sized(made, _job(1, 8), Shape("a100", 2, 4))  # resized: the line is that of the requested size
-    sized(translate("torchrun", ["--nnodes", "1:4", "train.py"]), _job(8, 1), None)
+    assert with_processes(made, _job(2, 4), None) == _job(2, 4)
+    with_processes(made, _job(1, 8), Shape("a100", 2, 4))  # resized: the line is that of the requested size
+    with_processes(translate("torchrun", ["--nnodes", "1:4", "train.py"]), _job(8, 1), None)
     with pytest.raises(UsageError, match=r"4 processes on a node, but the job has 8 GPUs there; --gres=gpu:4"):
-        sized(made, _job(2, 2), Shape("a100", 2, 8))
+        with_processes(made, _job(2, 2), Shape("a100", 2, 8))
     with pytest.raises(UsageError, match=r"on 2 nodes, but the job has 1"):
-        sized(made, _job(1, 4), Shape("a100", 1, 4))
+        with_processes(made, _job(1, 4), Shape("a100", 1, 4))
 
 
 def test_outside_slurm_its_number_of_processes_counts() -> None:
     outside = replace(_job(1, 0), job_id=None)
-    assert sized(translate("torchrun", ["--nproc-per-node=3", "t.py"]), outside, None).world == 3
-    assert sized(translate("t.py", []), outside, None).world == 1
+    assert with_processes(translate("torchrun", ["--nproc-per-node=3", "t.py"]), outside, None).world == 3
+    assert with_processes(translate("t.py", []), outside, None).world == 1
 
 
 def _job(nodes: int, gpus: int) -> JobAllocation:

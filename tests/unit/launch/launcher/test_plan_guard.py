@@ -178,7 +178,7 @@ def test_what_another_number_of_processes_may_cause_is_tried_at_the_size_asked_f
         guard(PlanFile(9, PLAN, "c:1", asked=Shape("a100", 1, 2))),
     )
     for made in (same, other):
-        made.feed(tail)
+        made.append_output(tail)
     assert same.conclude(1) is None and not same.waits
     failure = other.conclude(1)
     assert failure is not None and failure.plan == PLAN and other.waits
@@ -190,7 +190,7 @@ def test_what_another_number_of_processes_may_cause_is_tried_at_the_size_asked_f
 def test_a_plan_that_is_the_script_s_own_is_not_blamed(tail: bytes, plan: Plan | None) -> None:
     """Unless it does not know the options that it was given beside."""
     made = PlanGuard(HERE, PlanFile(9, PLAN, "c:1", asked=ASKED), None, own=PLAN)
-    made.feed(tail)
+    made.append_output(tail)
     failure = made.conclude(1)
     assert failure is not None and failure.plan == plan and made.again is (plan is not None)
 

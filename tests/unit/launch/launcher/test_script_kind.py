@@ -14,8 +14,8 @@ from synergy_launch.launcher.script_kind import (
     TORCHTITAN,
     TRAINER,
     UNKNOWN,
+    classify_script,
     is_hooked,
-    kind_of,
 )
 
 
@@ -39,14 +39,14 @@ def test_the_imports_say_it(tmp_path: Path, files: dict[str, str], trainer: str,
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    kind = kind_of(str(tmp_path / "t.py"))
+    kind = classify_script(str(tmp_path / "t.py"))
     assert (kind.trainer, kind.has_adapter) == (trainer, False)
     assert kind.where == (str(tmp_path / where) if where else "")
 
 
 def test_megatron_is_known_by_its_arguments() -> None:
-    assert kind_of("pretrain_gpt.py", ("--num-layers", "2", "--micro-batch-size", "1")).trainer == MEGATRON
-    assert kind_of("x.py", (), "megatron").trainer == MEGATRON
+    assert classify_script("pretrain_gpt.py", ("--num-layers", "2", "--micro-batch-size", "1")).trainer == MEGATRON
+    assert classify_script("x.py", (), "megatron").trainer == MEGATRON
 
 
 def test_what_is_hooked_from_outside(tmp_path: Path) -> None:

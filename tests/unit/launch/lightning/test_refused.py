@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
-from synergy_launch.lightning.refused import check_optimizers, check_trainer, why_fixed
+from synergy_launch.lightning.refused import batch_obstacle, check_optimizers, check_trainer
 
 
 def named(name: str, **fields: Any) -> Any:
@@ -86,6 +86,6 @@ def test_optimizers_and_schedules() -> None:
 
 
 def test_a_scaler_fixes_the_batch() -> None:
-    assert why_fixed(SimpleNamespace(precision_plugin=named("MixedPrecision", scaler=object()))).startswith("fp16")
-    assert why_fixed(SimpleNamespace(precision_plugin=named("MixedPrecision", scaler=None))) == ""
-    assert why_fixed(SimpleNamespace(precision_plugin=named("Precision"))) == ""
+    assert batch_obstacle(SimpleNamespace(precision_plugin=named("MixedPrecision", scaler=object()))).startswith("fp16")
+    assert batch_obstacle(SimpleNamespace(precision_plugin=named("MixedPrecision", scaler=None))) == ""
+    assert batch_obstacle(SimpleNamespace(precision_plugin=named("Precision"))) == ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.records import Plan
-from synergy_launch.megatron_lm.arguments import is_megatron, plan_of, with_plan
+from synergy_launch.megatron_lm.arguments import is_megatron, read_plan, with_plan
 from synergy_launch.megatron_lm.batch_arguments import Trained
 from synergy_launch.megatron_lm.capabilities import accepts
 
@@ -100,23 +100,23 @@ def test_recompute_of_layers_and_of_modules_there_and_back() -> None:
         modules = made[at + 1 : at + 3] if at else []
         assert " ".join([*(str(value(made, name)) for name in names), *modules]) == text
         assert not {"--recompute-activations", "--moe-layer-recompute"} & set(made) and with_plan(made, plan) == made
-        found = plan_of(made, plan.gpus)
+        found = read_plan(made, plan.gpus)
         assert found is not None and replace(found, zero_stage=1, precision="bf16") == plan
     # as many as the stage has, are all
     block = ["--recompute-granularity", "full", "--recompute-method=block", "--recompute-num-layers", "2"]
-    assert (found := plan_of([*with_plan(USER, PLAN), *block], PLAN.gpus)) is not None and found.recompute_layers == 0
+    assert (found := read_plan([*with_plan(USER, PLAN), *block], PLAN.gpus)) is not None and found.recompute_layers == 0
 
 
 def test_instances_of_the_distributed_optimizer() -> None:
     plan = Plan(tp=2, dp=32, cp=2, global_batch=32, shard=4, sequence_parallel=True)
     made = with_plan([*USER, "--num-distributed-optimizer-instances", "2", "--bf16"], plan)
     assert value(made, "--num-distributed-optimizer-instances") == "16" and with_plan(made, plan) == made
-    assert plan_of(made, 128) == plan
+    assert read_plan(made, 128) == plan
     hybrid = replace(plan, zero_stage=3)
     assert value(with_plan(made, hybrid), "--num-distributed-optimizer-instances") == "16"
-    assert plan_of(with_plan(made, hybrid), 128) == hybrid
+    assert read_plan(with_plan(made, hybrid), 128) == hybrid
     whole = replace(plan, shard=0)
-    assert plan_of(with_plan([*USER, "--bf16"], whole), 128) == whole
+    assert read_plan(with_plan([*USER, "--bf16"], whole), 128) == whole
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_users_own_instances_stay_while_they_divide(plan: Plan, kept: str | 
     for form in (["--num-distributed-optimizer-instances", "4"], ["--num-distributed-optimizer-instances=4"]):
         made = with_plan([*USER, *form], plan)
         assert value(made, "--num-distributed-optimizer-instances") == kept and with_plan(made, plan) == made
-        found = plan_of(made, plan.gpus)
+        found = read_plan(made, plan.gpus)
         assert found is not None and found.shard == (plan.dp * plan.cp // 4 if kept else 0)
 
 
@@ -177,7 +177,7 @@ def test_how_context_parallel_ranks_exchange(own: list[str], cp: int, made_of: d
         made = with_plan([*USER, "--context-parallel-size", "2", *own, "--bf16"], plan)
         assert value(made, "--cp-comm-type") == expected and with_plan(made, plan) == made
         assert ("--hierarchical-context-parallel-sizes" in made) == (expected == "a2a+p2p")
-        assert plan_of(made, plan.gpus) == (plan if expected in (None, "a2a") else replace(plan, cp_comm="p2p"))
+        assert read_plan(made, plan.gpus) == (plan if expected in (None, "a2a") else replace(plan, cp_comm="p2p"))
 
 
 def test_flags_follow_the_plan() -> None:

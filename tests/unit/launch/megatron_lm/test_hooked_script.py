@@ -242,7 +242,7 @@ def test_a_fault_on_any_rank_is_agreed_on_before_ranks_that_share_sequences_sum(
     monkeypatch.setattr(script_noise, "total", total)
     monkeypatch.setattr(dist, "all_reduce", never)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(noise, "_lay_out", lambda: 1 / 0)
+    monkeypatch.setattr(noise, "_choose_parameters", lambda: 1 / 0)
     stepped(noise, chunk)
     assert sums == [[1.0]] and ended == ["ended"]
     stepped(noise, chunk)

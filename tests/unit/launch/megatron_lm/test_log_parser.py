@@ -13,7 +13,7 @@ from synergy_launch.megatron_lm.log_parser import (
     LogLine,
     read_line,
     read_peak_bytes,
-    read_saved,
+    read_saved_iteration,
     split_first_iteration,
 )
 from synergy_launch.megatron_lm.supervisor import Supervisor
@@ -29,7 +29,7 @@ GOLDEN = {
         LogLine(
             iteration=200,
             last=500_000,
-            consumed=204_800,
+            consumed_samples=204_800,
             step_s=1.5123,
             batch=1024,
             loss=6.512345,
@@ -46,13 +46,13 @@ GOLDEN = {
         LogLine(
             iteration=10,
             last=100,
-            consumed=320,
+            consumed_samples=320,
             step_s=0.0995,
             batch=32,
             loss=10.31,
             grad_norm=0.5,
             rate=3e-4,
-            skipped=2,
+            skipped_iterations=2,
             nan=1,
         ),
     ),
@@ -63,13 +63,13 @@ GOLDEN = {
         LogLine(
             iteration=3,
             last=30,
-            consumed=48,
+            consumed_samples=48,
             step_s=0.25,
             batch=16,
             loss=None,
             grad_norm=None,
             rate=0.0,
-            skipped=3,
+            skipped_iterations=3,
             nan=3,
         ),  # a loss that is NaN is not printed
     ),
@@ -81,7 +81,7 @@ GOLDEN = {
         LogLine(
             iteration=12_345_678,
             last=123_456_789,
-            consumed=123_456_789_012,
+            consumed_samples=123_456_789_012,
             step_s=30.0,
             batch=98_304,
             loss=1.7,
@@ -95,7 +95,14 @@ GOLDEN = {
         "global batch size:     8 | lm loss: 5.310274E+00 | loss scale: 1.0 | grad norm: 2.656 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 |",
         LogLine(
-            iteration=3, last=8, consumed=24, step_s=0.2167, batch=8, loss=5.310274, grad_norm=2.656, rate=2.994009e-3
+            iteration=3,
+            last=8,
+            consumed_samples=24,
+            step_s=0.2167,
+            batch=8,
+            loss=5.310274,
+            grad_norm=2.656,
+            rate=2.994009e-3,
         ),
     ),
 }
@@ -125,12 +132,12 @@ def test_memory_and_saves() -> None:
     assert read_peak_bytes(old) == int(12345.5 * 2**20)
     new = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.50 | max allocated: 2.25 | reserved: 4.00 | max reserved: 4.00"
     assert read_peak_bytes(new) == int(2.25 * 2**20)
-    assert read_saved("  successfully saved checkpoint from iteration       5 to /ckpt [ t 1/2, p 1/1 ]") == 5
+    assert read_saved_iteration("  successfully saved checkpoint from iteration       5 to /ckpt [ t 1/2, p 1/1 ]") == 5
     stamped = (
         "  [2026-11-21 03:14:34.360411] successfully saved checkpoint from iteration      15 to /ckpt [ t 1/1, p 1/1 ]"
     )
-    assert read_saved(stamped) == 15
-    assert read_saved("  successfully saved local checkpoint from iteration       5") is None
+    assert read_saved_iteration(stamped) == 15
+    assert read_saved_iteration("  successfully saved local checkpoint from iteration       5") is None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_memory_and_saves() -> None:
     ],
 )
 def test_other_lines_say_nothing(text: str) -> None:
-    assert read_line(text) is None and read_peak_bytes(text) is None and read_saved(text) is None
+    assert read_line(text) is None and read_peak_bytes(text) is None and read_saved_iteration(text) is None
 
 
 def test_wrong_numbers_count_as_not_said() -> None:
@@ -160,35 +167,38 @@ def test_wrong_numbers_count_as_not_said() -> None:
 def test_the_first_two_lines_after_a_start_have_no_steady_time() -> None:
     log = Log()
     for number, ms in enumerate((9000.0, 4500.0, 210.0, 190.0, 200.0), 1):
-        log.feed(line(10 * number, ms))
+        log.parse_piece(line(10 * number, ms))
         assert log.step_s == {1: None, 2: None, 3: 0.21}.get(number, pytest.approx(0.2))
     assert log.every == 10 and log.newest is not None and log.newest.iteration == 50
     log.forget_last_start()
-    log.feed(line(40, 9000.0))
+    log.parse_piece(line(40, 9000.0))
     assert log.step_s == pytest.approx(0.2)
 
 
 def test_the_second_line_is_freed_of_the_first() -> None:
     log = Log()
-    log.feed(line(7, loss=5.043707))
+    log.parse_piece(line(7, loss=5.043707))
     # lines of core_v0.16.1: the true losses of iterations 7 to 9 were 5.043707, 4.969214, 4.854689
-    (second,) = log.feed(line(8, loss=5.006461))
+    (second,) = log.parse_piece(line(8, loss=5.006461))
     assert second.loss == pytest.approx(4.969214, abs=2e-6)
-    (third,) = log.feed(line(9, loss=4.854689))
+    (third,) = log.parse_piece(line(9, loss=4.854689))
     assert third.loss == 4.854689
     log.forget_last_start()
-    assert log.feed(line(10, loss=4.8))[0].loss == 4.8
-    assert log.feed(line(20, loss=4.7))[0].loss == pytest.approx((11 * 4.7 - 4.8) / 10)
+    assert log.parse_piece(line(10, loss=4.8))[0].loss == 4.8
+    assert log.parse_piece(line(20, loss=4.7))[0].loss == pytest.approx((11 * 4.7 - 4.8) / 10)
 
 
 def test_what_the_first_line_counted_is_counted_once() -> None:
-    first, second = LogLine(iteration=1, last=99, skipped=1), LogLine(iteration=10, last=99, loss=4.0, skipped=3, nan=1)
+    first, second = (
+        LogLine(iteration=1, last=99, skipped_iterations=1),
+        LogLine(iteration=10, last=99, loss=4.0, skipped_iterations=3, nan=1),
+    )
     assert split_first_iteration(first, second) == LogLine(
-        iteration=10, last=99, loss=4.0, skipped=2, nan=1
+        iteration=10, last=99, loss=4.0, skipped_iterations=2, nan=1
     )  # the first was skipped: no loss of it in there
     assert (
         split_first_iteration(
-            LogLine(iteration=9, last=99, loss=5.0), LogLine(iteration=10, last=99, loss=5.0, skipped=1)
+            LogLine(iteration=9, last=99, loss=5.0), LogLine(iteration=10, last=99, loss=5.0, skipped_iterations=1)
         ).loss
         == 5.0
     )  # the second was
@@ -207,7 +217,7 @@ def test_pieces_of_any_size_give_the_same(cuts: list[int]) -> None:
     whole = b"hello\n" + line(1) + b"\xff\xfe\n" + line(2) + line(3) + b"half a line"
     log, at, found = Log(), 0, []
     for size in [*cuts, len(whole)]:
-        found += log.feed(whole[at : at + size])
+        found += log.parse_piece(whole[at : at + size])
         at += size
     assert [x.iteration for x in found] == [1, 2, 3]
 
@@ -215,9 +225,9 @@ def test_pieces_of_any_size_give_the_same(cuts: list[int]) -> None:
 @given(st.binary(max_size=400), st.integers(0, 30))
 def test_a_strangers_bytes_break_nothing(noise: bytes, repeat: int) -> None:
     watch = Supervisor(Plan(), "", 64)
-    watch.log.feed(noise * repeat)
-    watch.log.feed(b"iteration 3/8 |" + noise.replace(b"\n", b" ") + b"|\n")
-    watch.log.feed(line(4))
+    watch.log.parse_piece(noise * repeat)
+    watch.log.parse_piece(b"iteration 3/8 |" + noise.replace(b"\n", b" ") + b"|\n")
+    watch.log.parse_piece(line(4))
     status = watch.status()
     if status is not None:
         status_to_report(status, 7, 0)
@@ -226,11 +236,11 @@ def test_a_strangers_bytes_break_nothing(noise: bytes, repeat: int) -> None:
 def test_a_line_without_an_end_is_not_kept() -> None:
     log = Log()
     for _ in range(100):
-        log.feed(b"x" * 5000)
+        log.parse_piece(b"x" * 5000)
         assert len(log._rest) <= MAX_LINE
-    log.feed(line(1))  # the end of the long one
+    log.parse_piece(line(1))  # the end of the long one
     assert log.newest is None
-    log.feed(line(2))
+    log.parse_piece(line(2))
     assert log.newest is not None and log.newest.iteration == 2
 
 
@@ -238,8 +248,8 @@ def test_what_is_reported() -> None:
     watch = Supervisor(Plan(dp=2, micro_batch=4, global_batch=8), "", 64, resharding=True)
     assert watch.status() is None
     for iteration in (1, 2, 3, 4):
-        watch.log.feed(line(iteration, loss=6.0 - iteration / 10))
-    watch.log.feed(
+        watch.log.parse_piece(line(iteration, loss=6.0 - iteration / 10))
+    watch.log.parse_piece(
         b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | reserved: 4.0 |\n"
     )
     report = status_to_report(watch.status() or {}, 7, 2)

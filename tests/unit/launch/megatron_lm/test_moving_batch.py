@@ -147,13 +147,13 @@ def test_what_can_not_move_is_said() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"samples": "x", "exit_interval": 0}', '{"samples": null}'])
 def test_a_length_that_makes_no_sense_is_not_known(text: str) -> None:
-    assert RunLength.of(text) == RunLength()
+    assert RunLength.parse(text) == RunLength()
 
 
 def test_the_launchers_length_is_understood() -> None:
     said = batch_arguments.run_length(["--train-iters", "30", "--global-batch-size", "8", "--exit-interval=5"])
-    assert RunLength.of(json.dumps(said)) == RunLength(240, 5, 8)
-    assert RunLength.of(json.dumps(batch_arguments.run_length([]))) == RunLength(None, 0)
+    assert RunLength.parse(json.dumps(said)) == RunLength(240, 5, 8)
+    assert RunLength.parse(json.dumps(batch_arguments.run_length([]))) == RunLength(None, 0)
 
 
 def test_history_of_moves_is_what_the_launcher_reads(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_a_rule_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UsageError, match="SYNERGY_LR_RULE: 'adascale' is no rule for a Megatron-LM script; it may be sqrt"
     ):
-        batch_arguments.rule_of("adam")
+        batch_arguments.choose_rule("adam")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.records import Plan
-from synergy_launch.megatron_lm.arguments import plan_of, with_plan, with_users_degrees
+from synergy_launch.megatron_lm.arguments import read_plan, with_plan, with_users_degrees
 from synergy_launch.megatron_lm.options import has_option, option_number, option_words
 
 USER = [
@@ -94,7 +94,7 @@ def test_what_is_computed_again_stays_where_other_options_bind_it(option: str) -
         made = with_plan([*USER, *own, *bound_by], plan)
         assert option_words(made, "--recompute-modules") == own[3:] and not has_option(made, "--recompute-method")
         assert with_plan(made, plan) == made
-        ran = plan_of(made, 16)
+        ran = read_plan(made, 16)
         assert (
             ran is not None
             and ran.recompute == "core_attn+layernorm" == with_users_degrees(plan, [*own, *bound_by]).recompute
@@ -104,7 +104,7 @@ def test_what_is_computed_again_stays_where_other_options_bind_it(option: str) -
 @pytest.mark.parametrize("kind", ["muon", "dist_muon"])
 def test_muon_keeps_its_optimizer_whole(kind: str) -> None:
     made = with_plan([*USER, "--optimizer", kind, "--use-distributed-optimizer"], PLAN)
-    ran = plan_of(made, 16)
+    ran = read_plan(made, 16)
     assert not has_option(made, "--use-distributed-optimizer") and ran is not None and ran.zero_stage == 0
 
 
@@ -148,7 +148,7 @@ def test_experts_with_biases_are_not_cut() -> None:
         option_number(made, "--expert-tensor-parallel-size", 0) == 1
         and option_number(made, "--expert-model-parallel-size", 0) == 4
     )
-    ran = plan_of(made, 8)
+    ran = read_plan(made, 8)
     assert ran is not None and ran.ep == 2
     assert not has_option(
         with_plan([*USER, "--num-experts", "8"], replace(plan, tp=1)), "--expert-tensor-parallel-size"

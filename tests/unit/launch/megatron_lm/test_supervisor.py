@@ -21,7 +21,7 @@ from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
 from synergy_launch.launcher.start import NodeCommand
-from synergy_launch.megatron_lm.arguments import can_reshard, find_version, plan_of, with_plan, with_resume
+from synergy_launch.megatron_lm.arguments import can_reshard, find_version, read_plan, with_plan, with_resume
 from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, find_workers, has_handler
 
 # Stands for pretrain_gpt.py: what the launcher sees of it from outside, nothing else.
@@ -175,7 +175,7 @@ def test_a_node_whose_workers_left_because_another_asked_comes_back_too(site: Si
         made = Supervisor(None, str(site.save), 64, nodes=nodes)
         tracker.write_text(str(saved))
         for line in lines:
-            made.log.feed(line)
+            made.log.parse_piece(line)
         return made
 
     line = b" iteration       20/      40 | consumed samples: 160 | elapsed time per iteration (ms): 20.0 | global batch size: 8 |\n"
@@ -295,11 +295,11 @@ def test_the_plan_that_a_command_line_amounts_to() -> None:
     words = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--micro-batch-size", "2"]
     words += ["--global-batch-size", "32", "--num-layers", "8", "--bf16", "--use-distributed-optimizer"]
     plan = Plan(tp=2, pp=2, dp=4, micro_batch=2, global_batch=32)
-    assert plan_of(words, 16) == plan
-    assert plan_of(words, 15) is None and plan_of(words[2:], 3) is None
-    assert plan_of([], 8) is None
+    assert read_plan(words, 16) == plan
+    assert read_plan(words, 15) is None and read_plan(words[2:], 3) is None
+    assert read_plan([], 8) is None
     told = Plan(tp=4, pp=2, dp=2, micro_batch=2, global_batch=64, recompute="full", sequence_parallel=True, vpp=2)
-    assert plan_of(with_plan([*words, "--fp8-format", "hybrid"], told), 16) == Plan(
+    assert read_plan(with_plan([*words, "--fp8-format", "hybrid"], told), 16) == Plan(
         4, 2, 2, 2, 64, "full", True, 1, 2, precision="fp8"
     )
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from synergy_launch.agent.settings import AgentSettings  # noqa: E402
 from synergy_launch.pytorch.context_parallel import positions  # noqa: E402
 from synergy_launch.pytorch.mesh import Degrees, data_rank, mesh_degrees  # noqa: E402
-from synergy_launch.pytorch.pipeline import blocks_of  # noqa: E402
+from synergy_launch.pytorch.pipeline import split_blocks  # noqa: E402
 from synergy_launch.pytorch.run_plan import run_plan  # noqa: E402
 from synergy_launch.pytorch.run_settings import check_split  # noqa: E402
 
@@ -65,7 +65,7 @@ def test_ranks_of_one_replica_see_the_same_samples() -> None:
     ("blocks", "stages", "counts"), [(8, 4, [2, 2, 2, 2]), (3, 2, [2, 1]), (9, 4, [2, 3, 2, 2]), (11, 4, [3, 3, 3, 2]), (5, 1, [5])]
 )  # fmt: skip
 def test_each_block_is_on_one_stage_and_the_ends_have_no_more(blocks: int, stages: int, counts: list[int]) -> None:
-    parts = [blocks_of(blocks, stages, stage) for stage in range(stages)]
+    parts = [split_blocks(blocks, stages, stage) for stage in range(stages)]
     assert [len(part) for part in parts] == counts
     assert [block for part in parts for block in part] == list(range(blocks))
 

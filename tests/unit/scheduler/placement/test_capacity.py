@@ -165,8 +165,10 @@ def test_gpus_that_no_job_could_have_are_not_handed_out() -> None:
 
 def test_a_node_that_is_barred_is_barred_with_all_its_types_of_gpus() -> None:
     second = NodeCapacity("n1:v100", "v100", 2, host="n1")
-    assert second.admits(NodeFilter()) and not second.admits(NodeFilter(barred=("n1",)))
-    assert not second.admits(NodeFilter(barred=("n1:v100",))) and second.admits(NodeFilter(barred=("n2",)))
+    assert second.admits(NodeFilter()) and not second.admits(NodeFilter(excluded_nodes=("n1",)))
+    assert not second.admits(NodeFilter(excluded_nodes=("n1:v100",))) and second.admits(
+        NodeFilter(excluded_nodes=("n2",))
+    )
 
 
 # -- any problem ----------------------------------------------------------------------------------------------------------
@@ -214,17 +216,19 @@ def test_no_placement_takes_more_than_there_is_nor_what_is_forbidden(seed: int, 
     for request in asked:
         names = found.nodes.get(request.job_id)
         if names is None:
-            assert request.job_id in found.failed
+            assert request.job_id in found.unplaced_reasons
             continue
         assert len(set(names)) == len(names) == request.shape.nodes
-        assert set(request.node_filter.required) <= set(names) and not set(request.node_filter.barred) & set(names)
+        assert set(request.node_filter.required_nodes) <= set(names) and not set(
+            request.node_filter.excluded_nodes
+        ) & set(names)
         assert all(by_name[n].admits(request.node_filter) for n in names)
         assert request.node_filter.allows(names, {n.name: n.partitions for n in nodes})
     for n in nodes:
         here = [r for r in asked if n.name in found.nodes.get(r.job_id, ())]
         room = n.room or Room()
         for r in here:
-            room = room.plus(r.needs.on(r.shape.gpus_per_node, n.threads, n.total.memory_mib), -1)
+            room = room.plus(r.needs.room_for(r.shape.gpus_per_node, n.threads, n.total.memory_mib), -1)
             if r.needs.whole_nodes:
                 assert here == [r] and n.is_untouched
         assert room.has_room_for(Room()) and all(count >= 0 for _, count in room.gres)

@@ -9,7 +9,7 @@ from synergy_core.node_needs import NodeNeeds, Room
 from synergy_core.reasons import Reason
 from synergy_core.records import Action, Cell, Shape
 
-from synergyd.scheduler.layout import lay_out, node_work
+from synergyd.scheduler.layout import node_work, place_by_rule
 from synergyd.scheduler.placement.lwf import place_lwf
 from synergyd.scheduler.placement.place import Placement, PlacementRequest
 from synergyd.scheduler.problem.from_snapshot import UntouchedJob
@@ -67,12 +67,12 @@ def test_work_counts_jobs_that_stay_and_those_outside() -> None:
 def test_all_stays_packed_where_the_rule_leaves_a_job_out() -> None:
     """The wide job would take n0 and n1, which have no work yet, and the narrow one may use those alone."""
     nodes = tuple(NodeCapacity(f"n{i}", "a100", 4) for i in range(4))
-    narrow = replace(sized(2, 4, 10.0), node_filter=NodeFilter(barred=("n2", "n3")))
+    narrow = replace(sized(2, 4, 10.0), node_filter=NodeFilter(excluded_nodes=("n2", "n3")))
     problem = Problem((replace(sized(1, 4, 10.0), cells=(cell(2.0, 2, 4),)), narrow), nodes)
     taken = allocation(problem, [0, 0])
     packed = Placement({1: ("n2", "n3"), 2: ("n0",)}, {}, {"n0": 0, "n1": 4, "n2": 0, "n3": 0})
     busy = [UntouchedJob(Action.KEEP, Reason("text", {"text": ""}), cell(1.0, 2, 1), ("n2", "n3"))]
-    assert lay_out(problem, taken, packed, "lwf-1", busy) == packed
+    assert place_by_rule(problem, taken, packed, "lwf-1", busy) == packed
 
 
 ROOMS = tuple(NodeCapacity(f"n{i}", "h100", 4) for i in range(4))
@@ -86,8 +86,8 @@ def test_lwf_honours_what_slurm_weighs() -> None:
 
     two = PlacementRequest(1, Shape("h100", 2, 2))
     assert lands(two) == ("n0", "n1")
-    assert lands(replace(two, node_filter=NodeFilter(required=("n3",)))) == ("n0", "n3")
-    assert lands(replace(two, node_filter=NodeFilter(barred=("n1",)))) == ("n0", "n2")
+    assert lands(replace(two, node_filter=NodeFilter(required_nodes=("n3",)))) == ("n0", "n3")
+    assert lands(replace(two, node_filter=NodeFilter(excluded_nodes=("n1",)))) == ("n0", "n2")
     assert lands(replace(two, shun=frozenset({"n0"}))) == ("n1", "n2")
     # one partition's nodes alone, that one where the busiest of them is idlest
     parts = tuple(replace(r, partitions=("a",) if r.name in ("n0", "n3") else ("b",)) for r in ROOMS)
@@ -96,5 +96,5 @@ def test_lwf_honours_what_slurm_weighs() -> None:
     full = replace(ROOMS[0], room=Room(cpus=1, memory_mib=0), total=Room(cpus=8, memory_mib=0))
     rooms = (full, *(replace(r, room=Room(cpus=8, memory_mib=0), total=Room(cpus=8, memory_mib=0)) for r in ROOMS[1:]))
     assert lands(replace(two, needs=NodeNeeds(cpus_per_gpu=2)), rooms) == ("n1", "n2")
-    refused = place_lwf(ROOMS, [replace(two, node_filter=NodeFilter(barred=("n0", "n1", "n2")))], 1, busy)
-    assert not refused.nodes and "it needs 2 nodes" in refused.failed[1]
+    refused = place_lwf(ROOMS, [replace(two, node_filter=NodeFilter(excluded_nodes=("n0", "n1", "n2")))], 1, busy)
+    assert not refused.nodes and "it needs 2 nodes" in refused.unplaced_reasons[1]

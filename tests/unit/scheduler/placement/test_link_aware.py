@@ -21,7 +21,7 @@ from synergyd.links.sharing import expected_slowdown, lines, sharing_reasons, sh
 from synergyd.links.slowdown import Traffic
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
-from synergyd.scheduler.placement.place import PlacementRequest, place, requests_of
+from synergyd.scheduler.placement.place import PlacementRequest, make_placement_requests, place
 from synergyd.scheduler.problem.records import ANY_NODE, NodeCapacity, Objective, Problem
 from synergyd.scheduler.problem.utility import allocation, value, value_terms
 from synergyd.settings import Settings
@@ -44,7 +44,9 @@ def solved(
     problem: Problem, sizes: bool = True, topology: Topology = PLAIN, others: tuple[Traffic, ...] = ()
 ) -> LinkAwareAnswer:
     first = allocation(problem, [0 if a.current is None else a.current for a in problem.jobs])
-    return place_link_aware(problem, first, place(problem.nodes, requests_of(problem, first)), topology, others, sizes)
+    return place_link_aware(
+        problem, first, place(problem.nodes, make_placement_requests(problem, first)), topology, others, sizes
+    )
 
 
 def test_the_forecast_while_weighing_and_as_told() -> None:
@@ -64,12 +66,12 @@ def test_the_forecast_while_weighing_and_as_told() -> None:
 def test_two_that_would_share_nodes_get_their_own() -> None:
     offers = (sends(1.0, 2, 2),)
     problem = Problem((ask(1, offers, 4), ask(2, offers, 4)), rooms(4))
-    tight = place(problem.nodes, requests_of(problem, allocation(problem, [0, 0]))).nodes
+    tight = place(problem.nodes, make_placement_requests(problem, allocation(problem, [0, 0]))).nodes
     assert tight[1] == tight[2] == ("n0", "n1")
     found = solved(problem)
     assert set(found.placement.nodes[1]).isdisjoint(found.placement.nodes[2])
     assert found.total == pytest.approx(0.0) and not found.away
-    assert found.placement.left == dict.fromkeys(("n0", "n1", "n2", "n3"), 2)
+    assert found.placement.free_gpus == dict.fromkeys(("n0", "n1", "n2", "n3"), 2)
     # as they are they would lose two times log 1.3186
     full = replace(problem, nodes=rooms(2))
     assert solved(full).total == pytest.approx(-2 * math.log(WEIGHED), abs=1e-3)
@@ -100,12 +102,14 @@ def test_a_running_job_moves_only_if_that_pays_for_its_restart() -> None:
         return Problem(tuple(held), rooms(4))
 
     gains = solved(both(0.9))
-    assert sorted(gains.placement.nodes.values()) == [("n0", "n1"), ("n2", "n3")] and len(gains.allocation.moved) == 1
+    assert (
+        sorted(gains.placement.nodes.values()) == [("n0", "n1"), ("n2", "n3")] and len(gains.allocation.moved_jobs) == 1
+    )
     assert gains.total == pytest.approx(math.log(0.9))
     # 1 / 1.3186^2 = 0.575: less than that is not worth the two slowdowns
     for problem, sizes in ((both(0.5), True), (both(0.0), True), (both(0.9), False)):
         kept = solved(problem, sizes)
-        assert set(kept.placement.nodes.values()) == {("n0", "n1")} and not kept.allocation.moved
+        assert set(kept.placement.nodes.values()) == {("n0", "n1")} and not kept.allocation.moved_jobs
 
 
 @pytest.mark.parametrize(("sync_s", "moved"), [(0.15, False), (0.2, True)])
@@ -154,7 +158,7 @@ def test_quiet_nodes() -> None:
 
 
 def test_value_with_a_need_that_sharing_breaks() -> None:
-    one = replace(ask(1, (sends(10.0, 2, 2),), 4), need=8.0, weight=2.0)
+    one = replace(ask(1, (sends(10.0, 2, 2),), 4), needed_goodput=8.0, weight=2.0)
     terms = Objective(need_bonus=100.0)
     assert value(one, 0, False, terms) == 100.0
     assert value(one, 0, False, terms, 2.0) == pytest.approx(2.0 * math.log(0.5))
@@ -173,7 +177,7 @@ def test_one_multi_node_job_a_node() -> None:
     assert (apart.nodes[1], apart.nodes[2]) == (("n0", "n1"), ("n2", "n3"))
     assert apart.nodes[3] == ("n0",)  # jobs on one node go anywhere
     full = place(rooms(3), pair, frozenset())
-    assert "1 left" in full.failed[2] or "no other job that spans nodes" in full.failed[2]
+    assert "1 left" in full.unplaced_reasons[2] or "no other job that spans nodes" in full.unplaced_reasons[2]
     assert place(rooms(4), pair[:1], frozenset({"n0", "n2"})).nodes == {1: ("n1", "n3")}
     stays = PlacementRequest(1, Shape("a100", 2, 2), ANY_NODE, ("n0", "n1"), True)
     assert place(rooms(4), [stays, pair[1]], frozenset()).nodes[2] == ("n2", "n3")

@@ -28,7 +28,7 @@ def ask_for(job_id: int, gpus: int, nodes: int = 1, home: tuple[str, ...] = (), 
 
 def test_staying_jobs_keep_exactly_their_nodes() -> None:
     found = place(rooms(8, 8), [ask_for(1, 8), ask_for(2, 2, home=("n0",), stay=True)])
-    assert found.nodes == {1: ("n1",), 2: ("n0",)} and found.left == {"n0": 6, "n1": 0}
+    assert found.nodes == {1: ("n1",), 2: ("n0",)} and found.free_gpus == {"n0": 6, "n1": 0}
 
 
 def test_best_fit_leaves_whole_nodes_whole() -> None:
@@ -42,7 +42,7 @@ def test_bigger_pieces_leave_a_changing_job_its_home() -> None:
 
 
 def test_several_nodes_are_distinct_ones() -> None:
-    assert "2 nodes" in place(rooms(8), [ask_for(1, 4, nodes=2)]).failed[1]
+    assert "2 nodes" in place(rooms(8), [ask_for(1, 4, nodes=2)]).unplaced_reasons[1]
     assert place(rooms(8, 4), [ask_for(1, 4, nodes=2)]).nodes == {1: ("n0", "n1")}
 
 
@@ -55,7 +55,7 @@ def test_a_job_that_gives_nodes_back_keeps_its_first_one() -> None:
 
 def test_refusal_counts_what_is_left() -> None:
     found = place(rooms(3, 3), [ask_for(1, 4)])
-    assert found.failed == {1: "it needs 1 node with 4 free a100 GPUs each, 0 left (6 free GPUs in all)"}
+    assert found.unplaced_reasons == {1: "it needs 1 node with 4 free a100 GPUs each, 0 left (6 free GPUs in all)"}
 
 
 def test_partitions_and_types_bound_the_choice() -> None:
@@ -82,12 +82,12 @@ def test_powers_of_two_and_whole_nodes_lie_whenever_they_can(seed: int) -> None:
         home = tuple(r.name for r in free if rnd.random() < 0.3)
         wanted.append(ask_for(j, g, n, home))
     found = place(free, wanted)
-    assert bool(found.failed) == (not can_lie(free, wanted))
+    assert bool(found.unplaced_reasons) == (not can_lie(free, wanted))
     used: Counter[str] = Counter()
     for request in wanted:
         for name in found.nodes.get(request.job_id, ()):
             used[name] += request.shape.gpus_per_node
-    assert all(used[r.name] + found.left[r.name] == r.free for r in free)
+    assert all(used[r.name] + found.free_gpus[r.name] == r.free for r in free)
     assert place(free, wanted) == found
 
 
@@ -126,7 +126,7 @@ def test_a_job_on_several_nodes_stays_inside_one_leaf_switch() -> None:
 def test_a_job_too_wide_for_a_leaf_is_on_as_few_as_possible() -> None:
     found = place(switched("s0", "s1", "s1", "s1", "s2", "s2"), [ask_for(1, 8, 4)])
     assert found.nodes == {1: ("n0", "n1", "n2", "n3")}
-    assert not place(switched("s0", "s1"), [ask_for(1, 8, 2)]).failed
+    assert not place(switched("s0", "s1"), [ask_for(1, 8, 2)]).unplaced_reasons
 
 
 def test_only_nodes_with_the_features_asked_for() -> None:

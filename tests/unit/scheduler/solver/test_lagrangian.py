@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synergy_core.errors import UsageError
 
-from synergyd.scheduler.solver.bounds import best_margins, feasible, near_columns, objective, upper_bound, usage
+from synergyd.scheduler.solver.bounds import best_margins, compute_upper_bound, feasible, near_columns, objective, usage
 from synergyd.scheduler.solver.instance import Instance, instance
 from synergyd.scheduler.solver.lagrangian import Effort, LagrangianSolution, solve
-from synergyd.scheduler.solver.reduced_milp import milp_over
+from synergyd.scheduler.solver.reduced_milp import solve_columns
 from synergyd.scheduler.solver.smoothed_dual import reduced_core, smooth
 from tests.benchmarks.allocate import FAMILIES, built, changed, generate
 
@@ -49,7 +49,7 @@ def instances(draw: st.DrawFn, jobs: int = 12) -> Instance:
 def reference(full: Instance) -> float:
     """The optimum by HiGHS over every column."""
     columns = np.flatnonzero(full.utility > 0)
-    found = milp_over(full, columns, np.searchsorted(full.indptr, columns, side="right") - 1, 1.0, 20.0)
+    found = solve_columns(full, columns, np.searchsorted(full.indptr, columns, side="right") - 1, 1.0, 20.0)
     assert found.choice is not None and feasible(full, found.choice)
     return objective(full, found.choice)
 
@@ -111,10 +111,10 @@ def test_the_dual_bounds_at_any_prices_and_leaves_out_nothing_that_matters(full:
     prices = rng.uniform(0, 1, len(full.limit)) * rng.choice([0.0, 0.3, 3.0], len(full.limit))
     best = reference(full)
     margins = best_margins(full, prices)
-    bound = upper_bound(full, prices, margins)
+    bound = compute_upper_bound(full, prices, margins)
     assert bound >= best - 1e-6
     columns, jobs = near_columns(full, prices, margins, bound - best + 1e-6)
-    kept = milp_over(full, columns, jobs, 1.0, 20.0)
+    kept = solve_columns(full, columns, jobs, 1.0, 20.0)
     assert kept.choice is not None and objective(full, kept.choice) == pytest.approx(best, abs=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_a_cut_keeps_every_best_choice_inside_its_box(full: Instance, seed: int)
     for _ in range(5):
         prices = rng.uniform(low, high)
         inner = Instance(core.ptr, core.kind, core.utility, core.use, core.limit)
-        assert upper_bound(inner, prices) == pytest.approx(upper_bound(full, prices))
+        assert compute_upper_bound(inner, prices) == pytest.approx(compute_upper_bound(full, prices))
 
 
 def test_gradient_and_hessian_are_those_of_the_smoothed_dual() -> None:
@@ -145,7 +145,7 @@ def test_gradient_and_hessian_are_those_of_the_smoothed_dual() -> None:
         assert here.gradient[r] == pytest.approx((up.value - down.value) / (2 * step), rel=1e-6)
         assert here.hessian[r] == pytest.approx((up.gradient - down.gradient) / (2 * step), rel=1e-6)
     # By hand: the value is above the dual's by at most the entropy's share.
-    dual = upper_bound(full, at)
+    dual = compute_upper_bound(full, at)
     assert dual <= here.value <= dual + 0.5 * np.log(5) * 3
 
 

@@ -23,7 +23,7 @@ def test_runs_and_their_records() -> None:
         assert all((j.sent_s > 0) == (j.nodes > 1) for j in run.jobs)
         assert summary(run)["mean_jct_s"] == pytest.approx(sum(j.finish_s - j.arrival_s for j in run.jobs) / 20)
     assert run_contention(["srsf-1"], 7, SMALL)[0] == runs[0]
-    assert not runs[0].chosen and runs[2].chosen
+    assert not runs[0].discipline_counts and runs[2].discipline_counts
 
 
 def test_json_and_table_tell_the_same() -> None:

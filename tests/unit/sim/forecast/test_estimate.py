@@ -13,10 +13,10 @@ from synergy_sim.forecast.estimate import (
     Task,
     draw_curves,
     forecast,
+    list_tasks,
     measured_outcome,
     queue_job,
     run_task,
-    tasks_of,
 )
 from synergy_sim.forecast.history import History, PastJob
 from synergy_sim.forecast.speed_up import MEASURED, PRIORS
@@ -79,7 +79,7 @@ def outcomes(history: History, wait_s: float, plain_s: float) -> list[tuple[Task
     measured = measured_outcome(history)
     with_it = Outcome(wait_s=wait_s, run_s=measured.run_s / 2, gpu_h=measured.gpu_h, restarts=1.0)
     plain = Outcome(wait_s=plain_s, run_s=measured.run_s, gpu_h=measured.gpu_h)
-    return [(task, with_it if task.share else plain) for task in tasks_of(history)]
+    return [(task, with_it if task.share else plain) for task in list_tasks(history)]
 
 
 def test_what_the_model_does_not_explain_stays() -> None:
@@ -90,14 +90,14 @@ def test_what_the_model_does_not_explain_stays() -> None:
     one = found.of_prior("measured")[0]
     assert one.wait_s.middle == pytest.approx(0.6 * measured_s)
     assert one.completion_s.middle == pytest.approx(0.6 * measured_s + 1800.0)
-    assert one.gpu_h.middle == pytest.approx(found.measured.gpu_h)
+    assert one.gpu_h.middle == pytest.approx(found.measured_outcome.gpu_h)
 
 
 def test_savings_of_a_model_that_waits_longer_are_scaled_down() -> None:
     history = busy()
     measured_s = measured_outcome(history).wait_s
     found = forecast(history, outcomes(history, measured_s, 2 * measured_s))
-    assert found.explained == pytest.approx(0.5)
+    assert found.explained_share == pytest.approx(0.5)
     assert found.of_prior("measured")[0].wait_s.middle == pytest.approx(0.5 * measured_s)
 
 
@@ -105,14 +105,14 @@ def test_an_interval_is_at_least_as_wide_as_the_queue_models_own_error() -> None
     history = busy()
     found = forecast(history, outcomes(history, 100.0, measured_outcome(history).wait_s))
     one = found.of_prior("measured")[0]
-    assert found.sigmas.gpu_h > MODEL_BIAS["gpu"] * found.measured.gpu_h - 1e-9
+    assert found.sigmas.gpu_h > MODEL_BIAS["gpu"] * found.measured_outcome.gpu_h - 1e-9
     assert one.gpu_h.high - one.gpu_h.middle > found.sigmas.gpu_h
     assert one.wait_s.low >= 0.0
 
 
 def test_every_share_of_every_prior_is_forecast() -> None:
     history = busy()
-    found = forecast(history, [(task, run_task(history, task)) for task in tasks_of(history)])
+    found = forecast(history, [(task, run_task(history, task)) for task in list_tasks(history)])
     assert [(one.prior, one.share) for one in found.shares] == [(p.name, s) for p in PRIORS for s in SHARES]
     waits = [one.wait_s.middle for one in found.of_prior("measured")]
-    assert waits[-1] < found.measured.wait_s
+    assert waits[-1] < found.measured_outcome.wait_s

@@ -80,7 +80,7 @@ def test_the_span_counts_back_from_the_last_end() -> None:
     found = history([early, late, {**early, "ElapsedRaw": str(3 * 86400)}], days=1.0)
     assert found.from_s == found.to_s - 86400
     assert [job.seconds for job in found.jobs] == [3 * 86400.0, 600.0]
-    assert len(found.counted) == 1  # the other one ran before
+    assert len(found.forecast_jobs) == 1  # the other one ran before
 
 
 def test_unlimited_jobs_and_running_ones() -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_time_is_named_with_its_line() -> None:
 def test_a_short_history_counts_the_job_that_starts_first() -> None:
     """It begins with that job; one that had waited for long counts as of the time before, whose jobs are not all there."""
     first = {"Eligible": "1000", "Start": "1001"}
-    assert len(history([first, {"Eligible": "1000", "Start": "1002"}]).counted) == 2
-    assert [job.start_s for job in history([{"Eligible": "100", "Start": "1001"}, {"Eligible": "1005"}]).counted] == [
-        1100.0
-    ]
+    assert len(history([first, {"Eligible": "1000", "Start": "1002"}]).forecast_jobs) == 2
+    assert [
+        job.start_s for job in history([{"Eligible": "100", "Start": "1001"}, {"Eligible": "1005"}]).forecast_jobs
+    ] == [1100.0]

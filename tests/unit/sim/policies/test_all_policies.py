@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from synergy_core.records import Action, Cluster, JobState, Snapshot
 from synergy_sim.policies.pollux import PolluxPolicy
 
-from synergyd.scheduler.placement.place import place, requests_of
-from synergyd.scheduler.policies import policy_named
+from synergyd.scheduler.placement.place import make_placement_requests, place
+from synergyd.scheduler.policies import load_policy
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import is_growth_refused
 from synergyd.settings.policies import POLICIES
@@ -26,13 +26,13 @@ OTHERS = sorted(set(POLICIES) - {"synergy", "exact"})
 
 
 def made(name: str) -> Policy:
-    return PolluxPolicy(population=12, generations=6) if name == "pollux" else policy_named(name)
+    return PolluxPolicy(population=12, generations=6) if name == "pollux" else load_policy(name)
 
 
 def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
     """Within capacity, placeable, allowed: each job by what is open to it."""
-    placed = place(problem.nodes, requests_of(problem, found))
-    assert not placed.failed
+    placed = place(problem.nodes, make_placement_requests(problem, found))
+    assert not placed.unplaced_reasons
     used: Counter[str] = Counter()
     rooms = {room.name: room for room in problem.nodes}
     for i, cell, stays in found.assignments(problem):
@@ -45,7 +45,7 @@ def sound(problem: Problem, found: Allocation, policy: Policy) -> None:
             assert names == asked.nodes
         else:
             assert all(rooms[n].gpu_type == cell.shape.gpu_type and rooms[n].admits(asked.node_filter) for n in names)
-            assert found.choice[i] not in asked.banned
+            assert found.choice[i] not in asked.banned_cells
         choice = found.choice[i]
         if not policy.sizes_fixed and choice is not None and choice != asked.current:
             assert not is_growth_refused(asked, choice, problem.terms)
@@ -124,7 +124,7 @@ def test_a_fixed_size_that_no_plan_fits_is_no_other_size(name: str) -> None:
     rooms = (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4))
     small = cells(1.0, 1.9)  # on 1 and 2 GPUs
     odd, runs = ask(1, small, 3), ask(3, small, 3, current=1, nodes=("n1",))
-    assert odd.asked is None
+    assert odd.requested_cell is None
     problem = Problem((odd, ask(2, small, 2), runs), rooms, now_s=100.0)
     assert made(name).allocate(problem).choice == (None, 1, 1)
     snapshot = Snapshot(100.0, Cluster((node("n0"), node("n1"))), (queued(1, 3), queued(2, 2)))

@@ -9,7 +9,7 @@ from synergy_core.restarts import RestartBudget, RestartCost
 from synergy_sim.policies.dally import DallyPolicy, network_score
 from synergy_sim.policies.nearest import nearest_tier
 
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.delays import LEASE_S, DelayHistory, Tier, Wait
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Problem, Progress
 from tests.unit.scheduler.builders import ask, cell, sized
@@ -32,14 +32,14 @@ def problem(*jobs: JobRequest, waited: float = 0.0, **delays: object) -> Problem
 
 
 def nodes_of(asked: Problem) -> dict[int, tuple[str, ...]]:
-    return place(asked.nodes, requests_of(asked, DallyPolicy().allocate(asked))).nodes
+    return place(asked.nodes, make_placement_requests(asked, DallyPolicy().allocate(asked))).nodes
 
 
 def test_the_nearest_tier_is_that_of_the_empty_cluster() -> None:
     assert nearest_tier(ROOMS, cell(1.0, 1, 4).shape, NodeFilter()) is Tier.NODE
     assert nearest_tier(ROOMS, cell(1.0, 2, 4).shape, NodeFilter()) is Tier.LEAF
     assert nearest_tier(ROOMS, cell(1.0, 3, 4).shape, NodeFilter()) is Tier.ACROSS
-    assert nearest_tier(ROOMS, cell(1.0, 2, 4).shape, NodeFilter(barred=("n0", "n3"))) is Tier.ACROSS
+    assert nearest_tier(ROOMS, cell(1.0, 2, 4).shape, NodeFilter(excluded_nodes=("n0", "n3"))) is Tier.ACROSS
 
 
 def test_a_wide_job_holds_out_for_one_leaf_until_its_timer_ends() -> None:
@@ -81,17 +81,19 @@ def test_the_score_is_the_time_without_communication_over_the_time_run() -> None
     sends = replace(cell(2.0, 2, 4), sync_s=0.25)  # of a step of 1 s
     runs = ask(1, (sends,), 8, current=0, nodes=("n0", "n1"))
     # 300 sequences at 2 a second take 150 s, without what they send 112.5 s; it has run for 200 s on 8 GPUs
-    known = replace(runs, progress=Progress(attained_gpu_s=1600.0, done=300.0))
+    known = replace(runs, progress=Progress(attained_gpu_s=1600.0, trained_sequences=300.0))
     assert network_score(known) == pytest.approx(112.5 / 200)
     assert network_score(replace(known, progress=Progress(attained_gpu_s=1600.0))) == 0.75
     assert network_score(runs) == 0.0
     # it has run and says that it has done nothing: no reason to come before all others for good
-    assert network_score(replace(known, progress=Progress(attained_gpu_s=1600.0, done=0.0))) == 0.75
+    assert network_score(replace(known, progress=Progress(attained_gpu_s=1600.0, trained_sequences=0.0))) == 0.75
 
 
 def test_the_job_that_the_network_slows_most_is_stopped_last() -> None:
     def runs(job_id: int, name: str, done: float) -> JobRequest:
-        return sized(job_id, 4, None, (name,), progress=Progress(attained_gpu_s=4000.0, done=done), restart=COST)
+        return sized(
+            job_id, 4, None, (name,), progress=Progress(attained_gpu_s=4000.0, trained_sequences=done), restart=COST
+        )
 
     jobs = [runs(5, "n0", 900.0), runs(6, "n1", 1800.0), runs(7, "n2", 1000.0), runs(8, "n3", 1100.0)]
     since = {job.job_id: NOW - 400.0 for job in jobs}

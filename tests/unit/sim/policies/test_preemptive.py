@@ -8,7 +8,7 @@ from synergy_core.records import Action
 from synergy_sim.policies.srtf import SrsfPolicy, SrtfPolicy
 from synergy_sim.policies.tiresias import TiresiasPolicy
 
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.preemption import without_stopping
 from synergyd.scheduler.problem.records import Allocation, NodeCapacity, Policy, Problem, Progress
 from synergyd.scheduler.problem.utility import allocation
@@ -44,12 +44,12 @@ def test_a_runner_stays_on_its_nodes_and_goes_elsewhere_only_when_it_must() -> N
     two = (NodeCapacity("n0", "a100", 4), NodeCapacity("n1", "a100", 4))
     small, other = sized(0, 1, 50.0, ("n0",)), sized(1, 1, 60.0, ("n1",))
     stay = SrtfPolicy().allocate(Problem((small, other, sized(2, 2, 10.0)), two))
-    assert stay.choice == (0, 0, 0) and not stay.moved
+    assert stay.choice == (0, 0, 0) and not stay.moved_jobs
     # 4 GPUs on one node come first: one of the small ones makes way, beside the other.
     problem = Problem((small, other, sized(2, 4, 10.0)), two)
     move = SrtfPolicy().allocate(problem)
-    assert move.choice == (0, 0, 0) and len(move.moved) == 1
-    nodes = place(problem.nodes, requests_of(problem, move)).nodes
+    assert move.choice == (0, 0, 0) and len(move.moved_jobs) == 1
+    nodes = place(problem.nodes, make_placement_requests(problem, move)).nodes
     assert nodes[0] == nodes[1] != nodes[2]
 
 
@@ -118,4 +118,4 @@ def test_what_is_kept_is_gone_for_the_others() -> None:
     assert SrtfPolicy().allocate(problem).choice == (None, 0, 0, 0)
     kept = without_stopping(SrtfPolicy(), problem)
     assert kept.choice == (0, 0, None, 0)
-    assert not place(two, requests_of(problem, kept)).failed
+    assert not place(two, make_placement_requests(problem, kept)).unplaced_reasons

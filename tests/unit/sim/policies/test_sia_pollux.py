@@ -10,7 +10,7 @@ import pytest
 from synergy_sim.policies.pollux import PolluxPolicy, _table
 from synergy_sim.policies.sia import SiaPolicy
 
-from synergyd.scheduler.placement.place import place, requests_of
+from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Objective, Problem
 from tests.unit.scheduler.builders import ask, cell, cells, random_problem
 
@@ -90,8 +90,8 @@ def test_sia_needs_room_on_one_node_not_just_gpus() -> None:
     # Both 1-GPU runners stand in the way of it, one on each node: one of them moves.
     problem = Problem((stiff, runs(2, cells(3.0), 0, "n0"), runs(3, cells(3.0), 0, "n1")), (room(4), room(4, "n1")))
     found = SiaPolicy().allocate(problem)
-    assert found.choice == (0, 0, 0) and len(found.moved) == 1
-    assert not place(problem.nodes, requests_of(problem, found)).failed
+    assert found.choice == (0, 0, 0) and len(found.moved_jobs) == 1
+    assert not place(problem.nodes, make_placement_requests(problem, found)).unplaced_reasons
 
 
 def test_sia_is_optimal_on_small_problems() -> None:

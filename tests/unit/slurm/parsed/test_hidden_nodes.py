@@ -35,7 +35,9 @@ def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
 
 
 def job(asked: int, **directive: int) -> Job:
-    known = replace(KNOWN, asked=replace(KNOWN.asked, gpus_per_node=asked), directive=Directive(**directive))  # type: ignore[arg-type]
+    known = replace(
+        KNOWN, requested_shape=replace(KNOWN.requested_shape, gpus_per_node=asked), directive=Directive(**directive)
+    )  # type: ignore[arg-type]
     return job_of(row(partition="main"), known, {}, is_paused=False)
 
 

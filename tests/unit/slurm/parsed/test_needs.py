@@ -19,7 +19,7 @@ COUNTED = PartitionRow(name="main", counts_memory=True)
 def on(changes: dict[str, Any], gpus: int = 2, threads: int = 1, **limits: Any) -> Room:
     """Of one node with 1000 MiB; eight CPUs a node unless the partition or the job says more."""
     partition = PartitionRow(name="main", counts_memory=True, **limits)
-    return needs_of(row(**changes), changes.get("num_cpus", 8), [partition]).on(gpus, threads, 1000)
+    return needs_of(row(**changes), changes.get("num_cpus", 8), [partition]).room_for(gpus, threads, 1000)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_cores_and_their_threads() -> None:
 
 def test_memory_that_slurm_does_not_count_must_be_there_all_the_same() -> None:
     needs = needs_of(row(min_memory_mib=300), 8, [PartitionRow(name="main")])
-    assert (needs.on(2).memory_mib, needs.total_memory_mib, needs.whole_memory) == (0, 300, False)
+    assert (needs.room_for(2).memory_mib, needs.total_memory_mib, needs.whole_memory) == (0, 300, False)
 
 
 def test_whole_nodes() -> None:

@@ -9,7 +9,7 @@ from synergy_core.node_needs import Room
 from synergy_core.records import Directive, JobState, Plan, Shape
 
 from synergyd.control.controller import Controller
-from synergyd.control.resize.events import JobObserved, Observed, Reported
+from synergyd.control.resize.events import JobObserved, Observed, ReportsReceived
 from synergyd.control.resize.lifecycle import ResizeTimes
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
@@ -140,13 +140,15 @@ def test_a_running_job_needs_an_agent_that_has_reported() -> None:
     job = job_of(running, KNOWN, {"n1": "a100"}, is_paused=True)
     controller = Controller(ResizeTimes(), 60.0, size_changes=SizeChanges(assumed=True))
     controller.handle(JobObserved(job.job_id, 0.0, Observed("RUNNING", job.restarts)), 10.0)
-    assert "has not reported" in controller.as_decided_about(job, 10.0).fixed and not job.held and job.paused
+    assert "has not reported" in controller.decidable_job(job, 10.0).fixed and not job.held and job.paused
     assert (job.start_s, job.begin_s) == (5.0, None)
     controller.handle(
-        Reported((Report(job.job_id, job.restarts, 1, step_s=0.5, plan=Plan(dp=1, global_batch=8)),), job.restarts),
+        ReportsReceived(
+            (Report(job.job_id, job.restarts, 1, step_s=0.5, plan=Plan(dp=1, global_batch=8)),), job.restarts
+        ),
         11.0,
     )
-    assert controller.as_decided_about(job, 12.0).fixed == ""
+    assert controller.decidable_job(job, 12.0).fixed == ""
 
 
 def test_a_typed_request_keeps_its_type() -> None:
@@ -163,7 +165,7 @@ def test_a_job_with_a_wrong_directive_is_shown_with_its_error() -> None:
 
 
 def test_an_untyped_request_takes_the_type_it_runs_on() -> None:
-    untyped = replace(KNOWN, asked=Shape("", 4, 2))
+    untyped = replace(KNOWN, requested_shape=Shape("", 4, 2))
     job = job_of(row(state="RUNNING", node_names=("n1",)), untyped, {"n1": "h100"}, is_paused=False)
     assert job.asked == Shape("h100", 4, 2)
 
@@ -192,7 +194,7 @@ def test_a_job_in_several_partitions_goes_by_those_that_take_it() -> None:
         "shut": PartitionRow(name="shut", state="DOWN"),
         "theirs": PartitionRow(name="theirs", allow_accounts=("chem",)),
     }
-    asked = replace(KNOWN, asked=Shape("a100", 2, 2), nodelist=("n1",), excluded=("n3", "n2"))
+    asked = replace(KNOWN, requested_shape=Shape("a100", 2, 2), nodelist=("n1",), excluded=("n3", "n2"))
     job = job_of(row(partition="main,small,shut,theirs", account="bio"), asked, {}, is_paused=False, partitions=limits)
     assert (job.open_partitions, job.max_nodes) == ("main", 4)
     assert (job.nodelist, job.exclude) == (("n1",), ("n2", "n3"))
