@@ -13,7 +13,7 @@ from synergy_core.reasons import Reason
 
 from synergy_sim.policies.nearest import nearest_tier
 from synergyd.links.model import Topology
-from synergyd.links.sharing import traffic_of
+from synergyd.links.sharing import make_traffic
 from synergyd.links.slowdown import Traffic, slowdowns
 from synergyd.scheduler.placement.place import Placement, make_placement_requests, place
 from synergyd.scheduler.problem.delays import Tier, find_tier, timer_s
@@ -96,7 +96,7 @@ def _forecast_slowdowns(
     sends, index = list(others), {}
     for i, cell, _ in allocation.assignments(problem):
         job_id = problem.jobs[i].job_id
-        one = traffic_of(job_id, cell, placement.nodes[job_id], topology)
+        one = make_traffic(job_id, cell, placement.nodes[job_id], topology)
         if one is not None:
             sends.append(one)
             index[job_id] = i

@@ -66,7 +66,7 @@ class RecordedTruth:
 
     def _step_s(self, shape: Shape, plan: Plan) -> float | None:
         if (shape, plan) not in self._steps:
-            self._steps[shape, plan] = self.task.expected(shape, plan)
+            self._steps[shape, plan] = self.task.expected_step_s(shape, plan)
         return self._steps[shape, plan]
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:

@@ -173,9 +173,9 @@ class OracleForecast:
             shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
             batch = fixed_batch(job)
             cells = self._best(live, shapes, batch, EXACT)
-            choice = ExchangeChoice.of(job, profile, live.plan)
-            if choice.looked_at:
-                cells += choice.beside(cells, lambda option: self._best(live, shapes, batch, option))
+            choice = ExchangeChoice.build(job, profile, live.plan)
+            if choice.considered_options:
+                cells += choice.make_cells(cells, lambda option: self._best(live, shapes, batch, option))
             if live.plan is not None and job.state is JobState.RUNNING:
                 # what it runs with now, so that a better batch on the same GPUs can be seen
                 known = any((c.shape, c.plan) == (job.shape, live.plan) for c in cells)

@@ -16,10 +16,10 @@ from synergy_core.errors import UsageError, one_line
 from synergy_core.ordinary_file import read_bytes
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
 from synergy_launch.launcher.batch_script import LAUNCHER, find_command
-from synergy_launch.launcher.detection import detect
-from synergy_launch.launcher.script_kind import DISTRIBUTIONS
+from synergy_launch.launcher.script.detection import detect
+from synergy_launch.launcher.script.kind import DISTRIBUTIONS
 
-from synergyd.cli.checks import output_of
+from synergyd.cli.checks import run_command
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.slurm.directives.directive import calls_launcher, notes, parse_script
 from synergyd.slurm.directives.grammar import MAX_LOOK, message
@@ -136,7 +136,7 @@ def _versions(distributions: tuple[str, ...]) -> str:
     python = shutil.which("python") or shutil.which("python3")
     if python is None or not distributions:
         return ""
-    ok, text = output_of(python, "-c", _ASK_VERSIONS, *distributions)
+    ok, text = run_command(python, "-c", _ASK_VERSIONS, *distributions)
     has = f"{text.strip()} in {python}" if ok and text.strip() else f"none of {', '.join(distributions)} in {python}"
     return has if ok and text.strip() else f"{has}: run this in the job's environment"
 
@@ -153,10 +153,10 @@ def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell,
     """Return the Cells that such a job could have on this cluster if it were empty. Raises UsageError if there is none, SlurmError."""
     from synergyd.daemon.forecast import Forecast
     from synergyd.slurm.command_line import CommandLine
-    from synergyd.slurm.parsed.snapshot import cluster_of
+    from synergyd.slurm.parsed.snapshot import cluster_from_rows
 
     settings = context.settings
-    cluster = cluster_of(CommandLine().nodes(), settings.partitions)
+    cluster = cluster_from_rows(CommandLine().nodes(), settings.partitions)
     result = Forecast(settings).cells(job_of_script(text, directive, cluster), Profile(), None, cluster)
     if not result.cells:
         raise UsageError("deadline", f"no size of the job is known: {result.why_none}", "name a model= that fits here")

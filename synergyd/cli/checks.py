@@ -39,7 +39,7 @@ def show(findings: Sequence[Finding]) -> None:
         click.secho(finding.line(), fg=colours[finding.ok])
 
 
-def output_of(*command: str, answer_s: float = ANSWER_S) -> tuple[bool, str]:
+def run_command(*command: str, answer_s: float = ANSWER_S) -> tuple[bool, str]:
     """Return (whether the command ended well, what it printed, else why not). Never raises."""
     try:
         answer = subprocess.run(
@@ -65,7 +65,7 @@ def output_of(*command: str, answer_s: float = ANSWER_S) -> tuple[bool, str]:
 
 def slurm_version() -> Finding:
     """Check the version of Slurm's commands on PATH."""
-    ok, text = output_of("sinfo", "--version")
+    ok, text = run_command("sinfo", "--version")
     match = re.search(r"(\d+)\.(\d+)(?:\.\d+)?", text) if ok else None
     if match is None:
         return Finding("Slurm's commands", False, text.strip(), "install slurm-client, and put it on PATH")
@@ -82,14 +82,14 @@ def controller(config: Callable[[], tuple[bool, str]]) -> tuple[list[Finding], d
         return [Finding("slurmctld", False, text, right)], {}
     values = {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in text.splitlines() if "=" in line)}
     findings = [Finding("slurmctld", True, f"cluster {values.get('ClusterName', '?')} answers")]
-    if (match := _AS_OF.search(text)) and (offset_s := offset_of(match[1], before_s, time.time())) is not None:
+    if (match := _AS_OF.search(text)) and (offset_s := compute_offset_s(match[1], before_s, time.time())) is not None:
         right = "set the time by NTP (chrony) on all hosts"
         text = f"{offset_s:.0f} s from slurmctld's"
         findings.append(Finding("clock", abs(offset_s) <= MAX_OFFSET_S, text, right))
     return findings, values
 
 
-def offset_of(server_time: str, before_s: float, after_s: float) -> float | None:
+def compute_offset_s(server_time: str, before_s: float, after_s: float) -> float | None:
     """Return the seconds by which this clock is ahead of `server_time`, or None if that can't be read.
 
     `server_time` is a local time to the second that was asked for between `before_s` and `after_s`.
@@ -104,7 +104,7 @@ def offset_of(server_time: str, before_s: float, after_s: float) -> float | None
 
 
 def ask_config() -> tuple[bool, str]:
-    return output_of("scontrol", "show", "config")
+    return run_command("scontrol", "show", "config")
 
 
 def munge_works() -> Finding:

@@ -15,7 +15,7 @@ import click
 from synergy_core.errors import SynergyError
 
 from synergyd import __version__
-from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, show, slurm_version
+from synergyd.cli.checks import Finding, ask_config, controller, munge_works, run_command, show, slurm_version
 from synergyd.cli.shared.context import Context
 from synergyd.store import private_file
 
@@ -59,12 +59,12 @@ def doctor(context: Context, checkpoint: Path | None, as_json: bool) -> None:
 def findings(context: Context, checkpoint: Path | None) -> list[Finding]:
     """Return all findings; none depends on another's outcome."""
     about, config = controller(ask_config)
-    ok, text = output_of("srun", "--version")
+    ok, text = run_command("srun", "--version")
     results = [slurm_version(), Finding("srun", ok, text.strip(), "install slurm-client, and put it on PATH"), *about]
     results.append(munge_works())
     launcher = shutil.which("synergy-launch")
     results.append(_launcher(launcher))
-    torch, visible_gpus = _torch(_python_of(launcher))
+    torch, visible_gpus = _torch(_find_python(launcher))
     results += [torch, _gpus(visible_gpus, bool(config)), *_ports(context), *_database(context)]
     if checkpoint is not None:
         results.append(writable(checkpoint))
@@ -77,7 +77,7 @@ def _launcher(path: str | None) -> Finding:
         return Finding(
             name, False, "is not on PATH", "install the package synergy-launch, or pip install synergy-slurm"
         )
-    ok, text = output_of(path, "--version")
+    ok, text = run_command(path, "--version")
     if not ok:
         return Finding(name, False, f"{path}: {text}", "install it again, with Python 3.11 or newer")
     version = text.split()[-1] if text.split() else "?"
@@ -85,7 +85,7 @@ def _launcher(path: str | None) -> Finding:
     return Finding(name, same, f"{path}, version {version}", f"synergyctl is {__version__}: install the same")
 
 
-def _python_of(launcher: str | None) -> str:
+def _find_python(launcher: str | None) -> str:
     """Return the Python that the launcher runs in: pip's script names it, the Debian package's takes the first on PATH."""
     try:
         with Path(launcher or "").open(encoding="utf-8", errors="replace") as file:
@@ -97,7 +97,7 @@ def _python_of(launcher: str | None) -> str:
 
 def _torch(python: str) -> tuple[Finding, int | None]:
     """Check torch in `python`. Return the finding and how many GPUs torch sees; None without torch."""
-    ok, text = output_of(python, "-c", _TORCH, answer_s=TORCH_S)
+    ok, text = run_command(python, "-c", _TORCH, answer_s=TORCH_S)
     try:
         version, torch, count = json.loads(text.splitlines()[-1]) if ok else ("", "", 0)
     except (ValueError, TypeError, IndexError):
@@ -121,7 +121,7 @@ def _gpus(visible_gpus: int | None, asks: bool) -> Finding:
         return Finding("GPUs", None, "this job asked for none", "srun --gres=gpu:1 synergyctl doctor")
     else:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-        ok, text = output_of("scontrol", "show", "node", node) if asks else (False, "slurmctld does not answer")
+        ok, text = run_command("scontrol", "show", "node", node) if asks else (False, "slurmctld does not answer")
         if not ok:
             return Finding("GPUs", None, f"{node} is no node of Slurm: {text}", "run it on a compute node")
         gres = re.search(r"^\s*Gres=(\S*)", text, re.MULTILINE)
@@ -173,7 +173,7 @@ def _ports(context: Context) -> list[Finding]:
 def _database(context: Context) -> list[Finding]:
     """Report the daemon's SQLite files on a shared StateDir if this node's users could open them, and nothing else."""
     try:
-        path = private_file.path_of(context.settings.database_url())
+        path = private_file.sqlite_file(context.settings.database_url())
     except SynergyError:
         return []  # `_ports` tells it
     readers = private_file.open_to_others(path) if path is not None else []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from synergy_core.errors import SynergyError
 
-from synergyd.cli.checks import Finding, ask_config, controller, munge_works, output_of, slurm_version
+from synergyd.cli.checks import Finding, ask_config, controller, munge_works, run_command, slurm_version
 from synergyd.cli.shared.context import REST_LIBRARIES
 from synergyd.daemon import heartbeat
 from synergyd.settings import Settings
@@ -70,7 +70,7 @@ def _uid(name: str) -> int:
 
 def _json() -> Finding:
     # asks for nodes: a whole queue as JSON may be large
-    ok, text = output_of("sinfo", "--json")
+    ok, text = run_command("sinfo", "--json")
     if ok:
         return Finding("JSON", True, "Slurm writes JSON")
     what = f"{text}: AdminComment is read through scontrol"
@@ -95,7 +95,7 @@ def _rights(user: str, config: dict[str, str]) -> Finding:
     if user in ("root", slurm_user):
         return Finding("rights", True, f"the daemon's user is {user}" + (", SlurmUser" if user == slurm_user else ""))
     right = f"run it as {slurm_user}, or: sacctmgr modify user {user} set adminlevel=Admin"
-    ok, text = output_of(*rights.USERS)
+    ok, text = run_command(*rights.USERS)
     level = rights.admin_level(text, _uid(user)) if ok else ""
     if not level:
         return Finding(

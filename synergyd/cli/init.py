@@ -104,7 +104,7 @@ def propose_changes(conf: Path) -> tuple[list[Change], list[str]]:
     modules = PACKAGED
     if not Path(sys.prefix).is_relative_to("/usr/lib/synergy"):
         modules = folder / "synergy"
-        changes += [c for name in MODULES if (c := _whole(modules / name, _read_packaged(name)))]
+        changes += [c for name in MODULES if (c := _make_change(modules / name, _read_packaged(name)))]
     read_paths = {line.path.resolve() for line in lines}
     has_directives = any(line.text.lstrip().upper().startswith("#SYNERGY ") for line in lines)
     include = not has_directives and not lacks_ours and ours not in read_paths
@@ -115,7 +115,7 @@ def propose_changes(conf: Path) -> tuple[list[Change], list[str]]:
     return [*changes, *_slurm_conf(slurm, conf, include)], remarks
 
 
-def _whole(path: Path, text: str) -> Change | None:
+def _make_change(path: Path, text: str) -> Change | None:
     before = _read(path)
     return Change(path, before, text) if before != text else None
 
@@ -125,7 +125,7 @@ def _script(path: Path, modules: Path, settings: Settings, *, stale: bool) -> tu
 
     `stale`: modules change, so that Slurm must read it anew, as it does when its time changes.
     """
-    hook = setup.hook_for(_read_packaged(HOOK), str(modules / MODULES[0]), str(settings.state_dir))
+    hook = setup.make_hook(_read_packaged(HOOK), str(modules / MODULES[0]), str(settings.state_dir))
     before = _read(path)
     if before is None:
         return [Change(path, None, hook)], []

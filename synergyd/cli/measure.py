@@ -26,7 +26,7 @@ from synergyd.jobmodel.model.measure import (
     Timing,
     all_reduces,
     conf_line,
-    figures_of,
+    derive_figures,
     one_device,
     report,
 )
@@ -112,7 +112,7 @@ def _measure(gpu_type: str | None, device: str, ranks: int | None, as_json: bool
     else:
         collectives = _on_this_machine(device, ranks) if ranks > 1 else ()
     measurement = replace(one_device(torch, device, time.perf_counter), collectives=collectives)
-    return _text(gpu_type or _type_of(measurement.device, device), measurement, as_json)
+    return _text(gpu_type or _guess_gpu_type(measurement.device, device), measurement, as_json)
 
 
 def _device(name: str) -> str:
@@ -127,7 +127,7 @@ def _device(name: str) -> str:
     return "cpu" if name == "cpu" or not gpus else "cuda"
 
 
-def _type_of(name: str, device: str) -> str:
+def _guess_gpu_type(name: str, device: str) -> str:
     """Return the type that torch's name of a device means, in Slurm's manner of writing it."""
     if device == "cpu":
         return "cpu"
@@ -136,7 +136,7 @@ def _type_of(name: str, device: str) -> str:
 
 
 def _text(gpu_type: str, measurement: DeviceMeasurement, as_json: bool) -> str:
-    figures, remarks = figures_of(measurement, gpu_type)
+    figures, remarks = derive_figures(measurement, gpu_type)
     if as_json:
         return json.dumps({"gpu_type": gpu_type, "figures": figures, "measured": asdict(measurement)}, indent=2) + "\n"
     head = (

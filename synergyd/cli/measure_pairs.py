@@ -11,7 +11,7 @@ from typing import Any
 from synergy_core.errors import UsageError
 
 from synergyd.jobmodel.model.measure_links import PairTimings, link_figures, pair_timings
-from synergyd.links.model import link_named
+from synergyd.links.model import make_link
 
 # bytes a rank: large sizes, since a link is shared by rate
 _SIZES = {"cpu": (1 << 20, 1 << 22, 1 << 23), "cuda": (1 << 22, 1 << 24, 1 << 27)}
@@ -20,7 +20,7 @@ _SIZES = {"cpu": (1 << 20, 1 << 22, 1 << 23), "cuda": (1 << 22, 1 << 24, 1 << 27
 def measured_pairs(device: str, link: str, as_json: bool) -> str | None:
     """Return the text to write, or None on ranks that leave it to the first one. Raises UsageError."""
     try:
-        link_named(link)
+        make_link(link)
     except UsageError as error:
         raise UsageError("--link", error.what, error.right) from None
     world, local = (int(os.environ.get(key) or 1) for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

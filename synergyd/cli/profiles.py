@@ -15,7 +15,7 @@ from synergyd.cli.measure import measure
 from synergyd.cli.shared.atomic import write_atomically
 from synergyd.cli.shared.console import console
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, Shots, read_files
-from synergyd.jobmodel.fit.predictor import fitted
+from synergyd.jobmodel.fit.predictor import fit_predictor
 from synergyd.jobmodel.fit.profile_file import profile_text, read_profile
 from synergyd.jobmodel.fit.score import Score, score_files
 
@@ -54,7 +54,7 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
       synergyctl profiles fit --rows a100.csv --rows h100.csv --out cluster.profile
     """
     rows = _rows(files)
-    predictor = fitted(rows)
+    predictor = fit_predictor(rows)
     write_atomically(out, profile_text(predictor))
     scores = score_files(rows, predictor)["all"]
     click.echo(

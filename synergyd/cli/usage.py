@@ -21,7 +21,7 @@ from synergyd.cli.shared.console import console
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME
 from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson
-from synergyd.views.months import month_span, present_month
+from synergyd.views.usage import month_span, present_month
 
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])")
 _COUNTS = frozenset({"jobs", "changes", "audited"})

@@ -88,12 +88,12 @@ class CellCache:
         `profiles` is by job id. `has_model` returns whether a job's model is known without its profile.
         """
         jobs, to_fit, known = tuple(jobs), [], self.learn_figures(cluster)
-        priors = {job.job_id: self._priors.of(job.uid) for job in jobs}
+        priors = {job.job_id: self._priors.prior_for(job.uid) for job in jobs}
         self._coarse.renew({job.job_id: profiles[job.job_id] for job in jobs}, priors)
         for job in jobs:
             profile = profiles[job.job_id]
             if profile.measured and profile.model is None and not has_model(job):
-                in_use = self._coarse.of(job.job_id, profile, self._priors.of(job.uid))
+                in_use = self._coarse.coarsen(job.job_id, profile, self._priors.prior_for(job.uid))
                 kept = self._by_job.get(job.job_id)
                 if kept is None or (kept[0].profile, kept[0].prior) != in_use:
                     to_fit.append(JobPlanner(job, in_use[0], None, known, prior=in_use[1]).to_fit())
@@ -114,7 +114,7 @@ class CellCache:
         the job is asked about again at the next call.
         """
         # each report moves it a little: Cells are searched for again only when it is worth it
-        profile, prior = self._coarse.of(job.job_id, profile, self._priors.of(job.uid))
+        profile, prior = self._coarse.coarsen(job.job_id, profile, self._priors.prior_for(job.uid))
         key = CellInputs(
             job.directive,
             job.asked,

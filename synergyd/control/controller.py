@@ -65,15 +65,13 @@ from synergyd.control.resize.start_time import put_off_until_s
 from synergyd.control.resize_request import resize_request
 from synergyd.control.restart_budgets import RestartBudgets
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.state.believed_profiles import believed_profiles
-from synergyd.control.state.job_durations import JobDurations
-from synergyd.control.state.progress import compute_progress, with_likely
+from synergyd.control.state.progress import JobDurations, compute_progress, with_likely
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import KeepReport, Output, Remember, StoryEntry, TrackedJob
 from synergyd.control.waiting import count_held_back_time, park_if_waiting
 from synergyd.jobmodel.likely_lengths import LearntLengths
-from synergyd.jobmodel.shared_profiles import SharedProfiles
-from synergyd.links.sharing import slowdowns_of
+from synergyd.jobmodel.shared_profiles import SharedProfiles, believed_profiles
+from synergyd.links.sharing import find_slowdowns
 from synergyd.scheduler.problem.records import Progress
 
 HISTORY = 10_000  # lines of `story`, of all jobs together
@@ -201,7 +199,7 @@ class Controller:
             case SnapshotTaken():
                 return self._take_snapshot(event, now_s)
             case EpochDecided(decisions=decisions):
-                slowdowns = slowdowns_of(decisions)
+                slowdowns = find_slowdowns(decisions)
                 for job_id, tracked in self.jobs.items():
                     tracked.blocked_decision, tracked.slowdown = None, slowdowns.get(job_id, 1.0)
                 return []
@@ -442,7 +440,7 @@ class Controller:
             self.durations.add(gpu_s, tracked.job.asked.gpus)
         if (job := tracked.job or tracked.last_running_job) is not None:
             learnt = self.size_changes.note_end(job, tracked.report, gpu_s / max(1, job.shape.gpus))
-            learnt |= self.lengths.ended(job, gpu_s) if tracked.reports_length is False else {}
+            learnt |= self.lengths.record_end(job, gpu_s) if tracked.reports_length is False else {}
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
         self.restart_budgets.forget(job_id)

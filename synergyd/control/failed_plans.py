@@ -22,7 +22,7 @@ from synergyd.control.resize.events import PlanFailed, ReportsReceived
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ON_NODES, JobLifecycle
 from synergyd.control.tracked import Output, Remember, TrackedJob
-from synergyd.jobmodel.shared_profiles import program_of
+from synergyd.jobmodel.shared_profiles import program_mark
 
 PREFIX = "failed:"  # starts each key in the store: `failed:KIND:PROGRAM:GPU TYPE`
 _NEED_MEMORY = ("memory", "killed")  # kinds of failure
@@ -101,7 +101,7 @@ class FailedPlans:
         """Ban `failure`'s plan for the job's program. `least_memory`: the memory bias with which it would not have fitted."""
         if failure.plan is None:
             return {}
-        key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{program_of(job)}:{gpu_type}"
+        key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{program_mark(job)}:{gpu_type}"
         known, plan = self._profile(key), _same(failure.plan)
         bias = known.memory
         if failure.kind == "memory" and least_memory is not None and 0 < least_memory < math.inf:
@@ -123,7 +123,7 @@ class FailedPlans:
         job, life = tracked.job or tracked.last_running_job, tracked.lifecycle
         if job is None:
             return {}
-        key, program = f"{PREFIX}{_SCRIPT}:{program_of(job)}:", program_of(job)
+        key, program = f"{PREFIX}{_SCRIPT}:{program_mark(job)}:", program_mark(job)
         if _is_training_after_resize(life) and program not in self._survivors:
             if len(self._survivors) >= _PROGRAMS:
                 self._survivors.clear()  # a matter of memory: each is seen again at its next restart
@@ -146,7 +146,7 @@ class FailedPlans:
 
     def bans_for(self, job: Job) -> Bans:
         """Return what is banned for the job's program."""
-        return self._bans.get(program_of(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
+        return self._bans.get(program_mark(job), NO_BANS) if self._bans and job.directive is not None else NO_BANS
 
     def forget(self, job_id: int) -> None:
         """Forget which bans came from a job that has ended. The plans that failed stay banned."""

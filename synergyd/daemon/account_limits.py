@@ -26,7 +26,7 @@ from synergyd.slurm.parsed.associations import (
     parse,
 )
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
-from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, state_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_from_row, state_from_row
 
 log = logging.getLogger("synergyd")
 RULES_S = 600.0  # between two looks at what changes seldom: three or four calls
@@ -79,7 +79,7 @@ def describe_use(
     partitions: Mapping[str, PartitionRow],
 ) -> JobUse:
     """Return the JobUse that a row of the queue describes."""
-    using = state_of(row) in _USING
+    using = state_from_row(row) in _USING
     nodes = max(1, row.num_nodes)
     per_gpu, memory = float(row.cpus_per_gpu), row.memory_mib / nodes
     memory_per_gpu = per_gpu * row.min_memory_mib if row.memory_per_cpu else float(row.memory_per_gpu_mib)
@@ -94,7 +94,7 @@ def describe_use(
         uid=row.uid,
         partition=row.partition,
         qos=row.qos,
-        holds=shape_of(row, gpu_type_of_node) if using else None,
+        holds=shape_from_row(row, gpu_type_of_node) if using else None,
         requested_shape=known.requested_shape,
         # if a job asks by GPU, the CPUs of a node are those of the size that it had when it was first seen
         cpus_per_node=1.0 if per_gpu else row.num_cpus / nodes if using else float(known.cpus_per_node),
@@ -169,7 +169,7 @@ class Accounting:
         )
 
     def _common_limits(self, use: JobUse, whole: int) -> _Alike:
-        leaf = self.associations.of(use.account, use.user, use.partition)
+        leaf = self.associations.find(use.account, use.user, use.partition)
         fair_share = None if leaf is None else leaf.fair_share
         if not self.rules.limits:
             return _Alike(fair_share=fair_share)

@@ -12,7 +12,7 @@ from synergy_core.wire import job_key
 from synergy_core.wire.job_key import SecretFile
 from synergy_core.wire.plan_file import plan_path
 
-from synergyd.slurm.owner_file import write_for
+from synergyd.slurm.owner_file import write_for_user
 from synergyd.slurm.parsed.rows import JobRow
 
 log = logging.getLogger("synergyd")
@@ -60,7 +60,7 @@ class JobKeys:
             except OSError as error:
                 return error
             try:
-                write_for(
+                write_for_user(
                     key_path(self._state_dir, job_id), job_key.derive_job_key(secret, job_id, *life).text(), life[1]
                 )
                 self._given[job_id] = life

@@ -14,11 +14,11 @@ from synergy_core.wire import admin_comment
 from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import parse_script, read_stamp
 from synergyd.slurm.directives.second_run import second_run_problem
-from synergyd.slurm.parsed.het_jobs import is_resized, parts_of, resize_obstacle
-from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, throttle_of
+from synergyd.slurm.parsed.het_jobs import group_components, is_resized, resize_obstacle
+from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, read_throttle, slurm_name
 from synergyd.slurm.parsed.needs import placement_obstacle
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_of, size_obstacle
+from synergyd.slurm.parsed.snapshot import SubmittedJob, shape_from_row, size_obstacle
 
 log = logging.getLogger("synergyd.registry")
 SCRIPTS_AN_EPOCH = 200  # each is one RPC
@@ -58,7 +58,7 @@ class JobRegistry:
         rows = list(rows)
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
-        self.parts = parts_of(rows)
+        self.parts = group_components(rows)
         for gone in [i for i in self.submitted if i not in here and i not in self.kept]:
             del self.submitted[gone]
             self._stamped.discard(gone)
@@ -179,7 +179,7 @@ class JobRegistry:
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: slurm_name(r) for r in tasks})
-        said = {r.array_job_id: throttle_of(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
+        said = {r.array_job_id: read_throttle(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
         for r in tasks:
@@ -231,7 +231,7 @@ class JobRegistry:
         return SubmittedJob(
             directive,
             error,
-            asked or shape_of(row, gpu_type_of_node if row.node_names else {}),
+            asked or shape_from_row(row, gpu_type_of_node if row.node_names else {}),
             cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
             own_tasks,
             note,

@@ -46,7 +46,7 @@ from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.heartbeat import Heartbeat, compute_grace_s
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.daemon.links.members import find_members
+from synergyd.daemon.links.process import find_members
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.restart_place import RestartPlace
 from synergyd.daemon.restore import restore
@@ -62,7 +62,7 @@ from synergyd.slurm.actuator import Actuator
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.expanders import JoinedNodes
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import state_of
+from synergyd.slurm.parsed.snapshot import state_from_row
 from synergyd.store.records import EpochRecord, epoch_record
 
 log = logging.getLogger("synergyd")
@@ -336,7 +336,7 @@ class Daemon:
         told = {**self.executor.batches, **self.executor.requests, **self.executor.orders}
         if inbox is not None:
             answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
-            owners = {(i, r.restarts): r.uid for i, r in rows.items() if state_of(r) is JobState.RUNNING}
+            owners = {(i, r.restarts): r.uid for i, r in rows.items() if state_from_row(r) is JobState.RUNNING}
             inbox.tell(answers, {**owners, **{key: uid for key, (uid, _) in answers.items()}})
 
     def _keep_keys(self, jobs: Iterable[Job]) -> None:

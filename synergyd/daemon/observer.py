@@ -33,35 +33,35 @@ from synergyd.slurm.parsed.crowded import (
     LOOKED_AT,
     CrowdedPlaces,
     find_crowded,
-    held_to_asked,
-    holders_of,
+    find_holders,
+    find_waiting_jobs,
     is_filled_now,
-    reason_of,
-    waiting_of,
+    limit_to_requested_size,
+    wait_reason,
     who_gives_back,
 )
-from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, expanders_of, with_expanders
-from synergyd.slurm.parsed.het_jobs import apart, with_leader
+from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, find_expanders, with_expanders
+from synergyd.slurm.parsed.het_jobs import avoid_other_components, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
-from synergyd.slurm.parsed.job_forms import Forms, forms_of
+from synergyd.slurm.parsed.job_forms import Forms, sort_by_form
 from synergyd.slurm.parsed.needs import open_partitions, placement_obstacle
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partition_cpus import cpu_caps, with_caps
 from synergyd.slurm.parsed.reservations import Shield, read_reservations, read_shields
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
 from synergyd.slurm.parsed.snapshot import (
-    cluster_of,
+    cluster_from_rows,
     drains,
+    find_overtaken_jobs,
     gpuless,
+    has_launch_failed,
     is_as_submitted,
     is_in,
-    job_of,
-    launch_failed,
+    job_from_row,
     leaks,
-    node_of,
-    passed_over,
+    node_from_row,
     size_obstacle,
-    state_of,
+    state_from_row,
     with_leaks,
 )
 from synergyd.slurm.parsed.switches import Leaves
@@ -132,7 +132,7 @@ class Observer:
         those newly found to have none. Raises SlurmError when Slurm can't be read.
         """
         rows, nodes = self.reader.jobs(), self.reader.nodes()
-        self._expanders = expanders_of(rows, joined)
+        self._expanders = find_expanders(rows, joined)
         self.everybodys = rows
         rows = as_whole_jobs(rows, self._expanders)
         self._read_limits(frozenset(p for n in nodes for p in n.partitions))
@@ -140,12 +140,14 @@ class Observer:
         leaves = self._leaf_switches(frozenset(n.name for n in nodes))
         self.registry.topology = bool(leaves)
         self._cpu_caps = cpu_caps(nodes, rows, self.limits)
-        self.cluster = cluster_of(with_caps(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits)
+        self.cluster = cluster_from_rows(
+            with_caps(nodes, self._cpu_caps), self.settings.partitions, leaves, self.limits
+        )
         # seen twice: a job may start between the two reads
         leaked, before = leaks(nodes, rows), self._leaks
         self._leaks = leaked
         self.cluster = with_leaks(self.cluster, {n: c for n, c in leaked.items() if before.get(n) == c})
-        self.gpu_types = {n.name: node_of(n).gpu_type for n in nodes}
+        self.gpu_types = {n.name: node_from_row(n).gpu_type for n in nodes}
         self._read_reservations({n.name: n.cpus for n in nodes}, any(n.reserved for n in self.cluster.nodes))
         self.registry.plain |= plain
         # a job that Slurm has started in another of its partitions is still ours
@@ -153,14 +155,14 @@ class Observer:
         newly_plain = self.registry.learn(ours, self.gpu_types)
         known = self.registry.submitted
         self._nodes = nodes
-        present = [with_leader(r, self.registry.parts) for r in rows if state_of(r) is not JobState.DONE]
+        present = [with_leader(r, self.registry.parts) for r in rows if state_from_row(r) is not JobState.DONE]
         self.rows = {r.job_id: r for r in present if r.job_id in known}
         self._unread.clear()  # the running jobs are known again
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.overtaken = passed_over(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
+        self.overtaken = find_overtaken_jobs(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
         uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
@@ -194,7 +196,7 @@ class Observer:
         for job_id, row in sorted(self.rows.items()):
             known = self.registry.submitted[job_id]
             groups = self._groups.groups_of(row.uid) if self._by_group else None
-            job = job_of(
+            job = job_from_row(
                 row,
                 known,
                 self.gpu_types,
@@ -204,12 +206,14 @@ class Observer:
                 topology=topology,
                 qos_flags=self.accounts.qos_flags(row.qos),
             )
-            job = leaves.within(job, row.switches) if row.switches else job
+            job = leaves.keep_in_one_leaf(job, row.switches) if row.switches else job
             if job.directive is not None and job_id in steering:
                 job = steer_job(job, steering[job_id])
             if job.state is JobState.RUNNING and not job.fixed and job_id in self.slurm_limits.restart_obstacles:
                 job = replace(job, fixed=self.slurm_limits.restart_obstacles[job_id])
-            job = controller.decidable_job(apart(job, row, self.registry.parts, self.cluster, self._nodes), now_s)
+            job = controller.decidable_job(
+                avoid_other_components(job, row, self.registry.parts, self.cluster, self._nodes), now_s
+            )
             tracked = controller.jobs.get(job_id)
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap)
@@ -241,7 +245,9 @@ class Observer:
         others = self._find_crowding(controller, jobs, now_s)
         for i, job in enumerate(jobs):
             if why := others.why(job):
-                job = held_to_asked(job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None)
+                job = limit_to_requested_size(
+                    job, why, others.keeps.get(job.job_id, ()) if others.is_of_use(job) else None
+                )
             tracked = controller.jobs.get(job.job_id)
             moves = None if tracked is None else tracked.lifecycle.moves
             jobs[i] = job if moves is None else with_move_limits(job, moves, self.settings, now_s, minute)
@@ -267,16 +273,16 @@ class Observer:
         """
         left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left_to_slurm_reason}
         decided = {i for i in self.rows if self.registry.submitted[i].directive is not None} - left - self.left_to_slurm
-        waiting = waiting_of(self._queue, decided)
-        named = {r.job_id: r for r in waiting if reason_of(r) in LOOKED_AT or is_filled_now(reason_of(r))}
+        waiting = find_waiting_jobs(self._queue, decided)
+        named = {r.job_id: r for r in waiting if wait_reason(r) in LOOKED_AT or is_filled_now(wait_reason(r))}
         still = {(r.job_id, r.submit_s) for r in waiting}
         self._waiting = {key: at_s for key, at_s in self._waiting.items() if key in still}
         for row in named.values():
             self._waiting.setdefault((row.job_id, row.submit_s), now_s)
         long = {i for i, r in named.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
         others = find_crowded(waiting, self.cluster.nodes, long)
-        holders = holders_of(j for j in jobs if others.why(j))
-        ready = [r for r in waiting if r.job_id in long and reason_of(r) in LOOKED_AT]
+        holders = find_holders(j for j in jobs if others.why(j))
+        ready = [r for r in waiting if r.job_id in long and wait_reason(r) in LOOKED_AT]
         if not (holders and ready):
             return others
         try:
@@ -311,7 +317,7 @@ class Observer:
         untouched |= {i for i, r in self.rows.items() if r.priority == 0 or placement_obstacle(r, bool(self._leaves))}
         untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left_to_slurm_reason}
         fixed = {i for i in jobs if size_obstacle(self.rows[i], known[i])}
-        self.forms = forms_of(
+        self.forms = sort_by_form(
             self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
         )
         return self.forms
@@ -343,7 +349,9 @@ class Observer:
     def read_nodes(self) -> Cluster:
         """Read the nodes as they are now, between two epochs. Raises SlurmError."""
         self._nodes = self._hidden_nodes.with_hidden(self.reader.nodes(), self.limits)
-        return cluster_of(with_caps(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits)
+        return cluster_from_rows(
+            with_caps(self._nodes, self._cpu_caps), self.settings.partitions, self._leaves, self.limits
+        )
 
     @property
     def waits_for_nodes(self) -> bool:
@@ -411,10 +419,12 @@ class Observer:
         known = self.registry.submitted.get(job_id)
         if row is None or known is None:
             return None
-        return job_of(with_expanders(row, self._expanders.get(job_id, ())), known, self.gpu_types, is_paused=False)
+        return job_from_row(
+            with_expanders(row, self._expanders.get(job_id, ())), known, self.gpu_types, is_paused=False
+        )
 
     def _job_event(self, job_id: int, row: JobRow | None) -> JobObserved:
-        if row is None or (state := state_of(row)) is JobState.DONE:
+        if row is None or (state := state_from_row(row)) is JobState.DONE:
             without = row is not None and gpuless(row, self.limits)
             failed = row is not None and row.state == "FAILED"
             gone = Observed("GONE", row.restarts if row else 0, gpuless=without, failed=failed)
@@ -422,7 +432,7 @@ class Observer:
         pending = state is JobState.PENDING
         observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s, nice=row.nice)
         if pending:
-            failed = launch_failed(row)
+            failed = has_launch_failed(row)
             observed = replace(
                 observed, eligible_s=row.eligible_s, launch_failed=failed, reason=row.reason, queued_s=row.submit_s
             )

@@ -16,9 +16,9 @@ from synergyd.daemon.account_limits import describe_use
 from synergyd.daemon.observer import Observer
 from synergyd.scheduler.problem.gpu_limits import find_exceeded_limit
 from synergyd.slurm.actuator import NoPlaceError, PlaceCheck
-from synergyd.slurm.parsed.crowded import can_use, waiting_of
+from synergyd.slurm.parsed.crowded import can_use, find_waiting_jobs
 from synergyd.slurm.parsed.reservations import read_reservations, read_shields
-from synergyd.slurm.parsed.rows import JobRow, gpus_of
+from synergyd.slurm.parsed.rows import JobRow, parse_gpus
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RestartPlace(PlaceCheck):
         known = self.observer.registry.submitted
         ours = {i for i, k in known.items() if k.directive is not None} - self.observer.left_to_slurm
         names = {*row.node_names, *requeue.shield}
-        for other in waiting_of(self.observer.reader.jobs(), ours):
+        for other in find_waiting_jobs(self.observer.reader.jobs(), ours):
             if can_use(other, names, cluster.nodes):
                 return f"another job waits for GPUs there, and they can't be kept ({unshielded})"
         return ""
@@ -91,7 +91,7 @@ def _find_taken_nodes(target: Target, row: JobRow, job: Job | None, cluster: Clu
         node = cluster.node(name, target.shape.gpu_type)
         if node is None or not node.up:
             return f"{name} can't take jobs now"
-        own = gpus_of(row.tres_per_node)[1] if name in row.node_names else 0
+        own = parse_gpus(row.tres_per_node)[1] if name in row.node_names else 0
         room = own or job is None or has_cpus(node, job, gpus)
         if node.gpus - node.gpus_used + own < gpus or not room:
             return f"others have taken GPUs of {name} meanwhile"

@@ -120,7 +120,7 @@ def run(
         links_address=links_address,
         usage=usage,
     )
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().own_mail_of, leads)
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().read_own_mail, leads)
     daemon = Daemon(settings, dependencies)
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -185,7 +185,7 @@ def _close_to_others(settings: Settings) -> None:
     about = settings.state_dir.stat()
     if about.st_mode & 0o006 and os.geteuid() in (0, about.st_uid):
         settings.state_dir.chmod(about.st_mode & 0o7771)
-    path = private_file.path_of(settings.database_url())
+    path = private_file.sqlite_file(settings.database_url())
     for file in private_file.tighten(path) if path else ():
         log.warning("%s: others could open it; now its owner alone can", file)
 

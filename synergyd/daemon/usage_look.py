@@ -16,7 +16,7 @@ from synergyd.control.tracked import TrackedJob
 from synergyd.control.usage_ledger import Holding
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.slurm.parsed.rows import JobRow, gpu_items
-from synergyd.slurm.parsed.snapshot import is_in, state_of
+from synergyd.slurm.parsed.snapshot import is_in, state_from_row
 
 #: an end that is so much ahead is still one that has come, on a slurmctld whose clock is ahead; a planned one is a minute ahead or more
 CLOCKS_APART_S = 30.0
@@ -34,7 +34,7 @@ def holdings(
     decided = {d.job_id: d for d in decisions}
     owners = {row.job_id: (row.uid, row.account) for row in rows}
     for row in rows:
-        state = state_of(row)
+        state = state_from_row(row)
         if not is_in(row, partitions) and row.job_id not in tracked:
             continue
         if state is JobState.PENDING and not row.restarts:
@@ -74,7 +74,7 @@ def find_span(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
     While the processes of a job that is being requeued are on their way out, Slurm shows it as COMPLETING with the start and end that
     it would have if it started now: the incarnation that held GPUs is over, and the row does not say since when.
     """
-    state = state_of(row)
+    state = state_from_row(row)
     if state is JobState.PENDING:
         return None, None
     if state in (JobState.RUNNING, JobState.SUSPENDED):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.records import Measurement, Plan, Profile, Shape
 
-from synergyd.jobmodel.learning import rounded
+from synergyd.jobmodel.learning import round_to_grid
 
 # |log| of two step times that are still one program's, in the median: about three sigmas of a measured one (throughput.NOISE)
 SAME = 0.1
@@ -41,11 +41,11 @@ class _Kind:
     agrees: dict[str, bool] = field(default_factory=dict)
     measured: dict[_Where, tuple[Measurement, str]] = field(default_factory=dict)
     noise_scale: float | None = None
-    heard: frozenset[str] = frozenset()  # programs whose noise scale counts
+    noise_programs: frozenset[str] = frozenset()  # programs whose noise scale counts
     strikes: int = 0
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         agree = sum(self.agrees.values()) - 1
         return agree - _DIFFERS * (len(self.agrees) - 1 - agree) >= _AGREE
 
@@ -68,7 +68,7 @@ class AlikePrograms:
         agrees = before if agrees is None else agrees
         if agrees is not None and agrees != before:
             known.strikes = 0 if agrees else known.strikes + 1
-            if known.strikes >= _STRIKES and not known.trusted:
+            if known.strikes >= _STRIKES and not known.is_trusted:
                 known, agrees = _Kind(), True
             known.agrees.pop(program, None)
             known.agrees[program] = agrees
@@ -80,13 +80,15 @@ class AlikePrograms:
         while len(self._kinds) > _KINDS:
             del self._kinds[next(iter(self._kinds))]
 
-    def known(self, kind: str, program: str, has_measured: bool) -> tuple[tuple[Measurement, ...], float | None] | None:
+    def find_measurements(
+        self, kind: str, program: str, has_measured: bool
+    ) -> tuple[tuple[Measurement, ...], float | None] | None:
         """Return (measurements, noise scale in samples) of the programs of this kind.
 
         Return None if they do not run as one, or if this program has measured and did not agree.
         """
         known = self._kinds.get(kind)
-        if known is None or not known.trusted or not known.agrees.get(program, not has_measured):
+        if known is None or not known.is_trusted or not known.agrees.get(program, not has_measured):
             return None
         return tuple(m for m, _ in known.measured.values()), known.noise_scale
 
@@ -97,22 +99,22 @@ def _join(known: _Kind, program: str, profile: Profile) -> None:
         where = m.plan, m.shape
         room = len(known.measured) < _KEPT and of_shape[m.shape] < _KEPT_A_SHAPE
         if m.step_s > 0 and where not in known.measured and room:
-            known.measured[where] = replace(m, step_s=rounded(m.step_s), samples=1), program
+            known.measured[where] = replace(m, step_s=round_to_grid(m.step_s), samples=1), program
             of_shape[m.shape] += 1
     noise = profile.noise_scale
-    if program not in known.heard and noise is not None and noise > 0:
-        known.heard = (known.heard & known.agrees.keys()) | {program}
+    if program not in known.noise_programs and noise is not None and noise > 0:
+        known.noise_programs = (known.noise_programs & known.agrees.keys()) | {program}
         before = known.noise_scale
-        known.noise_scale = rounded(noise if before is None else math.sqrt(before * noise))
+        known.noise_scale = round_to_grid(noise if before is None else math.sqrt(before * noise))
 
 
 def _agrees(known: Mapping[_Where, tuple[Measurement, str]], profile: Profile) -> bool | None:
     """Return whether the step times agree with those of the others, in the median, or None if none can be compared."""
-    off = sorted(found for m in profile.measured if (found := _off(known, m)) is not None)
+    off = sorted(found for m in profile.measured if (found := _log_ratio(known, m)) is not None)
     return off[len(off) // 2] <= SAME if off else None
 
 
-def _off(known: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> float | None:
+def _log_ratio(known: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> float | None:
     """Return |log| of the ratio between `own`'s step time and what the nearest of `known` allows, or None if none is near."""
     if own.step_s <= 0:
         return None

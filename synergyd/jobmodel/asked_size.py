@@ -32,10 +32,10 @@ def at_least_linear(cells: Sequence[Cell], asked_gpus: int, measured: Sequence[M
             rate = max(rate, best[gpus] / gpus)
             last = rate * gpus / best[gpus]
         factor[gpus] = last
-    return [cell if factor[cell.shape.gpus] == 1.0 else _scaled(cell, factor[cell.shape.gpus]) for cell in cells]
+    return [cell if factor[cell.shape.gpus] == 1.0 else _scale_cell(cell, factor[cell.shape.gpus]) for cell in cells]
 
 
-def _scaled(cell: Cell, factor: float) -> Cell:
+def _scale_cell(cell: Cell, factor: float) -> Cell:
     return replace(
         cell,
         throughput=cell.throughput * factor,

@@ -38,7 +38,7 @@ class ExchangeChoice:
     longer: float = 1.0
 
     @classmethod
-    def of(cls, job: Job, profile: Profile, plan: Plan | None) -> ExchangeChoice:
+    def build(cls, job: Job, profile: Profile, plan: Plan | None) -> ExchangeChoice:
         present = parse_exchange(plan.exchange, "present plan") if plan else EXACT
         # the last measured exchange is the one that runs
         last = parse_exchange(profile.measured[-1].plan.exchange, "measured") if profile.measured else EXACT
@@ -55,7 +55,7 @@ class ExchangeChoice:
         return tuple(option for option in exchange_cost.options(directive.comm) if option.way not in refused)
 
     @property
-    def looked_at(self) -> tuple[Exchange, ...]:
+    def considered_options(self) -> tuple[Exchange, ...]:
         """Return `options`, and the option that the job runs with: going on as before has its price too."""
         options = self.options
         return options if self.present == EXACT or self.present in options else (*options, self.present)
@@ -69,12 +69,12 @@ class ExchangeChoice:
             return option
         return replace(option, period=min(MAX_PERIOD, round(option.period * self.longer)))
 
-    def worth(self, option: Exchange, replicas: int) -> float:
+    def example_worth(self, option: Exchange, replicas: int) -> float:
         """Return what an example is worth under `option`, as a share of what it is worth with every gradient exchanged."""
-        worth = exchange_cost.worth(option, replicas, self.profile.measured)
+        worth = exchange_cost.example_worth(option, replicas, self.profile.measured)
         return worth if option == EXACT or option in self.options else min(worth, TAKEN_BACK)
 
-    def beside(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
+    def make_cells(self, exact: Sequence[Cell], cells: CellsWith) -> list[Cell]:
         """Return the Cells to add to the `exact` ones.
 
         For each shape this is the best option that may be taken, where it predicts clearly more than the best exact plan, and
@@ -85,7 +85,8 @@ class ExchangeChoice:
         for cell in exact:
             least[_key(cell.shape)] = max(least.get(_key(cell.shape), 0.0), cell.goodput)
         priced = {
-            option: [self._priced(cell, option) for cell in cells(self.runs(option))] for option in self.looked_at
+            option: [self._price_cell(cell, option) for cell in cells(self.runs(option))]
+            for option in self.considered_options
         }
         present = [cell for cell in priced.get(self.present, ()) if cell.shape == self.job.shape]
         best: dict[_Key, Cell] = {}
@@ -105,8 +106,8 @@ class ExchangeChoice:
     def _is_known(self, option: Exchange) -> bool:
         return exchange_cost.is_measured(option, self.profile.measured)
 
-    def _priced(self, cell: Cell, option: Exchange) -> Cell:
-        worth = self.worth(option, cell.plan.dp)
+    def _price_cell(self, cell: Cell, option: Exchange) -> Cell:
+        worth = self.example_worth(option, cell.plan.dp)
         return replace(
             cell,
             plan=replace(cell.plan, exchange=str(option)),
@@ -128,7 +129,9 @@ class ExchangeChoice:
         if not self.options:
             return f"{said} its program exchanges every gradient in every step."
         here = [c for c in exact if c.shape == self.job.shape]
-        offered = [self._priced(c, o) for o in self.options for c in cells(self.runs(o)) if c.shape == self.job.shape]
+        offered = [
+            self._price_cell(c, o) for o in self.options for c in cells(self.runs(o)) if c.shape == self.job.shape
+        ]
         if not here or not offered:
             return f"{said} its replicas have no slow link between them."
         best, base = max(offered, key=lambda c: c.goodput), max(here, key=lambda c: c.goodput)
@@ -159,7 +162,7 @@ def may_exchange_less(gpu: GpuFigures, shape: Shape) -> bool:
     return shape.gpus > 1 and exchange_cost.slow_links(shape.nodes, gpu.intra_gbs)
 
 
-def replicas_alone(limits: PlanLimits) -> PlanLimits | None:
+def limits_to_replicas(limits: PlanLimits) -> PlanLimits | None:
     """Return `limits` for plans of whole replicas whose parameters are not sharded (DDP), or None if the limits rule these out."""
     if any((getattr(limits, name) or 1) > 1 for name in ("tp", "pp", "vpp", "cp", "ep")):
         return None

@@ -14,14 +14,14 @@ from synergy_core.records import Cell, Cluster, Directive, Job, ModelSpec, Plan,
 from synergyd.jobmodel import plan_distance, unknown_model
 from synergyd.jobmodel.asked_size import at_least_linear
 from synergyd.jobmodel.cell_search import rank, uncertainty
-from synergyd.jobmodel.exchange_choice import ExchangeChoice, may_exchange_less, replicas_alone
-from synergyd.jobmodel.learning import level, refined
+from synergyd.jobmodel.exchange_choice import ExchangeChoice, limits_to_replicas, may_exchange_less
+from synergyd.jobmodel.learning import level, refine_figures
 from synergyd.jobmodel.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.jobmodel.model import throughput
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, overlapped
+from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
-from synergyd.jobmodel.model.spec import checked
+from synergyd.jobmodel.model.spec import check_spec
 from synergyd.jobmodel.model.step_time import step_time
 from synergyd.jobmodel.model.throughput import PRIOR, ThroughputModel, ThroughputPrior
 from synergyd.jobmodel.plan_limits import NOT_BATCH, TOO_BIG, PlanLimits, check_fixed
@@ -95,7 +95,7 @@ class JobPlanner:
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
-    def expected(self, shape: Shape, plan: Plan) -> float | None:
+    def expected_step_s(self, shape: Shape, plan: Plan) -> float | None:
         """Return the seconds of a step of `plan` on `shape` after all that the profile has learnt, as a Cell would state them.
 
         Return None if the plan does not fit the shape's GPU count or its own batch.
@@ -106,10 +106,10 @@ class JobPlanner:
         model, measured = self._model, self.profile.measured
         if model is not None:
             plans = from_plans([plan], shape.gpus_per_node)
-            speed = self._believed(shape.gpu_type)[0]
-            return float(step_time(model, self._refined(shape.gpu_type), plans).total[0]) / speed
+            speed = self._find_speed(shape.gpu_type)[0]
+            return float(step_time(model, self._refine_figures(shape.gpu_type), plans).total[0]) / speed
         if not measured:
-            return bare[0] / self._believed(shape.gpu_type)[0]
+            return bare[0] / self._find_speed(shape.gpu_type)[0]
         learnt = throughput.fit(*self._to_fit()).model
         return learnt.step_s(self._figures(shape.gpu_type), shape, *_work(plan))
 
@@ -150,27 +150,27 @@ class JobPlanner:
         """Return the reported model if it can exist, else the named one."""
         if self.profile.model is not None:
             try:
-                return checked(self.profile.model, "report")
+                return check_spec(self.profile.model, "report")
             except UsageError:
                 return self.model
         return self.model
 
     def _figures(self, gpu_type: str) -> GpuFigures:
         found = self.figures.get(gpu_type) or figures(gpu_type)
-        return overlapped(found) if self.profile.accepts.overlap else found
+        return with_overlap(found) if self.profile.accepts.overlap else found
 
     def _to_fit(self) -> throughput.FitOf:
         measured = self.profile.measured
         return measured, tuple(self._figures(m.shape.gpu_type) for m in measured), self.prior
 
-    def _refined(self, gpu_type: str) -> GpuFigures:
+    def _refine_figures(self, gpu_type: str) -> GpuFigures:
         """Return the type's figures, moved by what the job's plans have measured on it."""
         gpu, model = self._figures(gpu_type), self._model
         if model is None:
             return gpu
-        return refined(model, gpu, self.profile.measured, self._believed(gpu_type)[0])
+        return refine_figures(model, gpu, self.profile.measured, self._find_speed(gpu_type)[0])
 
-    def _believed(self, gpu_type: str) -> tuple[float, int]:
+    def _find_speed(self, gpu_type: str) -> tuple[float, int]:
         """Return (speed, samples) of the profile, as far as they hold for `gpu_type`.
 
         On a type that the job, or jobs like it, have run on, this is what was measured there. On another type, half of the
@@ -277,18 +277,18 @@ class JobPlanner:
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         found, choice = self._exchanging(gpu_type, shapes, EXACT), self.exchange
-        if not choice.looked_at:
+        if not choice.considered_options:
             return found
-        return found + choice.beside(found, lambda option: self._exchanging(gpu_type, shapes, option))
+        return found + choice.make_cells(found, lambda option: self._exchanging(gpu_type, shapes, option))
 
     def _exchanging(self, gpu_type: str, shapes: Sequence[Shape], option: Exchange) -> list[Cell]:
         """Return the best Cells where replicas exchange by `option`. Its effect on what an example is worth is not counted."""
-        gpu, model, limits, profile = self._refined(gpu_type), self._model, self.limits(), self.profile
+        gpu, model, limits, profile = self._refine_figures(gpu_type), self._model, self.limits(), self.profile
         if option != EXACT:
-            if (alone := replicas_alone(limits)) is None:
+            if (alone := limits_to_replicas(limits)) is None:
                 return []
             limits, shapes = alone, [shape for shape in shapes if may_exchange_less(gpu, shape)]
-        speed, samples = self._believed(gpu_type)
+        speed, samples = self._find_speed(gpu_type)
         # a fixed batch has one efficiency for all plans: it counts as 1
         noise = profile.noise_scale if limits.low < limits.high else None
         if model is None:
@@ -312,12 +312,12 @@ class JobPlanner:
             sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
         else:
             sigmas = plan_distance.sigmas(model, self._figures(gpu_type), profile.measured, best)
-        return [_at_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
+        return [_scale_to_speed(cell, speed, sigma) for cell, sigma in zip(best, sigmas, strict=True)]
 
     @property
     def exchange(self) -> ExchangeChoice:
         """Return which options of less communication the job may be given."""
-        return ExchangeChoice.of(self.job, self.profile, self.present)
+        return ExchangeChoice.build(self.job, self.profile, self.present)
 
     def exchange_remark(self) -> str:
         """Return why a running job that allows less communication has none, with a leading blank.
@@ -398,7 +398,7 @@ def _work(plan: Plan) -> tuple[int, int, int, Exchange]:
     return plan.dp, plan.micro_batch, plan.micro_batches, parse_exchange(plan.exchange, "plan")
 
 
-def _at_speed(cell: Cell, speed: float, sigma: float) -> Cell:
+def _scale_to_speed(cell: Cell, speed: float, sigma: float) -> Cell:
     return Cell(
         cell.shape,
         cell.plan,

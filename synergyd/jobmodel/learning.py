@@ -21,7 +21,7 @@ from synergy_core.records import Measurement, ModelSpec, Profile, Shape
 
 from synergyd.jobmodel.fit.parameters import TIME, RowBatch, backward, forward, log_time, plausible, solve
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.dims import stacked
+from synergyd.jobmodel.model.dims import stack_dims
 from synergyd.jobmodel.model.hardware import GpuFigures
 from synergyd.jobmodel.model.step_time import step_time
 
@@ -58,12 +58,12 @@ def update_profile(
     """
     samples, speed = profile.samples, profile.speed
     if (ratio := _ratio(predicted_step_s, report.step_s)) is not None:
-        speed = _smoothed(speed, ratio, samples)
+        speed = _smooth(speed, ratio, samples)
         samples += 1
     memory = profile.memory
     if (ratio := _ratio(report.peak_memory_bytes, predicted_memory_bytes)) is not None:
         # exactly 1 is what an unmeasured profile has, so that measurement is the first one of memory
-        memory = _smoothed(memory, ratio, 0 if memory == 1.0 else max(1, profile.samples))
+        memory = _smooth(memory, ratio, 0 if memory == 1.0 else max(1, profile.samples))
     noise = profile.noise_scale
     if _positive(report.noise_scale):
         assert report.noise_scale is not None
@@ -80,16 +80,16 @@ def update_profile(
         samples=samples,
         noise_scale=noise,
         resharding=report.resharding,
-        accepts=_accepted(profile.accepts, report),
+        accepts=_merge_accepts(profile.accepts, report),
         model=report.model or profile.model,
         global_batch=batch or profile.global_batch,
-        measured=_remembered(profile.measured, report, shape, predicted_step_s),
+        measured=_add_measurement(profile.measured, report, shape, predicted_step_s),
         rebatching=report.rebatching,
         base_batch=report.base_batch or profile.base_batch,
     )
 
 
-def _accepted(before: Accepts, report: Report) -> Accepts:
+def _merge_accepts(before: Accepts, report: Report) -> Accepts:
     """Return what the script has said that it accepts.
 
     A run on one GPU can't show which exchanges between replicas it refuses, so earlier refusals are kept then.
@@ -112,18 +112,18 @@ def coarse(profile: Profile) -> Profile:
     noise = profile.noise_scale
     return replace(
         profile,
-        speed=_rounded(math.log(profile.speed)) if _positive(profile.speed) else profile.speed,
-        memory=_memory_rounded(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
-        noise_scale=_rounded(math.log(noise)) if noise is not None and _positive(noise) else noise,
+        speed=_round_logarithm(math.log(profile.speed)) if _positive(profile.speed) else profile.speed,
+        memory=_round_memory_logarithm(math.log(profile.memory)) if _positive(profile.memory) else profile.memory,
+        noise_scale=_round_logarithm(math.log(noise)) if noise is not None and _positive(noise) else noise,
         samples=_power_of_two(profile.samples),
         measured=tuple(_coarse(m) for m in profile.measured),
     )
 
 
 def _coarse(m: Measurement) -> Measurement:
-    step_s, samples, worth = _rounded(math.log(m.step_s)), _power_of_two(m.samples), m.comm_efficiency
+    step_s, samples, worth = _round_logarithm(math.log(m.step_s)), _power_of_two(m.samples), m.comm_efficiency
     if worth is not None and _positive(worth):
-        worth = min(1.0, _rounded(math.log(worth)))
+        worth = min(1.0, _round_logarithm(math.log(worth)))
     fresh = Measurement(m.plan, m.shape, step_s, samples, worth)
     return m if fresh == m else fresh
 
@@ -169,7 +169,7 @@ class CoarseProfiles:
                 self._known[job_id] = _InUse(profiles[job_id], fresh, priors[job_id], self._turn)
                 taken[like] += 1
 
-    def of(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:
+    def coarsen(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:
         """Return the (profile, prior) in use.
 
         Return those given if there are none so far, or if nobody says when an epoch begins.
@@ -197,7 +197,7 @@ def _rank(fresh: Profile, before: Profile) -> int:
     return (_FIRST if not before.measured else _FURTHER) if fresh.measured else _BY_OTHERS
 
 
-def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
+def inherit_profile(profile: Profile, like: Sequence[Profile]) -> Profile:
     """Return the profile that a job without reports starts from.
 
     It has the corrections of `like` jobs (same model, same hardware), as one report's worth, and their measured plans. Return
@@ -210,12 +210,14 @@ def inherited(profile: Profile, like: Sequence[Profile]) -> Profile:
     speed = float(np.median([math.log(other.speed) for other in known]))
     memory = float(np.median([math.log(other.memory) for other in known]))
     latest = {
-        (m.plan, m.shape): replace(m, step_s=_rounded(math.log(m.step_s)), samples=1)
+        (m.plan, m.shape): replace(m, step_s=_round_logarithm(math.log(m.step_s)), samples=1)
         for other in known
         for m in other.measured
     }
     measured = tuple(latest.values())[-_KEPT:]
-    return replace(profile, speed=_rounded(speed), memory=_memory_rounded(memory), samples=1, measured=measured)
+    return replace(
+        profile, speed=_round_logarithm(speed), memory=_round_memory_logarithm(memory), samples=1, measured=measured
+    )
 
 
 def _power_of_two(samples: int) -> int:
@@ -223,28 +225,28 @@ def _power_of_two(samples: int) -> int:
     return 1 << (samples.bit_length() - 1) if samples > 0 else samples
 
 
-def rounded(value: float) -> float:
+def round_to_grid(value: float) -> float:
     """Return a positive number on the grid of 2 %.
 
     Values that many jobs share should not change with every report of one of them.
     """
-    return _rounded(math.log(value))
+    return _round_logarithm(math.log(value))
 
 
-def _rounded(logarithm: float) -> float:
+def _round_logarithm(logarithm: float) -> float:
     return math.exp(round(logarithm / _GRID) * _GRID)
 
 
-def _memory_rounded(logarithm: float) -> float:
+def _round_memory_logarithm(logarithm: float) -> float:
     """Return the same as `_rounded`, but just above 1 in place of 1 where memory was measured.
 
     Exactly 1 marks a profile whose memory never was measured.
     """
-    on_grid = _rounded(logarithm)
+    on_grid = _round_logarithm(logarithm)
     return math.nextafter(1.0, 2.0) if on_grid == 1.0 and logarithm != 0 else on_grid
 
 
-def _remembered(
+def _add_measurement(
     known: tuple[Measurement, ...], report: Report, shape: Shape | None, predicted_step_s: float | None
 ) -> tuple[Measurement, ...]:
     plan, step_s = report.plan, report.step_s
@@ -256,18 +258,18 @@ def _remembered(
     samples, worth = 1, report.comm_efficiency
     if before is not None:
         samples = before.samples + 1
-        step_s = before.step_s * _smoothed(1.0, step_s / before.step_s, before.samples)
+        step_s = before.step_s * _smooth(1.0, step_s / before.step_s, before.samples)
         if before.comm_efficiency is not None:
-            worth = _smoothed_worth(before.comm_efficiency, worth, before.samples)
+            worth = _smooth_worth(before.comm_efficiency, worth, before.samples)
     others = tuple(m for m in known if m is not before)
     return (*others, Measurement(plan, shape, step_s, samples, worth))[-_KEPT:]
 
 
-def _smoothed_worth(before: float, reported: float | None, samples: int) -> float:
+def _smooth_worth(before: float, reported: float | None, samples: int) -> float:
     """Return what an example is worth after one more report, which says `reported` of it."""
     if reported is None or not 0.0 < reported <= 1.0:
         return before
-    return min(1.0, before * _smoothed(1.0, reported / before, samples))
+    return min(1.0, before * _smooth(1.0, reported / before, samples))
 
 
 @lru_cache(maxsize=4096)
@@ -290,7 +292,7 @@ def level(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]) 
 
 
 @lru_cache(maxsize=512)
-def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...], speed: float) -> GpuFigures:
+def refine_figures(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...], speed: float) -> GpuFigures:
     """Return `gpu` with its parameters moved to meet what `model`'s plans have measured on that type, relative to each other.
 
     Their common level is `speed`'s (predicted over measured): one plan alone changes nothing. The parameters (link, latency,
@@ -308,7 +310,7 @@ def refined(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]
     false = np.zeros(len(known), dtype=np.bool_)
     inputs = RowBatch(
         rows=(),
-        model=stacked([model] * len(known)),
+        model=stack_dims([model] * len(known)),
         gpu=GpuFigures(gpu_type="", **columns),
         plans=from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known]),
         last=false,
@@ -339,7 +341,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under
 
 
-def _smoothed(old: float, ratio: float, samples: int) -> float:
+def _smooth(old: float, ratio: float, samples: int) -> float:
     """Return the next value of a correction that is based on `samples` measurements."""
     limit = math.log(_CLIP)
     target = max(-limit, min(limit, math.log(ratio) if ratio > 0 else -limit))

@@ -94,7 +94,7 @@ def _erf(x: Floats) -> Floats:
 
 
 class LearntLengths:
-    """The GPU seconds that ended jobs of unstated length have taken, by level. `ended` returns what to store."""
+    """The GPU seconds that ended jobs of unstated length have taken, by level. `record_end` returns what to store."""
 
     def __init__(self) -> None:
         self._took: dict[str, deque[float]] = {}  # GPU seconds, by level of one user's jobs
@@ -130,7 +130,7 @@ class LearntLengths:
             kept = np.quantile(sorted(some), np.linspace(0, 1, min(len(some), _most(mark))), method="nearest")
             self._took[mark] = deque(kept.tolist(), maxlen=_most(mark))
 
-    def ended(self, job: Job, gpu_s: float) -> dict[str, Profile]:
+    def record_end(self, job: Job, gpu_s: float) -> dict[str, Profile]:
         """Record that the job has left after so many GPU seconds. A job that never ran says nothing of its length."""
         if gpu_s <= 0:
             return {}
@@ -155,7 +155,7 @@ class LearntLengths:
             return None
         uid, gpus = job.uid, job.asked.gpus
         alike, mark = _programs(job)
-        wide = tuple((level, f"{level}:without:{uid}") for level in _of_all(gpus))
+        wide = tuple((level, f"{level}:without:{uid}") for level in _levels_of_all_users(gpus))
         known: Lengths | None = None
         place: tuple[str, ...] = ()
         for level, name in (*wide, *(("", own) for own in (*_of_user(uid, gpus), f"alike:{alike}", f"program:{mark}"))):
@@ -168,13 +168,13 @@ class LearntLengths:
 
     def _votes(self, level: str, uid: int, gpus: int) -> tuple[float, ...]:
         """Return the medians of the jobs of other users than `uid`, GPU seconds. Return none if there are too few users."""
-        place = _of_all(gpus).index(level)
+        place = _levels_of_all_users(gpus).index(level)
         own = [_of_user(other, gpus)[place] for other in reversed(self._users.get(level, {})) if other != uid]
         votes = [statistics.median(self._took[mark]) for mark in own[: _most(level)] if mark in self._took]
         return tuple(votes) if len(votes) >= _LEAST_VOTES else ()
 
     def _count_user(self, uid: int, gpus: int) -> None:
-        for level in _of_all(gpus):
+        for level in _levels_of_all_users(gpus):
             users = self._users.setdefault(level, {})
             users.pop(uid, None)
             users[uid] = None
@@ -193,7 +193,7 @@ def _forget_oldest(known: dict[str, Any]) -> None:
         del known[next(iter(known))]
 
 
-def _of_all(gpus: int) -> tuple[str, str]:
+def _levels_of_all_users(gpus: int) -> tuple[str, str]:
     """Return the levels of all users' jobs, the wider first."""
     return _ALL, f"size:{gpus}"
 

@@ -150,7 +150,7 @@ def check_fixed(model: ModelSpec | None, limits: PlanLimits, where: str, max_gpu
         wrong = f"micro_batch={limits.micro_batch} does not divide global_batch={limits.low}"
         if limits.low != limits.high:
             wrong = f"no multiple of micro_batch={limits.micro_batch} lies in global_batch={limits.low}:{limits.high}"
-        raise UsageError(where, wrong, f"micro_batch may be {_listed(_micro_divisors(limits.high))}")
+        raise UsageError(where, wrong, f"micro_batch may be {_format_numbers(_micro_divisors(limits.high))}")
 
 
 def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
@@ -159,10 +159,10 @@ def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
             where,
             f"tp={limits.tp} does not divide {model.name}'s {model.heads} heads, {model.kv_heads} kv_heads, "
             f"ffn {model.ffn} and sequence {model.seq}",
-            f"tp may be {_listed(good)}",
+            f"tp may be {_format_numbers(good)}",
         )
     if limits.pp is not None and limits.pp not in (good := pipeline_degrees(model, limits.uneven)):
-        right = f"pp may be {_listed(good)}"
+        right = f"pp may be {_format_numbers(good)}"
         raise UsageError(where, f"pp={limits.pp} does not divide {model.name}'s {model.layers} layers", right)
     if limits.vpp is not None and limits.vpp > 1:
         if limits.pp == 1:
@@ -179,15 +179,17 @@ def _check_model(model: ModelSpec, limits: PlanLimits, where: str) -> None:
                 if layout
                 else []
             )
-            right = f"vpp may be {_listed(good)}"
+            right = f"vpp may be {_format_numbers(good)}"
             raise UsageError(where, f"{stages} does not divide {model.name}'s {model.layers} layers", right)
     if limits.cp is not None and limits.cp > 1 and limits.cp not in (good := context_degrees(model, 1)):
         what = f"cp={limits.cp} can't cut {model.name}'s sequence of {model.seq}"
         what = what if model.causal else f"cp={limits.cp} with an encoder ({model.name})"
-        raise UsageError(where, what, f"cp may be {_listed(good)}")
+        raise UsageError(where, what, f"cp may be {_format_numbers(good)}")
     if limits.ep is not None and limits.ep > 1 and limits.ep not in (good := expert_degrees(model)):
         what = f"{model.experts} experts" if model.experts else "experts: it has none"
-        raise UsageError(where, f"ep={limits.ep} does not divide {model.name}'s {what}", f"ep may be {_listed(good)}")
+        raise UsageError(
+            where, f"ep={limits.ep} does not divide {model.name}'s {what}", f"ep may be {_format_numbers(good)}"
+        )
 
 
 def micro_batches(limits: PlanLimits) -> list[int]:
@@ -203,5 +205,5 @@ def _micro_divisors(batch: int) -> list[int]:
     return [m for m in range(1, MICRO_BATCH_LIMIT + 1) if batch % m == 0]
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _format_numbers(numbers: Iterable[int]) -> str:
     return ", ".join(str(n) for n in numbers)

@@ -110,7 +110,7 @@ def enumerate_plans(
     # those were tried after all
     del ruled_out[LEAVES_NODE]
     return CandidatePlans(
-        plans=joined([inside.plans, outside.plans]),
+        plans=join_plans([inside.plans, outside.plans]),
         shape=np.concatenate([inside.shape, np.array(missing, dtype=np.int64)[outside.shape]]),
         memory=np.concatenate([inside.memory, outside.memory]),
         risk=np.concatenate([inside.risk, outside.risk]),
@@ -120,7 +120,7 @@ def enumerate_plans(
     )
 
 
-def joined(parts: Sequence[PlanArrays]) -> PlanArrays:
+def join_plans(parts: Sequence[PlanArrays]) -> PlanArrays:
     """Return the plans of all `parts`, in their order."""
     names = [name for name, value in vars(parts[0]).items() if value is not None]
     return PlanArrays(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
@@ -146,10 +146,10 @@ def _search(
         over: Ints = np.flatnonzero(~fitted)
         ruled_out[TOO_BIG] += len(over)
         least = int(over[np.argmin(memory[over])])
-        leanest = kinds.of(plans.take(np.array([least])), chosen[[least]])
+        leanest = kinds.apply_choice(plans.take(np.array([least])), chosen[[least]])
         peak = float(memory[least] * belief.factor)
         closest = (peak, peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
-    fitting, peaks = kinds.of(plans.take(rows), chosen[rows]), memory[rows]
+    fitting, peaks = kinds.apply_choice(plans.take(rows), chosen[rows]), memory[rows]
     fitting, peaks = with_fewer_layers(model, gpu, fitting, peaks, limit, kinds)
     found = [(rows, fitting, peaks)]
     others = other_ways(model, gpu, fitting, chosen[rows], limit, kinds)
@@ -161,7 +161,7 @@ def _search(
     if len(found) > 1:
         rows = np.concatenate([index for index, _, _ in found])
         order = np.argsort(rows, kind="stable")
-        fitting, rows = joined([some for _, some, _ in found]).take(order), rows[order]
+        fitting, rows = join_plans([some for _, some, _ in found]).take(order), rows[order]
         peaks = np.concatenate([peak for _, _, peak in found])[order]
     return CandidatePlans(
         plans=fitting,
@@ -198,7 +198,7 @@ def _with_less(
     few = replace(plans.take(index), global_batch=smallest[index])
     fitted, memory, chosen = least_recompute(model, gpu, few, limit, kinds, below=beaten[index])
     index, memory = index[fitted], memory[fitted]
-    few = kinds.of(few.take(fitted), chosen[fitted])
+    few = kinds.apply_choice(few.take(fitted), chosen[fitted])
     if not len(index):
         return None
     # between a multiple of the unit that fits and one that does not
@@ -285,10 +285,10 @@ def _degrees(
         cp_comm=np.zeros_like(tp),
         shard=ranks,
     )
-    for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _by_all_to_all)):
+    for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _with_all_to_all)):
         if wanted:
             also, changed = variant(model, plans)
-            plans, shape = _beside(plans, shape, also, changed)
+            plans, shape = _insert_changed(plans, shape, also, changed)
     return plans, shape
 
 
@@ -304,7 +304,7 @@ def _over_nodes(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
     return index, replace(plans.take(index), shard=members[index])
 
 
-def _by_all_to_all(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
+def _with_all_to_all(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArrays]:
     """Return (index, plan) of the plans that may swap tokens for heads, changed to do so.
 
     The condition is that cp divides a tensor rank's heads and its keys' (Transformer Engine's own check, which knows no heads of
@@ -316,11 +316,11 @@ def _by_all_to_all(model: ModelSpec, plans: PlanArrays) -> tuple[Ints, PlanArray
     return index, replace(plans.take(index), cp_comm=np.full(len(index), ALL_TO_ALL, dtype=np.int64))
 
 
-def _beside(plans: PlanArrays, shape: Ints, also: Ints, changed: PlanArrays) -> tuple[PlanArrays, Ints]:
+def _insert_changed(plans: PlanArrays, shape: Ints, also: Ints, changed: PlanArrays) -> tuple[PlanArrays, Ints]:
     """Return `plans`, with the `changed` plan behind each one at `also`."""
     rows = np.concatenate([np.arange(len(plans)), also])
     order = np.argsort(rows, kind="stable")
-    return joined([plans, changed]).take(order), shape[rows[order]]
+    return join_plans([plans, changed]).take(order), shape[rows[order]]
 
 
 def _with_batches(

@@ -12,12 +12,12 @@ from synergy_core.recompute import MODULES, NOT_WITH_FP8
 from synergy_core.records import Cell, ModelSpec, Shape
 
 from synergyd.jobmodel.cell_search import RankedPlans, rank
-from synergyd.jobmodel.exchange_choice import may_exchange_less, replicas_alone
+from synergyd.jobmodel.exchange_choice import limits_to_replicas, may_exchange_less
 from synergyd.jobmodel.job_planner import memory_reason, needs
 from synergyd.jobmodel.memory_belief import MemoryBelief
 from synergyd.jobmodel.model.counts import flops_per_step
 from synergyd.jobmodel.model.exchange_cost import options, prior_worth
-from synergyd.jobmodel.model.hardware import GpuFigures, canonical, figures, overlapped
+from synergyd.jobmodel.model.hardware import GpuFigures, canonical, figures, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.plan_distance import best_measurement, sigmas
 from synergyd.jobmodel.plan_limits import PlanLimits, check_fixed
@@ -122,7 +122,7 @@ def plan_table(
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
     low, high = global_batch
-    gpu = overlapped(gpu or figures(gpu_type))  # as the launcher runs Megatron-LM
+    gpu = with_overlap(gpu or figures(gpu_type))  # as the launcher runs Megatron-LM
     limits = PlanLimits(
         low,
         high,
@@ -202,7 +202,7 @@ def _rows(model: ModelSpec, gpu: GpuFigures, ranked: RankedPlans, top: int) -> l
     return rows
 
 
-def _worth(row: PlanRow, option: Exchange) -> PlanRow:
+def _apply_worth(row: PlanRow, option: Exchange) -> PlanRow:
     """Return `row` with the worth of an example under `option` applied, before any worth was measured."""
     cell, worth = row.cell, prior_worth(option, row.cell.plan.dp)
     return replace(row, cell=replace(cell, efficiency=cell.efficiency * worth, goodput=cell.goodput * worth))
@@ -227,11 +227,11 @@ def _count(
     memory = MemoryBelief(sigma=gpu.memory_uncertainty)
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale, memory=memory)
     found = _rows(model, gpu, ranked, top)
-    alone = replicas_alone(limits)
+    alone = limits_to_replicas(limits)
     if alone is not None and may_exchange_less(gpu, shape):
         for option in exchanges:
             less = rank(model, gpu, [shape], alone, noise_scale=noise_scale, memory=memory, option=option)
-            found += [_worth(row, option) for row in _rows(model, gpu, less, top)]
+            found += [_apply_worth(row, option) for row in _rows(model, gpu, less, top)]
     found.sort(key=lambda row: -row.cell.goodput)
     rows = [replace(row, rank=i) for i, row in enumerate(found[:top], 1)]
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}

@@ -51,7 +51,7 @@ class Choices:
         """Return the number that stands for no kind of recompute. It is above that of any kind."""
         return len(self.codes)
 
-    def of(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
+    def apply_choice(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
         """Return `plans` with the kinds numbered `chosen`, (N,)."""
         layers = np.zeros(len(plans), dtype=np.int64)
         codes, modules = np.array(self.codes, np.int64), np.array(self.modules, np.int64)

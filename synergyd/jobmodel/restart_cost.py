@@ -74,19 +74,19 @@ class _Phase:
     others: Mapping[int, Normal]
 
 
-def storage_of(path: str | None) -> str:
+def storage_mark(path: str | None) -> str:
     """Return what stands for the storage of a checkpoint folder: the first part of its path. Return "" if no path is given."""
     parts = [part for part in (path or "").split("/") if part]
     return f"/{parts[0]}" if path and path.startswith("/") and parts else ""
 
 
-def key_of(job: Job, prefix: str = PREFIX) -> str:
+def restart_key(job: Job, prefix: str = PREFIX) -> str:
     """Return the key for the restarts of a job's program on its storage."""
     directive = job.directive
     if directive is None:
         return prefix + program(job.uid, job.name)
     batches = directive.global_batch, directive.micro_batch, directive.max_micro_batch
-    mark = program(job.uid, job.name, directive.model, *batches, storage_of(directive.checkpoint))
+    mark = program(job.uid, job.name, directive.model, *batches, storage_mark(directive.checkpoint))
     return prefix + mark
 
 
@@ -117,7 +117,7 @@ class RestartCostModel:
 
     def learn(self, job: Job, times: RestartTimes) -> dict[str, Profile]:
         """Take over a measured restart of `job`. Return what to store."""
-        key = key_of(job, self._prefix)
+        key = restart_key(job, self._prefix)
         self._owners[key] = job.uid
         before = (t for t in self._known.get(key, ()) if (t.job_id, t.restarts) != (times.job_id, times.restarts))
         kept = (*before, times)[-_KEPT:]
@@ -135,8 +135,8 @@ class RestartCostModel:
         """
         if self.prior_s <= 0:
             return RestartCost(mean_s=0.0)
-        key = key_of(job, self._prefix)
-        self._seen(key, job.uid)
+        key = restart_key(job, self._prefix)
+        self._record_owner(key, job.uid)
         known, cluster = self._known.get(key, ()), self._of_cluster(job.uid)
         # all unmeasured programs of a user have the same estimate
         state, place = (known, cluster, bytes_per_writer if known else None), job.job_id if known else -job.uid - 1
@@ -145,7 +145,7 @@ class RestartCostModel:
             kept = self._kept[place] = state, self._estimate(job, key, known, bytes_per_writer)
         return kept[1]
 
-    def _seen(self, key: str, uid: int) -> None:
+    def _record_owner(self, key: str, uid: int) -> None:
         """Record that a program is user `uid`'s.
 
         Restarts from an earlier daemon's life count from then on, because the key does not tell whose they are.
@@ -163,7 +163,7 @@ class RestartCostModel:
             found = self._phase(key, phase, bytes_per_writer)
             others = [mean for other, mean in found.others.items() if other != job_id]
             own = [found.jobs[job_id]] if job_id in found.jobs else []
-            of_program = self._without(job.uid, key, phase).wider(_PROGRAM).with_seen(others)
+            of_program = self._mean_without(job.uid, key, phase).wider(_PROGRAM).with_seen(others)
             believed = of_program.wider(found.apart).with_seen(own)
             seconds = math.exp(believed.mean + found.variance / 2)
             spread_s = seconds * math.sqrt(math.expm1(believed.variance + found.variance))
@@ -234,7 +234,7 @@ class RestartCostModel:
         vote = Normal(median(one.mean for one in others), median(one.variance for one in others))
         return [vote] * min(len(others), _MOST_VOTES)
 
-    def _without(self, uid: int, key: str, phase: str) -> Normal:
+    def _mean_without(self, uid: int, key: str, phase: str) -> Normal:
         """Return the cluster's mean for user `uid` without what this program has added to it."""
         own = self._means.get(key, {}).get(phase)
         if own is None:

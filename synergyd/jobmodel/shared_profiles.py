@@ -16,7 +16,7 @@ from functools import lru_cache
 from synergy_core.records import Job, Measurement, Plan, Profile, Shape
 
 from synergyd.jobmodel.alike_programs import AlikePrograms
-from synergyd.jobmodel.learning import rounded
+from synergyd.jobmodel.learning import inherit_profile, round_to_grid
 
 PREFIX = "like:"  # prefix of the stored keys: `like:PROGRAM:KIND`
 _SAME = 0.05  # |log| of two step times that count as equal
@@ -52,7 +52,7 @@ def program(uid: int, name: str, *said: object) -> str:
     return hashlib.sha256(json.dumps([uid, stem, *said]).encode()).hexdigest()[:24]
 
 
-def program_of(job: Job) -> str:
+def program_mark(job: Job) -> str:
     """Return the mark of runs of the job's program: with the same model and batches too."""
     directive = job.directive
     if directive is None:
@@ -91,7 +91,7 @@ class SharedProfiles:
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
             return {}
-        known = self._of(key) or Profile()
+        known = self._find_profile(key) or Profile()
         agrees = _agrees(known.measured, profile.measured)
         if agrees is False:
             self._strikes[key] = self._strikes.get(key, 0) + 1
@@ -104,10 +104,13 @@ class SharedProfiles:
         noise = known.noise_scale
         if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
             self._began.add(job.job_id)
-            noise = rounded(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
+            noise = round_to_grid(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
         replaced = self._replaced.setdefault(job.job_id, set())
         shared = replace(
-            known, measured=_joined(known.measured, profile.measured, replaced), noise_scale=noise, samples=1
+            known,
+            measured=_merge_measurements(known.measured, profile.measured, replaced),
+            noise_scale=noise,
+            samples=1,
         )
         if shared == self._known.get(key):
             return {}
@@ -119,7 +122,7 @@ class SharedProfiles:
         self._forget_old()
         return {key: shared}
 
-    def believed(self, job: Job, profile: Profile) -> Profile:
+    def complete_profile(self, job: Job, profile: Profile) -> Profile:
         """Return the job's own profile, completed with what other runs have measured.
 
         It gets their measurements where it has none, and their noise scale until it has one. The other runs are those of its
@@ -128,11 +131,11 @@ class SharedProfiles:
         key = likeness(job, profile)
         if key is None or job.job_id in self._unlike:
             return profile
-        if (known := self._of(key)) is not None:
+        if (known := self._find_profile(key)) is not None:
             self._owners[key if key in self._known else _before_kinds(key)] = job.uid
-            profile = _with(profile, known.measured, known.noise_scale)
-        if (alike := self._alike.known(_kind(key), key, bool(profile.measured))) is not None:
-            profile = _with(profile, *alike)
+            profile = _fill_gaps(profile, known.measured, known.noise_scale)
+        if (alike := self._alike.find_measurements(_kind(key), key, bool(profile.measured))) is not None:
+            profile = _fill_gaps(profile, *alike)
         return profile
 
     def programs(self) -> dict[int, tuple[tuple[Measurement, ...], ...]]:
@@ -152,7 +155,7 @@ class SharedProfiles:
         self._began.discard(job_id)
         self._replaced.pop(job_id, None)
 
-    def _of(self, key: str) -> Profile | None:
+    def _find_profile(self, key: str) -> Profile | None:
         known = self._known.get(key)
         return known if known is not None else self._known.get(_before_kinds(key))
 
@@ -173,7 +176,7 @@ def _before_kinds(key: str) -> str:
     return key.rpartition(":")[0]
 
 
-def _with(profile: Profile, measured: Iterable[Measurement], noise_scale: float | None) -> Profile:
+def _fill_gaps(profile: Profile, measured: Iterable[Measurement], noise_scale: float | None) -> Profile:
     """Return `profile` with what others have measured where it has not, and their noise scale until it has one."""
     own = {(m.plan, m.shape) for m in profile.measured}
     others = tuple(m for m in measured if (m.plan, m.shape) not in own)
@@ -205,7 +208,7 @@ def _rates(some: Iterable[Measurement]) -> list[float]:
     return sorted(m.plan.global_batch / m.step_s / m.shape.gpus for m in some if m.step_s > 0)
 
 
-def _joined(
+def _merge_measurements(
     known: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
 ) -> tuple[Measurement, ...]:
     """Return the latest measurement of each plan and shape, a few a shape, in their order as long as they agree.
@@ -221,7 +224,7 @@ def _joined(
             if before is not None:
                 replaced.add(key)
             latest.pop(key, None)
-            latest[key] = replace(m, step_s=rounded(m.step_s), samples=1)
+            latest[key] = replace(m, step_s=round_to_grid(m.step_s), samples=1)
     kept: list[Measurement] = []
     of_shape: dict[object, int] = {}
     for m in reversed(latest.values()):
@@ -229,3 +232,24 @@ def _joined(
         if of_shape[m.shape] <= _KEPT_A_SHAPE:
             kept.append(m)
     return tuple(reversed(kept[:_KEPT]))
+
+
+def believed_profiles(jobs: Iterable[Job], own: Mapping[int, Profile], shared: SharedProfiles) -> dict[int, Profile]:
+    """Return by job id the job's own profile, with what runs of the same program have measured.
+
+    Before its first report it also has what its user's jobs that name the same model have learnt together. Reports
+    of one user's jobs decide for that user alone: a wrong peak would take another's plans away.
+    """
+    jobs = tuple(jobs)
+    of_model: dict[tuple[int, str], list[Profile]] = {}
+    for job in jobs:
+        profile = own.get(job.job_id)
+        if job.directive is not None and job.directive.model and profile is not None and profile.samples:
+            of_model.setdefault((job.uid, job.directive.model), []).append(profile)
+    of_models = {key: inherit_profile(Profile(), profiles) for key, profiles in of_model.items()}
+    answer = {}
+    for job in jobs:
+        profile = shared.complete_profile(job, own.get(job.job_id, Profile()))
+        others = of_models.get((job.uid, (job.directive.model if job.directive else None) or ""))
+        answer[job.job_id] = profile if others is None or profile.samples else inherit_profile(profile, [others])
+    return answer

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from synergyd.links.disciplines import LOOK_AHEAD, NOBODY_WAITS, Discipline, Srsf, discipline_named
+from synergyd.links.disciplines import LOOK_AHEAD, NOBODY_WAITS, Discipline, Srsf, make_discipline
 from synergyd.links.model import Topology
 
 
@@ -32,10 +32,10 @@ class ArbiterTerms:
     disciplines: Mapping[int, Discipline] = field(default_factory=dict)
 
 
-def terms_named(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
+def make_terms(rule: str, topology: Topology | None = None, bound_s: float = 0.5) -> ArbiterTerms:
     """Return the terms of LinkArbiterRule=`rule`. Raises UsageError."""
     ahead = rule == LOOK_AHEAD
-    discipline = NOBODY_WAITS if ahead else discipline_named(rule)
+    discipline = NOBODY_WAITS if ahead else make_discipline(rule)
     return ArbiterTerms(discipline, topology or Topology(), bound_s, look_ahead=ahead)
 
 

@@ -89,7 +89,7 @@ class Discipline:
 NOBODY_WAITS = Discipline(Srsf(10_000))  # more jobs than this never share a link
 
 
-def discipline_named(name: str) -> Discipline:
+def make_discipline(name: str) -> Discipline:
     """Return the discipline named `srsf-T` or `ada-srsf`, each with `-time` and `-reserve` after it. Raises UsageError."""
     rest, reserve = (name[: -len("-reserve")], True) if name.endswith("-reserve") else (name, False)
     rest, by_time = (rest[: -len("-time")], True) if rest.endswith("-time") else (rest, False)

@@ -75,7 +75,7 @@ def advance_trial(watch: TurnTrial, jobs: Sequence[int], steps: Steps, now_s: fl
         if fewest < TRIAL_STEPS:
             return watch
         if watch.before_s is not None:
-            if (slower := compute_turn_loss(_before(watch, jobs, steps), mine).harm) > 0:
+            if (slower := compute_turn_loss(_steps_before(watch, jobs, steps), mine).harm) > 0:
                 return _bar(watch, now_s, slower)
             turned = replace(turned, steps=min(MOST_STEPS, 2 * watch.steps))
         return replace(turned, phase=Phase.TURNS)
@@ -83,13 +83,13 @@ def advance_trial(watch: TurnTrial, jobs: Sequence[int], steps: Steps, now_s: fl
         return replace(turned, phase=Phase.TRIAL) if fewest >= watch.steps else watch
     if fewest < LEAST_STEPS:
         return watch
-    loss = compute_turn_loss(mine, _before(watch, jobs, steps))
+    loss = compute_turn_loss(mine, _steps_before(watch, jobs, steps))
     if loss.harm > 0 or fewest >= PROOF_STEPS:
         return replace(watch, proven=True) if loss.is_gain else _bar(watch, now_s, loss.harm)
     return watch
 
 
-def _before(watch: TurnTrial, jobs: Sequence[int], steps: Steps) -> Steps:
+def _steps_before(watch: TurnTrial, jobs: Sequence[int], steps: Steps) -> Steps:
     """Return the steps within the phase before this one."""
     from_s = math.inf if watch.before_s is None else watch.before_s
     return {j: [s for s in steps.get(j, ()) if s[0] >= from_s and s[1] <= watch.since_s] for j in jobs}
@@ -130,7 +130,7 @@ class Guards:
             if not takes_turns(group.values()) or any(j not in links for j in group):
                 continue
             name = frozenset((j, tuple(links[j])) for j in group)
-            before = self._watches.get(name) or self._left_over(name, now_s)
+            before = self._watches.get(name) or self._trial_of_unseen_group(name, now_s)
             now = watches[name] = advance_trial(before, list(group), steps, now_s)
             if now.phase is Phase.TURNS:
                 continue
@@ -149,7 +149,7 @@ class Guards:
         self._watches, self.on_trial = watches, frozenset(on_trial)
         return in_force, pending
 
-    def _left_over(self, name: _Name, now_s: float) -> TurnTrial:
+    def _trial_of_unseen_group(self, name: _Name, now_s: float) -> TurnTrial:
         """Return the watch of a group that has not been seen.
 
         The outcome for a larger group also holds for the jobs that remain when others have left it.

@@ -48,7 +48,7 @@ LINKS: dict[str, Link] = {
 }
 
 
-def link_named(name: str) -> Link:
+def make_link(name: str) -> Link:
     """Return the figures of a link between nodes, `4x10gbe` of four together, `10gbe@B+H` as measured. Raises UsageError."""
     right = f"one of {', '.join(LINKS)}; 4x10gbe for several together; 10gbe@B+H with measured ms/MB"
     try:
@@ -97,12 +97,12 @@ class Topology:
         return self.nics.get(name, self.nic)
 
 
-def topology_of(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> Topology:
+def build_topology(node_link: str, leaf_uplink: str, leaf: Mapping[str, str]) -> Topology:
     """Return the links that the settings NodeLink and LeafUplink name, with each node's leaf switch.
 
     "" means that the link is never the bottleneck. Raises UsageError.
     """
-    return Topology(link_named(node_link), {}, leaf, link_named(leaf_uplink) if leaf_uplink else None)
+    return Topology(make_link(node_link), {}, leaf, make_link(leaf_uplink) if leaf_uplink else None)
 
 
 def pace(links: Sequence[Link], sharers: Sequence[float]) -> float:

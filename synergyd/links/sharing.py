@@ -15,7 +15,7 @@ from synergyd.links.slowdown import Traffic, slowdowns
 _LEAST_SHOWN = 1.005  # smaller slowdowns are not shown
 
 
-def traffic_of(job_id: int, cell: Cell, nodes: tuple[str, ...], topology: Topology) -> Traffic | None:
+def make_traffic(job_id: int, cell: Cell, nodes: tuple[str, ...], topology: Topology) -> Traffic | None:
     """Return the job's traffic on these nodes, or None if nothing crosses a link: its sync_s as MB at a node's own rate."""
     if len(nodes) < 2 or cell.sync_s <= 0 or cell.step_s <= 0:
         return None
@@ -42,7 +42,7 @@ def sharings(jobs: Sequence[Traffic], topology: Topology) -> dict[int, Sharing]:
     return sharing_of
 
 
-def slowdowns_of(decisions: Iterable[Decision]) -> dict[int, float]:
+def find_slowdowns(decisions: Iterable[Decision]) -> dict[int, float]:
     """Return by job id, for the jobs that share links, the divisor of their reported step times.
 
     Only jobs that keep their Cell beside neighbours that do are included: a change that has only been decided slows no job down

@@ -26,7 +26,7 @@ from synergy_core.wire.codec import encode
 
 from synergyd import __version__
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
-from synergyd.rest.feed import Answer, Feed, answer_of
+from synergyd.rest.feed import Answer, Feed, encode_answer
 from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.page import routes as page_routes
@@ -151,7 +151,7 @@ def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable
             if query := request.scope["query_string"].decode("ascii", "replace"):
                 target += f"?{query}"
             headers = {name.lower(): value for name, value in request.headers.items()}
-            caller = partial(door.identity.caller, request.method, target, headers, body, near=_near(request))
+            caller = partial(door.identity.caller, request.method, target, headers, body, near=_is_near(request))
             user = await asyncio.to_thread(caller)
             return await handler(door, request, user, body)
         except UnknownCallerError as error:
@@ -170,7 +170,7 @@ def _endpoint(door: AppState, handler: Handler) -> Callable[[Request], Awaitable
     return answer
 
 
-def _near(request: Request) -> bool:
+def _is_near(request: Request) -> bool:
     """Return whether the request came over the Unix socket or from this host."""
     if request.client is None or not request.client.host:
         return True
@@ -212,7 +212,7 @@ async def _status(door: AppState, request: Request, user: str, _body: bytes) -> 
             answer = edition.answer(user, rights, job_id)
             if known_etag != answer.etag or (left_s := end_s - time.monotonic()) <= 0:
                 break
-            edition = await door.feed.after(edition, left_s)
+            edition = await door.feed.wait_for_next(edition, left_s)
             rights = await asyncio.to_thread(door.rights.rights)
     finally:
         door.waits[user] -= 1
@@ -256,14 +256,14 @@ async def _cluster(door: AppState, request: Request, user: str, _body: bytes) ->
 
     visible, reasons = _visible(user, rights), sees_all(user, rights)
     make_answer = _chart(door, "cluster", reasons, lambda: door.timeline.cluster(visible, reasons))
-    return _unless_known(request, await door.read(make_answer))
+    return _answer_if_changed(request, await door.read(make_answer))
 
 
 async def _history(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
     visible = _visible(user, rights)
     make_answer = _chart(door, "history", sees_all(user, rights), lambda: door.timeline.history(visible))
-    return _unless_known(request, await door.read(make_answer))
+    return _answer_if_changed(request, await door.read(make_answer))
 
 
 def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object]) -> Callable[[], Answer]:
@@ -274,7 +274,7 @@ def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object
         cached = door.charts.get(kind) if is_shared else None
         if cached is not None and cached[0] == edition:
             return cached[1]
-        answer = answer_of(json.dumps(encode(make())).encode())
+        answer = encode_answer(json.dumps(encode(make())).encode())
         if is_shared:
             door.charts[kind] = (edition, answer)
         return answer
@@ -282,7 +282,7 @@ def _chart(door: AppState, kind: str, is_shared: bool, make: Callable[[], object
     return make_answer
 
 
-def _unless_known(request: Request, answer: Answer) -> Response:
+def _answer_if_changed(request: Request, answer: Answer) -> Response:
     return _not_modified(answer) if request.headers.get("if-none-match") == answer.etag else _send(request, answer)
 
 
@@ -304,7 +304,7 @@ async def _what_if(door: AppState, request: Request, user: str, body: bytes) -> 
     if request.method == "DELETE":
         return JSONResponse(encode(await door.what_ifs.stop(user)))
     if request.method == "GET":
-        return JSONResponse(encode(door.what_ifs.of(user)))
+        return JSONResponse(encode(door.what_ifs.last_run(user)))
     return JSONResponse(encode(await door.what_ifs.start(user, read_request(_json(body)))), 202)
 
 
@@ -347,7 +347,7 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     rights = await asyncio.to_thread(door.rights.rights)
     is_shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
     make_answer = _chart(door, "usage", is_shared, lambda: usage(door.store, request, user, rights))
-    return _unless_known(request, await door.read_long(user, make_answer))
+    return _answer_if_changed(request, await door.read_long(user, make_answer))
 
 
 async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:

@@ -37,7 +37,7 @@ class Answer:
     gzip_bytes: bytes
 
 
-def answer_of(plain: bytes) -> Answer:
+def encode_answer(plain: bytes) -> Answer:
     return Answer(f'"{hashlib.sha256(plain).hexdigest()[:32]}"', plain, gzip.compress(plain, 1))
 
 
@@ -62,7 +62,7 @@ class Edition:
         """Return a function that tells whether the user may know of a job in the queue."""
         return lambda job_id: sees(user, self.owner(job_id), rights)
 
-    def _visible_to(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
+    def _filter_body(self, user: str, rights: SlurmRights, body: bytes) -> bytes:
         return json.dumps(hide_invisible(json.loads(body), self.visible(user, rights))).encode()
 
     def answer(self, user: str, rights: SlurmRights, job_id: int | None) -> Answer:
@@ -75,10 +75,10 @@ class Edition:
         if key not in self._answers:
             view = self.jobs.items() if job_id is None else [(job_id, self.jobs[job_id])] if job_id in self.jobs else []
             bodies = [body for _, (owner, body) in view if not whose or sees(user, owner, rights)]
-            bodies = [self._visible_to(user, rights, body) for body in bodies] if whose else bodies
+            bodies = [self._filter_body(user, rights, body) for body in bodies] if whose else bodies
             head = self.head if nodes else self.others_head
             plain = head[:-1] + b', "jobs": [' + b",\n".join(bodies) + b"]}"
-            answer = answer_of(plain)
+            answer = encode_answer(plain)
             if job_id is not None and job_id not in self.jobs:
                 return answer  # any number may be asked for
             self._answers[key] = answer
@@ -130,7 +130,7 @@ class Feed:
         assert self._edition is not None
         return self._edition
 
-    async def after(self, edition: Edition, within_s: float) -> Edition:
+    async def wait_for_next(self, edition: Edition, within_s: float) -> Edition:
         """Return the next edition, or the same one if none comes within `within_s` seconds."""
         self._asked_s = time.monotonic()
         end_s = self._asked_s + within_s

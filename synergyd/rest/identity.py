@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jwt
 from synergy_core.errors import SynergyError
 from synergy_core.wire import munge
-from synergy_core.wire.request_signature import request_digest
+from synergy_core.wire.munge import request_digest
 
 MAX_TOKEN_BYTES = 8192
 

@@ -70,7 +70,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.source = source_of(transport.get_extra_info("socket"))
+        self.source = find_source(transport.get_extra_info("socket"))
         if not self.pool.admit(self, self.source):
             transport.abort()
             return
@@ -111,7 +111,7 @@ def bounded_connections(most: int = MAX_CONNECTIONS) -> type[BoundedConnection]:
     return ServiceConnection
 
 
-def source_of(wire: socket.socket) -> Source:
+def find_source(wire: socket.socket) -> Source:
     """Return who connects: the uid over a Unix socket, else the source of the address."""
     if wire.family == socket.AF_UNIX:
         size = struct.calcsize("3i")

@@ -10,8 +10,7 @@ from synergy_core.errors import UsageError, one_line
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
 from synergyd.store.store import Store
 from synergyd.views.json_records import JobUsageJson, UsageJson
-from synergyd.views.months import present_month
-from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job
+from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job, present_month
 
 _NAME_BYTES = 256
 

@@ -71,13 +71,13 @@ class WhatIfs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)  # first come, first served
 
-    def of(self, user: str) -> WhatIfJson:
+    def last_run(self, user: str) -> WhatIfJson:
         """Return the user's last run."""
         return self._runs.get(user, WhatIfJson(state="none"))
 
     async def start(self, user: str, run: WhatIfJson) -> WhatIfJson:
         """Begin the run, or have it wait for its turn. Raises BusyError if the user's last one has not ended, or too many wait."""
-        if (last := self._tasks.get(user)) is not None and self.of(user).state not in LIVE:
+        if (last := self._tasks.get(user)) is not None and self.last_run(user).state not in LIVE:
             await asyncio.wait([last])  # its process is being ended
         if user in self._tasks:
             raise BusyError("what-if", "your last one still runs", "wait for its end, or stop it")
@@ -95,11 +95,11 @@ class WhatIfs:
     async def stop(self, user: str) -> WhatIfJson:
         """End the user's run if it has not ended. Return the run."""
         if (task := self._tasks.get(user)) is not None:
-            if self.of(user).state in LIVE:
+            if self.last_run(user).state in LIVE:
                 self._ends(user, "stopped", "")
                 task.cancel()  # once: a second time would break off the end of its process
             await asyncio.wait([task])
-        return self.of(user)
+        return self.last_run(user)
 
     async def close(self) -> None:
         for user in list(self._tasks):

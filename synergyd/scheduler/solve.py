@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from synergyd.links.model import Topology, topology_of
-from synergyd.links.sharing import sharings, traffic_of
+from synergyd.links.model import Topology, build_topology
+from synergyd.links.sharing import make_traffic, sharings
 from synergyd.links.slowdown import Traffic
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.epoch_answer import EpochAnswer, solve, solve_due_first, weigh_bad_nodes
@@ -19,12 +19,12 @@ from synergyd.scheduler.problem.records import Policy
 def make_topology(draft: Draft) -> Topology:
     """Return the links between the nodes of the problem."""
     links = draft.rules.links
-    return topology_of(links.node_link, links.leaf_uplink, {node.name: node.leaf for node in draft.problem.nodes})
+    return build_topology(links.node_link, links.leaf_uplink, {node.name: node.leaf for node in draft.problem.nodes})
 
 
 def find_outside_traffic(draft: Draft, topology: Topology) -> list[Traffic]:
     """Return what jobs outside of the problem send over the links."""
-    sent = (traffic_of(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
+    sent = (make_traffic(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
     return [one for one in sent if one is not None]
 
 
@@ -81,7 +81,7 @@ def _forecast_sharing(draft: Draft) -> Draft:
     topology, answer, senders = make_topology(draft), draft.answer, []
     for i, cell, _ in answer.allocation.assignments(answer.problem):
         job_id = answer.problem.jobs[i].job_id
-        senders.append(traffic_of(job_id, cell, answer.placement.nodes[job_id], topology))
+        senders.append(make_traffic(job_id, cell, answer.placement.nodes[job_id], topology))
     sent = [one for one in senders if one is not None]
     return replace(draft, sharing=sharings([*find_outside_traffic(draft, topology), *sent], topology))
 

@@ -37,10 +37,10 @@ from synergyd.slurm.client import DeniedError, SlurmError, SlurmWriter
 from synergyd.slurm.directives.directive import directive_key_values
 from synergyd.slurm.mail_types import with_restarts, without_restarts
 from synergyd.slurm.node_return import obstacle_to_leaving, return_nodes
-from synergyd.slurm.owner_file import show_to, write_for
+from synergyd.slurm.owner_file import allow_user, write_for_user
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder, slurm_name, slurm_name_of_whole_job
-from synergyd.slurm.parsed.rows import JobRow, gpu_items, gpus_of, gres_items
-from synergyd.slurm.parsed.snapshot import SubmittedJob, launch_failed, size_obstacle, state_of
+from synergyd.slurm.parsed.rows import JobRow, gpu_items, gres_items, parse_gpus
+from synergyd.slurm.parsed.snapshot import SubmittedJob, has_launch_failed, size_obstacle, state_from_row
 from synergyd.slurm.shields import Shields
 
 log = logging.getLogger("synergyd")
@@ -171,7 +171,7 @@ class Actuator:
         No resize fails for want of it.
         """
         try:
-            own = self.slurm.mail_of(_mail_name(name, submission))[1]
+            own = self.slurm.read_mail(_mail_name(name, submission))[1]
             types = without_restarts(own)
             if types != own:
                 self._set_mail(name, submission, job_id, types, own)
@@ -182,7 +182,7 @@ class Actuator:
         """Let Slurm mail all that the job's user asked for, once a resized job runs. Raise SlurmError, DeniedError."""
         submission, name = self.submissions[job_id], self.names.get(job_id, job_id)
         if submission.mail and name:
-            types = self.slurm.mail_of(_mail_name(name, submission))[1]
+            types = self.slurm.read_mail(_mail_name(name, submission))[1]
             self._set_mail(name, submission, job_id, with_restarts(types, submission.mail), "")
 
     def _set_mail(self, name: int | str, submission: SubmittedJob, job_id: int, types: str, own: str) -> None:
@@ -221,7 +221,7 @@ class Actuator:
             shown_text = render(request)
         except UsageError:
             return  # no synergy-launch line, or more than is rendered
-        write_for(path, shown_text, row.uid)
+        write_for_user(path, shown_text, row.uid)
 
     def _hand_over(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> None:
         plan_file.write(self._plan_file(job_id, submission, plan), self.state_dir, self._show_to(submission.uid))
@@ -244,7 +244,7 @@ class Actuator:
         plan_file.reserve(self._plan_file(job_id, submission, Plan()), self.state_dir, self._show_to(submission.uid))
 
     def _show_to(self, uid: int) -> Callable[[int], None]:
-        return lambda file: show_to(file, uid, is_secret="jobs" in self.slurm.private)
+        return lambda file: allow_user(file, uid, is_secret="jobs" in self.slurm.private)
 
     def _plan_file(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> plan_file.PlanFile:
         folder = (submission.directive.checkpoint if submission.directive else None) or ""
@@ -263,7 +263,7 @@ class Actuator:
         name, whole = slurm_name(row), slurm_name_of_whole_job(row)
         if not name or (is_pending_array_remainder(row) and not isinstance(instruction, Park | Split)):
             return "its id names several jobs", False
-        state = state_of(row)
+        state = state_from_row(row)
         if isinstance(instruction, Park | Update | Release) and state is JobState.PENDING and self.is_postponed(row):
             return "its start was put off meanwhile", True  # the next observation says so too
         if isinstance(instruction, AskCheckpoint | Restart | JoinNodes | ReturnNodes) and (
@@ -330,7 +330,7 @@ class Actuator:
             case Wake(nodes=nodes):
                 self.slurm.power_up(nodes)
             case LiftHold(restarts=restarts, park_s=park_s):
-                if row.restarts == restarts and launch_failed(row):
+                if row.restarts == restarts and has_launch_failed(row):
                     # parked first: without its hold it would start by itself, on the same nodes
                     self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
                     self.slurm.release(whole)
@@ -338,7 +338,7 @@ class Actuator:
 
     def _requeue(self, requeue: Requeue, row: JobRow, submission: SubmittedJob) -> tuple[str, bool] | None:
         """Requeue the job. Return as `_do` does."""
-        state, same = state_of(row), row.restarts == requeue.restarts
+        state, same = state_from_row(row), row.restarts == requeue.restarts
         if same and state is JobState.SUSPENDED:
             return "it is suspended", True
         if same and state is JobState.RUNNING:
@@ -357,7 +357,7 @@ class Actuator:
 
     def _release(self, release: Release, row: JobRow) -> tuple[str, bool] | None:
         """Release the job. Return as `_do` does."""
-        if state_of(row) is JobState.PENDING:
+        if state_from_row(row) is JobState.PENDING:
             if silent := self.slurm.unheard(row.req_nodes):
                 return f"slurmctld waits for {', '.join(sorted(silent)[:3])} to register", True
             nice = {"Nice": str(_first_nice(row))} if release.first and row.priority else {}
@@ -430,9 +430,9 @@ class Actuator:
     def _difference(self, job_id: int, target: Target) -> tuple[str, bool] | None:
         """Read the job back and return how it differs from `target`: an update is not atomic, and some fields are ignored in silence."""
         row = self.slurm.job(job_id)
-        if row is None or state_of(row) is not JobState.PENDING:
+        if row is None or state_from_row(row) is not JobState.PENDING:
             return "it was no longer pending when it was read back", True
-        shape, gpus = target.shape, gpus_of(row.tres_per_node)[1]
+        shape, gpus = target.shape, parse_gpus(row.tres_per_node)[1]
         if (row.num_nodes, gpus) != (shape.nodes, shape.gpus_per_node):
             return f"read back {row.num_nodes} nodes x {gpus} GPUs, wanted {shape.nodes} x {shape.gpus_per_node}", False
         if target.nodes:
@@ -480,7 +480,7 @@ def _size(shape: Shape, row: JobRow, submission: SubmittedJob) -> dict[str, str]
     There are none if its size is its user's own and right already. Otherwise all of them are returned, even those
     that look right: a refused update leaves some behind that only a whole one mends.
     """
-    kind, gpus = gpus_of(row.tres_per_node)
+    kind, gpus = parse_gpus(row.tres_per_node)
     if why_fixed := size_obstacle(row, submission):
         return (
             {} if (row.num_nodes, gpus) == (shape.nodes, shape.gpus_per_node) else f"it may not be resized: {why_fixed}"

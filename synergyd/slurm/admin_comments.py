@@ -30,9 +30,9 @@ class AdminComments:
         self._run = run
         self.no_json = ""  # why the queue is not read as JSON, as Slurm says it
 
-    def of(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+    def read(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         """Return the AdminComments by job id, for those jobs that have one. A few jobs are read one by one."""
-        comments = self._of_all(job_ids) if len(job_ids) > FEW else self._singly(job_ids)
+        comments = self._read_all(job_ids) if len(job_ids) > FEW else self._singly(job_ids)
         return {i: text for i, text in comments.items() if text}
 
     def _singly(self, job_ids: Iterable[int]) -> dict[int, str]:
@@ -40,7 +40,7 @@ class AdminComments:
         comments = {}
         for job_id in job_ids:
             try:
-                comments[job_id] = self.of_one(job_id)
+                comments[job_id] = self.read_one(job_id)
             except SlurmError as error:
                 if NO_JOB.search(error.what):
                     continue
@@ -49,7 +49,7 @@ class AdminComments:
                 log.warning("%s", error)
         return comments
 
-    def of_one(self, job_id: int) -> str:
+    def read_one(self, job_id: int) -> str:
         """Read one job's comment from `scontrol show job`.
 
         This is cheap however long the queue is: an array's id shows all of its tasks. A line end in another field
@@ -58,15 +58,15 @@ class AdminComments:
         text = self._run("scontrol", "show", "job", str(int(job_id))).decode(errors="replace")
         if not _ADMIN_COMMENT.search(text):
             return ""
-        comments = comments_in(text).get(int(job_id), ["", ""])
+        comments = parse_comments(text).get(int(job_id), ["", ""])
         if len(comments) == 1 and (comments[0] or self.no_json):
             return comments[0]
         if self.no_json:
             what = "its AdminComment can't be told from its other fields, which have line ends, without JSON"
             raise SlurmError(f"job {job_id}", what, transient=False)
-        return self._of_all([job_id]).get(job_id, "")
+        return self._read_all([job_id]).get(job_id, "")
 
-    def _of_all(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+    def _read_all(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         if self.no_json:
             return self._by_scontrol(job_ids)
         try:
@@ -86,12 +86,12 @@ class AdminComments:
 
     def _by_scontrol(self, job_ids: Iterable[int]) -> Mapping[int, str]:
         """Read all jobs at once. A job whose record is forged in another's job name is read by itself; one that forged its own has none."""
-        comments = comments_in(self._run("scontrol", "show", "job", "--all").decode(errors="replace"))
+        comments = parse_comments(self._run("scontrol", "show", "job", "--all").decode(errors="replace"))
         sure = {i: comments[i][0] for i in job_ids if len(comments.get(i, ())) == 1}
         return sure | self._singly(i for i in job_ids if len(comments.get(i, ())) > 1)
 
 
-def comments_in(text: str) -> dict[int, list[str]]:
+def parse_comments(text: str) -> dict[int, list[str]]:
     """Return by job id the AdminComments of its records in what `scontrol show job` prints.
 
     There is one, which is "" if the job has none. There are several if some field with a line end looks like a

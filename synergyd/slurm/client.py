@@ -99,7 +99,7 @@ class SlurmWriter(Protocol):
         """Return one job's AdminComment now, or "" if it has none."""
         ...
 
-    def mail_of(self, job: int | str) -> tuple[str, str]:
+    def read_mail(self, job: int | str) -> tuple[str, str]:
         """Return (MailUser, MailType); empty if the job wants no mail. Raise SlurmError."""
         ...
 

@@ -18,10 +18,10 @@ from synergyd.slurm.parsed.rows import (
     SlurmNodeRow,
     job_state,
     memory_is_per_cpu,
-    mib_of,
     node_state,
+    parse_mib,
+    parse_seconds,
     per_gpu,
-    seconds_of,
     shorten,
 )
 
@@ -75,7 +75,7 @@ def value(text: str) -> str:
     return "" if text in ("N/A", "(null)") else text
 
 
-def time_of(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     return float(text) if text.isdigit() else None
 
 
@@ -85,8 +85,8 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         raise SlurmError("squeue", f"answer not understood (job {f['JobID']!r}, user {f['UserID']!r})", transient=False)
     job_id = int(f["JobID"])
     # some releases show memory of a GPU there too
-    min_memory = 0 if per_gpu(f["mem-per-tres"]) else mib_of(f["MinMemory"])
-    memory = mib_of(tres_counts(f["tres-alloc"]).get("mem", ""))
+    min_memory = 0 if per_gpu(f["mem-per-tres"]) else parse_mib(f["MinMemory"])
+    memory = parse_mib(tres_counts(f["tres-alloc"]).get("mem", ""))
     sockets, cores, threads = (f["SCT"].split(":") + ["*"] * 3)[:3]
     array, het = value(f["ArrayTaskID"]) != "", value(f["HetJobID"]) != ""
     per = (value(f[k]) for k in ("tres-per-job", "tres-per-socket", "tres-per-task"))
@@ -105,9 +105,9 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         tres_per_node=value(f["tres-per-node"]),
         tres_other=",".join(x for x in per if x),
         node_names=node_names(f["NodeList"], job_id),
-        submit_s=time_of(f["SubmitTime"]) or 0.0,
-        start_s=time_of(f["StartTime"]),
-        eligible_s=time_of(f["EligibleTime"]),
+        submit_s=parse_time(f["SubmitTime"]) or 0.0,
+        start_s=parse_time(f["StartTime"]),
+        eligible_s=parse_time(f["EligibleTime"]),
         restarts=count(f["RestartCnt"]),
         requeue=f["Requeue"] == "1",
         priority=count(f["PriorityLong"]),
@@ -128,7 +128,7 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         tasks_per_node=count(f["NTPerNode"]),
         threads_per_core=count(threads),
         sockets_cores="" if (sockets, cores) == ("*", "*") else f"{sockets}:{cores}",
-        tmp_disk_mib=mib_of(f["MinTmpDisk"]),
+        tmp_disk_mib=parse_mib(f["MinTmpDisk"]),
         max_nodes=count(f["MaxNodes"]),
         req_nodes=node_names(value(f["ReqNodes"]), job_id),
         oversubscribe=_sharing(f),
@@ -136,9 +136,9 @@ def job_row(f: Mapping[str, str]) -> JobRow:
         core_spec=count(f["CoreSpec"]),
         licenses=value(f["Licenses"]),
         switches=count(f["ReqSwitch"]),
-        time_limit_s=seconds_of(f["TimeLimit"]),
-        end_s=time_of(f["EndTime"]),
-        min_time_s=seconds_of(f["MinTime"]) or 0.0,
+        time_limit_s=parse_seconds(f["TimeLimit"]),
+        end_s=parse_time(f["EndTime"]),
+        min_time_s=parse_seconds(f["MinTime"]) or 0.0,
         dependency=value(f["Dependency"]),
         array_job_id=count(f["ArrayJobID"]) if array else 0,
         array_task=value(f["ArrayTaskID"]),
@@ -183,7 +183,7 @@ def expand_names(text: str, where: str) -> tuple[str, ...]:
         raise SlurmError(where, error.what, transient=False) from None
 
 
-def state_heard(f: Mapping[str, str]) -> str:
+def parse_node_state(f: Mapping[str, str]) -> str:
     """Return a node's state from the columns StateComplete and Version."""
     return registered_state(node_state(f["StateComplete"]), value(f["Version"]))
 
@@ -193,7 +193,7 @@ def node_row(f: Mapping[str, str], partitions: tuple[str, ...]) -> SlurmNodeRow:
     cpus = f["CPUsState"].split("/")  # allocated/idle/other/total
     return SlurmNodeRow(
         name=f["NodeList"],
-        state=state_heard(f),
+        state=parse_node_state(f),
         gres=value(f["Gres"]),
         gres_used=value(f["GresUsed"]),
         features=tuple(x for x in value(f["Features"]).split(",") if x),
@@ -201,8 +201,8 @@ def node_row(f: Mapping[str, str], partitions: tuple[str, ...]) -> SlurmNodeRow:
         reason="" if f["Reason"] == "none" else shorten(f["Reason"], REASON_BYTES),
         cpus=count(cpus[-1]),
         cpus_alloc=count(cpus[0]),
-        memory_mib=mib_of(f["Memory"]),
-        memory_alloc_mib=mib_of(f["AllocMem"]),
+        memory_mib=parse_mib(f["Memory"]),
+        memory_alloc_mib=parse_mib(f["AllocMem"]),
         threads_per_core=count(f["Threads"]) or 1,
-        tmp_disk_mib=mib_of(f["Disk"]),
+        tmp_disk_mib=parse_mib(f["Disk"]),
     )

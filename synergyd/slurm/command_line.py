@@ -27,19 +27,18 @@ from synergyd.slurm.columns import (
     job_row,
     node_names,
     node_row,
-    state_heard,
+    parse_node_state,
     value,
 )
 from synergyd.slurm.commands import Commands
-from synergyd.slurm.pace import pace_of
-from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, apart, may_hide
+from synergyd.slurm.pace import make_token_bucket
+from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, may_hide, separate_tasks
 from synergyd.slurm.parsed.associations import ALL_PRIVATE, AccountingRules
-from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
 from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, config_values
 from synergyd.slurm.parsed.switches import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
@@ -101,7 +100,7 @@ class CommandLine(Commands):
     def demand_rights(self, *, writes: bool) -> None:
         """Raise DeniedError if this user has too few rights. From then on Slurm's limit on requests is kept to."""
         config = demand_rights(self.run, writes=writes)
-        self.pace = self.pace or pace_of(config)
+        self.pace = self.pace or make_token_bucket(config)
 
     def jobs(self) -> tuple[JobRow, ...]:
         try:
@@ -146,7 +145,7 @@ class CommandLine(Commands):
             return frozenset()
         fields = [(name, width) for name, width in NODE_FIELDS if name in ("NodeList", "StateComplete", "Version")]
         rows = self.table("sinfo", fields, "-a", "-N", *(("-n", ",".join(nodes)) if nodes else ()))
-        return frozenset(f["NodeList"] for f, _ in rows if state_heard(f) == UNHEARD)
+        return frozenset(f["NodeList"] for f, _ in rows if parse_node_state(f) == UNHEARD)
 
     def leaf_switches(self) -> dict[str, str]:
         """Read from `scontrol show topology` the switches of level 0 (topology/tree), or the blocks (topology/block)."""
@@ -208,12 +207,12 @@ class CommandLine(Commands):
     def past_runs(self, from_s: float, to_s: float) -> Iterator[PastRun]:
         return read_past_runs(self.run, from_s, to_s)
 
-    def mail_of(self, job: int | str) -> tuple[str, str]:
+    def read_mail(self, job: int | str) -> tuple[str, str]:
         return read_mail(self.run, _check_name(job))
 
-    def own_mail_of(self, job_id: int) -> tuple[str, str]:
+    def read_own_mail(self, job_id: int) -> tuple[str, str]:
         """Return (MailUser, MailType) as the job's user set them, also while a resize keeps mails from being sent."""
-        user, types = self.mail_of(job_id)
+        user, types = self.read_mail(job_id)
         stamp = admin_comment.decode(self.admin_comment(job_id)) if user else None
         return user, (stamp.mail if stamp is not None else "") or types
 
@@ -222,10 +221,10 @@ class CommandLine(Commands):
         return node_names(next((f["ReqNodes"] for f, _ in rows if f["JobID"] == str(job_id)), ""), job_id)
 
     def admin_comments(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        return self._comments.of(job_ids)
+        return self._comments.read(job_ids)
 
     def admin_comment(self, job_id: int) -> str:
-        return self._comments.of_one(job_id)
+        return self._comments.read_one(job_id)
 
     def batch_script(self, job_id: int) -> str | None:
         try:
@@ -368,8 +367,10 @@ class CommandLine(Commands):
         fields = job_fields(self._own_release())
         rows = self._rows(fields, *options)
         if self._own_release() >= MERGES_TASKS and may_hide(rows):
-            rows, hidden_ids = apart(rows, [f for f, _ in self.table("squeue", TASK_FIELDS, "-a", "-r", *options)])
-            rows += self._rows_of(hidden_ids, fields, HIDDEN_IDS)
+            rows, hidden_ids = separate_tasks(
+                rows, [f for f, _ in self.table("squeue", TASK_FIELDS, "-a", "-r", *options)]
+            )
+            rows += self._read_rows(hidden_ids, fields, HIDDEN_IDS)
         return tuple(rows)
 
     def _rows(self, fields: Sequence[tuple[str, int]], *options: str) -> list[JobRow]:
@@ -381,9 +382,9 @@ class CommandLine(Commands):
                 cut.append(count(f["JobID"]))
             else:
                 rows.append(job_row(f))
-        return rows + self._rows_of(cut, wide, WIDE_IDS)
+        return rows + self._read_rows(cut, wide, WIDE_IDS)
 
-    def _rows_of(self, job_ids: Sequence[int], fields: Sequence[tuple[str, int]], at_once: int) -> list[JobRow]:
+    def _read_rows(self, job_ids: Sequence[int], fields: Sequence[tuple[str, int]], at_once: int) -> list[JobRow]:
         rows: list[JobRow] = []
         for i in range(0, len(job_ids), at_once):
             ids = job_ids[i : i + at_once]

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from synergyd.slurm import child
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.pace import TokenBucket, requests_of
+from synergyd.slurm.pace import TokenBucket, count_requests
 
 # variables by which an outer job or a user's habits would change formats, filters or the cluster
 _FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_")
@@ -95,7 +95,7 @@ class Commands:
         """
         self.calls += 1
         if self.pace is not None:
-            self.pace.take(requests_of(argv))
+            self.pace.take(count_requests(argv))
         timeout_s = min(timeout_s, self._timeout_s)
         began_s = perf_counter()
         try:

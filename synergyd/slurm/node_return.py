@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from synergyd.slurm.client import SlurmWriter
 from synergyd.slurm.directives.later_steps import step_after_training
-from synergyd.slurm.parsed.expanders import JoinedNodes, expanders_of
+from synergyd.slurm.parsed.expanders import JoinedNodes, find_expanders
 from synergyd.slurm.parsed.job_forms import slurm_name
 from synergyd.slurm.parsed.rows import JobRow
 
@@ -30,7 +30,7 @@ def return_nodes(
     Raises SlurmError.
     """
     beyond = JoinedNodes(restarts=row.restarts, names=frozenset(joined))
-    beside = expanders_of(slurm.jobs_of_user(row.uid), {row.job_id: beyond}).get(row.job_id, ()) if joined else ()
+    beside = find_expanders(slurm.jobs_of_user(row.uid), {row.job_id: beyond}).get(row.job_id, ()) if joined else ()
     for each in (row, *beside):
         keeps = [n for n in each.node_names if n in nodes_to_keep]
         if keeps and len(keeps) < len(each.node_names):

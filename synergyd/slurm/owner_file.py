@@ -16,7 +16,7 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _CANNOT_SHOW = (errno.ENOTSUP, errno.EPERM, errno.EINVAL)
 
 
-def show_to(file: int, uid: int, *, is_secret: bool) -> None:
+def allow_user(file: int, uid: int, *, is_secret: bool) -> None:
     """Let user `uid` read the open file `file`, and nobody else but its owner.
 
     This is done by an ACL or, if root writes on a file system without ACLs, by making `uid` the file's owner. If
@@ -46,7 +46,7 @@ def _give(file: int, uid: int) -> bool:
     return True
 
 
-def write_for(path: Path, text: str, uid: int) -> None:
+def write_for_user(path: Path, text: str, uid: int) -> None:
     """Write the file anew so that user `uid` can read it: as root it becomes theirs, else they are named in its ACL.
 
     Raises OSError, and then leaves no file (on a file system without ACLs, for example).

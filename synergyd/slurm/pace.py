@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 # slurm.conf(5), SlurmctldParameters: tokens that a user has at first, and how many come back each so many seconds
 BUCKET, REFILL, PERIOD_S = 30, 2, 1
@@ -48,7 +48,7 @@ class TokenBucket:
             self._sleep(wait_s)
 
 
-def requests_of(argv: Sequence[str]) -> int:
+def count_requests(argv: Sequence[str]) -> int:
     """Return the requests that slurmctld counts for one of our commands, as sdiag showed them on 22.05.8, 24.11.5 and 26.05.5."""
     program, rest = argv[0], argv[1:]
     if program == "squeue":  # the jobs, and the partitions beside them; of some ids the federation too
@@ -62,7 +62,7 @@ def requests_of(argv: Sequence[str]) -> int:
     return 0 if "--version" in rest else 1
 
 
-def pace_of(config: str) -> TokenBucket | None:
+def make_token_bucket(config: str) -> TokenBucket | None:
     """Return what `scontrol show config` allows a user other than root and SlurmUser, or None if nothing is limited."""
     words = [word.strip().lower() for word in config_values(config).get("SlurmctldParameters", "").split(",")]
     if "rl_enable" not in words:

@@ -40,7 +40,7 @@ def job_row(j: Any) -> JobRow:
         )
     return JobRow(
         job_id=job_id,
-        name=shorten(text_of(j, "name"), NAME_BYTES),
+        name=shorten(read_text(j, "name"), NAME_BYTES),
         user=j.user_name,
         uid=j.user_id,
         partition=j.partition or "",
@@ -61,7 +61,7 @@ def job_row(j: Any) -> JobRow:
         batch=j.is_batch_job,
         array=array,
         het=het,
-        account=text_of(j, "account"),
+        account=read_text(j, "account"),
         qos=j.qos or "",
         features=",".join(j.constraints),
         reservation=j.reservation or "",
@@ -85,7 +85,7 @@ def job_row(j: Any) -> JobRow:
         licenses=",".join(j.licenses),
         switches=j.required_switches or 0,
         time_limit_s=limit_s,
-        end_s=end_of(job_state(j.state), _time(j.start_time), limit_s, _time(j.end_time)),
+        end_s=find_end_s(job_state(j.state), _time(j.start_time), limit_s, _time(j.end_time)),
         min_time_s=60.0 * (j.time_limit_min or 0),
         dependency=_dependency(j.dependencies),
         array_job_id=j.array_id or 0,
@@ -123,7 +123,7 @@ def node_row(n: Any) -> SlurmNodeRow:
     )
 
 
-def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: float | None) -> float | None:
+def find_end_s(state: str, start_s: float | None, limit_s: float | None, end_s: float | None) -> float | None:
     """Return the job's end as squeue has it.
 
     In libslurm a job has one even before a start is planned, and without a limit one that is 1 or 136 years away.
@@ -132,7 +132,7 @@ def end_of(state: str, start_s: float | None, limit_s: float | None, end_s: floa
     return end_s if has_end and not (state == "PENDING" and start_s is None) else None
 
 
-def text_of(owner: Any, name: str) -> str:
+def read_text(owner: Any, name: str) -> str:
     """Return an attribute that a user has written, which need not be UTF-8: pyslurm then raises what it could not decode."""
     try:
         return getattr(owner, name) or ""

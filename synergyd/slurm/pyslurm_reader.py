@@ -23,8 +23,8 @@ from synergyd.slurm.parsed.rows import (
     JobRow,
     SlurmNodeRow,
     memory_is_per_cpu,
-    mib_of,
     node_state,
+    parse_mib,
     per_gpu,
     shorten,
 )
@@ -159,7 +159,7 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
     job_id = int(j["job_id"])
     tres = j["tres_alloc_str"] or j["tres_req_str"] or ""
     nodes, cpus = nodes_and_cpus(tres)
-    memory, of_gpu = mib_of(tres_counts(tres).get("mem", "")), per_gpu(j["mem_per_tres"] or "")
+    memory, of_gpu = parse_mib(tres_counts(tres).get("mem", "")), per_gpu(j["mem_per_tres"] or "")
     min_memory = 0 if of_gpu else int(j["pn_min_memory"])  # from 24.11 on that of a GPU too
     limit_s = 60.0 * j["time_limit"] if isinstance(j["time_limit"], int) else None
     unit = [None if x in _NO_VALUE else x for x in (j["sockets_per_node"], j["cores_per_socket"])]
@@ -210,7 +210,7 @@ def _job_row(j: Mapping[str, Any], users: dict[int, str]) -> JobRow:
         licenses=",".join(f"{name}:{count}" for name, count in (j["licenses"] or {}).items()),
         switches=j["req_switch"],
         time_limit_s=limit_s,
-        end_s=pyslurm_objects.end_of(j["job_state"], _time(j["start_time"]), limit_s, _time(j["end_time"])),
+        end_s=pyslurm_objects.find_end_s(j["job_state"], _time(j["start_time"]), limit_s, _time(j["end_time"])),
         min_time_s=60.0 * j["time_min"],
         dependency=j["dependency"] or "",
         array_job_id=j["array_job_id"] or 0,

@@ -32,7 +32,7 @@ class Shields:
         """Keep `nodes` for the job. Return why that is not possible, or "" if it is done."""
         name = shield_name(job_id)
         try:
-            if job_id in self._own(self._slurm.reservations()):  # for other nodes, it may be
+            if job_id in self._find_own(self._slurm.reservations()):  # for other nodes, it may be
                 self._slurm.unreserve(name)
             self._slurm.reserve(name, nodes, self._user)
         except SlurmError as error:
@@ -44,18 +44,18 @@ class Shields:
 
     def take_down(self, job_id: int) -> None:
         """End the job's shield, if it has one. Raises SlurmError."""
-        if job_id in self._own(self._slurm.reservations()):
+        if job_id in self._find_own(self._slurm.reservations()):
             self._slurm.unreserve(shield_name(job_id))
 
     def take_down_all(self, but: Container[int]) -> None:
         """End the shields that an earlier daemon left, except those of the jobs `but`."""
         try:
-            for job_id in self._own(self._slurm.reservations()):
+            for job_id in self._find_own(self._slurm.reservations()):
                 if job_id not in but:
                     self._slurm.unreserve(shield_name(job_id))
                     log.info("job %d: the reservation %s was left behind: deleted", job_id, shield_name(job_id))
         except SlurmError as error:
             log.warning("reservations that were left behind: %s", error)
 
-    def _own(self, text: str) -> list[int]:
+    def _find_own(self, text: str) -> list[int]:
         return [s.job_id for s in read_shields(text) if s.user == self._user]

@@ -25,7 +25,7 @@ class WaitingNotice:
     attempts: int
 
 
-def due(connection: Connection, now_s: float, limit: int) -> list[WaitingNotice]:
+def read_due_notices(connection: Connection, now_s: float, limit: int) -> list[WaitingNotice]:
     """Return at most `limit` notices to try now, the least tried first.
 
     So one that a receiver never takes holds up no other. Include those whose next try is further ahead than any is put off: the

@@ -67,7 +67,7 @@ def family(path: Path) -> Iterator[Path]:
         yield from (target.parent / name for name in names if beside.fullmatch(name))
 
 
-def path_of(database_url: str) -> Path | None:
+def sqlite_file(database_url: str) -> Path | None:
     """Return the file of a SQLite URL; None for another database. Needs no database library."""
     scheme, _, rest = database_url.strip().partition("://")
     path = rest.removeprefix("/")

@@ -292,7 +292,7 @@ class Store:
         Rows are read as they are asked for.
         """
         with self._reading() as connection:
-            yield from usage.between(connection, from_s, to_s, user, account)
+            yield from usage.read_between(connection, from_s, to_s, user, account)
 
     def prune_usage(self, older_than_s: float) -> int:
         with self._writing() as connection:
@@ -304,7 +304,7 @@ class Store:
     def due_notices(self, now_s: float, limit: int) -> list[WaitingNotice]:
         """Return the notices that are due, the least tried first, then the oldest."""
         with self._reading() as connection:
-            return notices.due(connection, now_s, limit)
+            return notices.read_due_notices(connection, now_s, limit)
 
     def record_notice_attempt(self, key: str, done: Iterable[str], attempts: int, next_s: float | None) -> None:
         """Store the result of a try of a notice. If `next_s` is None, nothing is left to do for it."""

@@ -46,7 +46,7 @@ def of_jobs(connection: Connection, job_ids: Sequence[int], from_s: float) -> li
     return rows
 
 
-def between(connection: Connection, from_s: float, to_s: float, user: str, account: str) -> Iterator[Usage]:
+def read_between(connection: Connection, from_s: float, to_s: float, user: str, account: str) -> Iterator[Usage]:
     """Yield the parts that touch the span, by job and begin, of `user` and `account` if they are named: of all GPUs that each job had.
 
     An open part is taken to go on to `to_s`.

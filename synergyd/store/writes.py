@@ -55,11 +55,11 @@ Row = dict[str, Any]
 
 def insert(connection: Connection, model: type[Base]) -> Any:
     """Return the dialect's INSERT, which knows ON CONFLICT."""
-    table = table_of(model)
+    table = find_table(model)
     return sqlite_insert(table) if connection.dialect.name == "sqlite" else postgresql_insert(table)
 
 
-def table_of(model: type[Base]) -> Table:
+def find_table(model: type[Base]) -> Table:
     table = model.__table__
     assert isinstance(table, Table)
     return table
@@ -69,7 +69,7 @@ def upsert(connection: Connection, model: type[Base], rows: Sequence[Row]) -> No
     """Write rows, replacing those with the same primary key. If rows share a key, the last one counts."""
     if not rows:
         return
-    keys = [c.name for c in table_of(model).primary_key]
+    keys = [c.name for c in find_table(model).primary_key]
     last = {tuple(row[k] for k in keys): row for row in rows}
     statement = insert(connection, model)
     others = {name: statement.excluded[name] for name in rows[0] if name not in keys}
@@ -103,9 +103,9 @@ def apply(connection: Connection, changes: Changes) -> int:
 
 def delete_jobs(connection: Connection, model: type[Base], job_ids: Iterable[int]) -> None:
     """Delete the rows of these jobs."""
-    column = table_of(model).c.job_id
+    column = find_table(model).c.job_id
     for part in chunks(sorted(set(job_ids)), _IN_LIST):
-        connection.execute(delete(table_of(model)).where(column.in_(part)))
+        connection.execute(delete(find_table(model)).where(column.in_(part)))
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

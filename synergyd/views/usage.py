@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import groupby, pairwise, zip_longest
 from operator import attrgetter, itemgetter
 
@@ -113,3 +114,15 @@ def _names(text: str) -> tuple[str, ...]:
         return expand(text)
     except UsageError:
         return (text,)
+
+
+def month_span(year: int, month: int) -> tuple[float, float]:
+    """Return begin and end of a month, seconds since 1970."""
+    following = (year + 1, 1) if month == 12 else (year, month + 1)
+    return datetime(year, month, 1).timestamp(), datetime(*following, 1).timestamp()
+
+
+def present_month() -> tuple[float, float]:
+    """Return begin and end of the present month: the span that the command and the page show if no other is named."""
+    now = datetime.now()
+    return month_span(now.year, now.month)

@@ -29,7 +29,7 @@ from typing import Any
 from synergy_sim.contention.workload import NETWORKS
 
 from synergyd.links.arbiter import ArbiterState, ArbiterTerms, Event, JobJoined, SendAsked, step
-from synergyd.links.disciplines import discipline_named
+from synergyd.links.disciplines import make_discipline
 from synergyd.links.lookahead import ArbiterPlay, Sender, chosen_disciplines
 from synergyd.links.model import TEN_GBE, Link, Topology
 
@@ -99,7 +99,7 @@ def made(rule: str, seed: int, jobs: int, message: float, penalty: float, nodes:
     """A trial before its first event."""
     draw = random.Random(seed)
     topology = Topology(nic=Link(TEN_GBE.per_mb, TEN_GBE.penalty * penalty))
-    terms = ArbiterTerms(discipline_named("srsf-1" if rule == "look-ahead" else rule), topology)
+    terms = ArbiterTerms(make_discipline("srsf-1" if rule == "look-ahead" else rule), topology)
     state, senders, steps = ArbiterState(), [], {}
     for job_id in range(jobs):
         network, pace = draw.choice(NETWORKS), draw.uniform(0.9, 1.1)

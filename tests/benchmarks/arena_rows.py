@@ -33,11 +33,11 @@ from synergy_core.records import Measurement, ModelSpec, Plan, Shape
 from synergyd.jobmodel.fit import residual
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun
 from synergyd.jobmodel.fit.parameters import TIME, batch
-from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.predictor import Predictor, fit_predictor
 from synergyd.jobmodel.model.arrays import Floats
 from synergyd.jobmodel.model.hardware import GIB, canonical, figures
 from synergyd.jobmodel.model.memory import peak_parts
-from synergyd.jobmodel.model.throughput import fitted as throughput_fitted
+from synergyd.jobmodel.model.throughput import fit_throughput as throughput_fitted
 
 MICRO_BATCHES = 16
 _ROUNDS = 4
@@ -188,7 +188,7 @@ class Space:
 
     def best(self, predictor: Predictor | None) -> tuple[Floats, list[MeasuredRun]]:
         """(fastest plan's step in seconds, that plan's row) of each optimum."""
-        step = (predictor or fitted((), self.links)).step_s(self.rows)
+        step = (predictor or fit_predictor((), self.links)).step_s(self.rows)
         step = np.where(self.fits, step, np.inf)
         chosen = [int(min(np.flatnonzero(self.of == j), key=lambda i: step[i])) for j in range(len(self.optima))]
         return np.array([step[i] for i in chosen]), [self.rows[i] for i in chosen]
@@ -211,11 +211,11 @@ def space(optima: Sequence[Optimum], links: Mapping[str, Mapping[str, float]]) -
 def learnt(known: Space, train: Sequence[int]) -> Predictor:
     """What the optima at `train` teach. Their plans are taken to be the fastest by the parameters so far, without what
     the residual makes of single plans."""
-    predictor = fitted((), known.links)
+    predictor = fit_predictor((), known.links)
     for _ in range(_ROUNDS):
         formulas = replace(predictor, time=replace(predictor.time, residual=residual.empty(len(TIME))))
         chosen = known.best(formulas)[1]
-        predictor = fitted([chosen[j] for j in train], known.links)
+        predictor = fit_predictor([chosen[j] for j in train], known.links)
     return predictor
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from synergy_core.records import Cell, Measurement, Shape
 
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, read_files
-from synergyd.jobmodel.learning import level, refined
+from synergyd.jobmodel.learning import level, refine_figures
 from synergyd.jobmodel.model.arrays import from_plans
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.step_time import step_time
@@ -68,7 +68,7 @@ def named(some: Sequence[MeasuredRun], into: Errors) -> None:
                 continue
             own = level(model, gpu, tuple(taught))
             speed = own[0] if own is not None else 1.0
-            moved = refined(model, gpu, tuple(taught), speed)
+            moved = refine_figures(model, gpu, tuple(taught), speed)
             plans = from_plans([m.plan for m in scored], [m.shape.gpus_per_node for m in scored])
             step_s = step_time(model, moved, plans).total / speed
             cells = tuple(Cell(m.shape, m.plan, 1.0, 1.0, 1.0, 1.0, 0) for m in scored)

@@ -43,8 +43,8 @@ from synergy_sim.runs import simulate
 from synergy_sim.scaling_truth import ScalingTruth
 from synergy_sim.traces.kinds import find_gpu_type, read_trace
 
-from synergyd.links.model import TEN_GBE, Topology, topology_of
-from synergyd.links.sharing import sharings, traffic_of
+from synergyd.links.model import TEN_GBE, Topology, build_topology
+from synergyd.links.sharing import make_traffic, sharings
 from synergyd.scheduler.placement.link_aware import place_link_aware
 from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, Problem
@@ -74,7 +74,7 @@ def one_seed(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     cluster = build_cluster({find_gpu_type(args.trace or "generate:1"): (args.nodes, GPUS)})
     nodes = tuple(replace(n, leaf=f"leaf{i // args.leaf}") for i, n in enumerate(cluster.nodes))
     cluster = replace(cluster, nodes=nodes)
-    topology = topology_of("10gbe", args.uplink, {n.name: n.leaf for n in nodes})
+    topology = build_topology("10gbe", args.uplink, {n.name: n.leaf for n in nodes})
     scenario = Scenario(jobs_of(args, seed), cluster, seed=seed)
     ideals = Ideals(scenario)
     less = replace(scenario, jobs=with_comm(scenario.jobs, KINDS[1:]))
@@ -128,7 +128,7 @@ def speed(nodes: int = 1280, per_leaf: int = 32, repeats: int = 5) -> dict[str, 
         spent["joint_ms"].append(1e3 * (time.process_time() - begun))
         pairs = [(problem.jobs[i].job_id, cell) for i, cell, _ in found.allocation.assignments(problem)]
         begun = time.process_time()
-        traffic = [traffic_of(job, cell, found.placement.nodes[job], topology) for job, cell in pairs]
+        traffic = [make_traffic(job, cell, found.placement.nodes[job], topology) for job, cell in pairs]
         sharings([one for one in traffic if one is not None], topology)
         spent["sharings_ms"].append(1e3 * (time.process_time() - begun))
         quiet = tuple(replace(a, cells=tuple(replace(c, sync_s=0.0) for c in a.cells)) for a in problem.jobs)

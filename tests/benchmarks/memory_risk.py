@@ -19,7 +19,7 @@ from synergy_core.errors import UsageError
 
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, read_files
 from synergyd.jobmodel.fit.parameters import batch, log_memory
-from synergyd.jobmodel.fit.predictor import fitted
+from synergyd.jobmodel.fit.predictor import fit_predictor
 from synergyd.jobmodel.memory_belief import LEARNT_SIGMA
 from synergyd.jobmodel.model.arrays import Floats
 from synergyd.jobmodel.model.hardware import figures
@@ -40,7 +40,7 @@ def errors(rows: list[MeasuredRun]) -> dict[str, tuple[Floats, Floats]]:
     parts = []
     for cluster in sorted({row.cluster for row in rows}):
         test = [row for row in rows if row.cluster == cluster]
-        predictor = fitted([row for row in rows if row.cluster != cluster])
+        predictor = fit_predictor([row for row in rows if row.cluster != cluster])
         parts.append((off(test, np.log(predictor.peak_bytes(test))), predictor.peak_uncertainty(test)))
     found["cluster"] = (np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
     pairs = [

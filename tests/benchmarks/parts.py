@@ -131,7 +131,7 @@ def megatron_job(
     if plan is None:
         raise ValueError(f"{model.name} does not fit {asked}")
     truth = RecordedTruth(JobPlanner(plain, profile, model, known), 0.0, low, high)
-    step_s = truth.task.expected(asked, plan)
+    step_s = truth.task.expected_step_s(asked, plan)
     assert step_s is not None
     truth.examples = seconds / step_s * batch * truth.efficiency(batch)
     return replace(

@@ -22,7 +22,7 @@ from rich.table import Table
 from synergy_core.errors import UsageError
 
 from synergyd.jobmodel.fit.measured_runs import NO_SHOTS, MeasuredRun, Shots, read_files, shots, spread_hash
-from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.predictor import Predictor, fit_predictor
 from synergyd.jobmodel.fit.score import Score, score
 
 FOLDS = 5
@@ -50,7 +50,7 @@ class Predictions:
 
 @lru_cache(maxsize=32)  # clusters are left out several times, with other shots
 def fitted_once(train: tuple[MeasuredRun, ...]) -> Predictor:
-    return fitted(train)
+    return fit_predictor(train)
 
 
 def held_out(
@@ -64,7 +64,7 @@ def held_out(
         raise ValueError(f"rows {both[:3]} would be scored by a fit that has seen them")
     predictor = fitted_once(tuple(train))
     if learn:
-        predictor = predictor.refined(learn)
+        predictor = predictor.with_rows(learn)
     if rest:
         into.rows += rest
         into.step_s += predictor.step_s(rest).tolist()

@@ -37,9 +37,9 @@ from synergy_core.wire import munge
 
 from synergyd.cli.measure_pairs import measured_pairs
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
-from synergyd.links.arbiter import terms_named
+from synergyd.links.arbiter import make_terms
 from synergyd.links.disciplines import LOOK_AHEAD
-from synergyd.links.model import TEN_GBE, Link, Topology, link_named
+from synergyd.links.model import TEN_GBE, Link, Topology, make_link
 from tests.paths import ROOT, python_path
 from tests.throwaway.gating import Places, start_pair
 from tests.throwaway.netns import ShapedNodes, why_not
@@ -82,7 +82,7 @@ def measure(loads: Sequence[Load], rules: Sequence[str], mbit: float, link: Link
         with ShapedNodes("lnk", mbit, 4, len(loads)) as nodes:
             arbiter = LinkArbiter(
                 listen(nodes.here, 0),
-                terms_named("srsf-1", topology, BOUND_S),
+                make_terms("srsf-1", topology, BOUND_S),
                 decode=lambda credential: munge.decode(credential, socket),
                 encode=lambda words: munge.encode(words, socket),
             )
@@ -139,7 +139,7 @@ def _phase(
     started: Sequence[subprocess.Popen[bytes]],
 ) -> list[dict[str, Any]]:
     if rule != OPEN:
-        arbiter.terms = terms_named(rule, topology, BOUND_S)
+        arbiter.terms = make_terms(rule, topology, BOUND_S)
     _wait(folder, [f"job{n}.{number}.ready" for n in range(len(loads))], started, 240.0)
     if rule == LOOK_AHEAD:
         _forget(arbiter, loads, topology)
@@ -229,7 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.penalty:
         print(penalty(args.mbit), end="")
         return 0
-    link = link_named(args.link) if args.link else TEN_GBE.faster(args.mbit / 10_000)
+    link = make_link(args.link) if args.link else TEN_GBE.faster(args.mbit / 10_000)
     told = {}
     rules = args.rules.split(",")
     for name in args.cases.split(","):

@@ -19,7 +19,7 @@ from pathlib import Path
 from synergy_core.records import Measurement, Plan, Shape
 
 from synergyd.jobmodel.model.hardware import figures
-from synergyd.jobmodel.model.throughput import fitted
+from synergyd.jobmodel.model.throughput import fit_throughput
 
 REPORTED = (1, 3, 5, 16)
 DRAWS = 5
@@ -45,7 +45,7 @@ def score(known: list[Measurement], gpu_type: str) -> dict[int, float]:
     for draw in range(DRAWS):
         mixed = random.Random(draw).sample(known, len(known))
         for n in REPORTED:
-            model = fitted(tuple(mixed[:n]), (gpu,) * n)
+            model = fit_throughput(tuple(mixed[:n]), (gpu,) * n)
             for m in mixed[max(REPORTED) :]:
                 predicted = model.step_s(gpu, m.shape, m.plan.dp, m.plan.micro_batch, 1)
                 errors[n].append(abs(predicted / m.step_s - 1))

@@ -30,7 +30,7 @@ from synergy_core.records import ModelSpec, Plan
 
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, read_files
 from synergyd.jobmodel.fit.parameters import MEMORY, TIME, levels
-from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.predictor import Predictor, fit_predictor
 from synergyd.jobmodel.fit.score import score
 
 TAUGHT = (0, 5, 15)
@@ -122,7 +122,7 @@ def unseen(
     for draw in range(DRAWS if taught else 1):
         order = random.Random(f"{name} {draw}").sample(range(len(some)), len(some))
         learn, rest = [some[i] for i in order[:taught]], [some[i] for i in order[taught:]]
-        results.append(errors(cold.refined(learn) if learn else cold, rest, kind))
+        results.append(errors(cold.with_rows(learn) if learn else cold, rest, kind))
     with np.errstate(invalid="ignore"):
         return {key: _mean([r[key] for r in results]) for key in results[0]}
 
@@ -160,7 +160,7 @@ def main(data: Path, artifact: Path | None, only: str, as_json: bool) -> None:
 
     def fit_without(cluster: str) -> Predictor:
         if cluster not in fits:
-            fits[cluster] = fitted([row for row in rows if row.cluster != cluster])
+            fits[cluster] = fit_predictor([row for row in rows if row.cluster != cluster])
         return fits[cluster]
 
     found: dict[str, dict[str, Numbers]] = {}

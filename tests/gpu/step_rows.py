@@ -124,10 +124,10 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def predicted(path: Path) -> list[dict[str, Any]]:
     """(row_id, measured and predicted seconds and bytes) of the rows in `path`, by the model that no row was fitted to."""
     from synergyd.jobmodel.fit.measured_runs import read_rows
-    from synergyd.jobmodel.fit.predictor import fitted
+    from synergyd.jobmodel.fit.predictor import fit_predictor
 
     rows = read_rows(path)
-    cold = fitted(())
+    cold = fit_predictor(())
     return [
         {
             "row_id": line.row_id,

@@ -204,10 +204,10 @@ def test_what_slurm_shows_is_understood(site: SlurmCluster) -> None:
     slurm = CommandLine(site.env)
     rules, found = slurm.accounting_rules(), parse(slurm.associations())
     assert rules.qos["capped"].user.tres["gres/gpu"].limit == 1
-    leaf = found.of("small", OTHER, "main")
+    leaf = found.find("small", OTHER, "main")
     assert leaf is not None and leaf.job_tres["gres/gpu"].limit == 2 and leaf.fair_share is not None
     assert [a.account for a in found.chain(leaf)] == ["small", "small", "root"]
-    assert found.of("small", "root", "main") is None
+    assert found.find("small", "root", "main") is None
 
 
 def test_slurmdbd_away_stops_nothing(site: SlurmCluster) -> None:

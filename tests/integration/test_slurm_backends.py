@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from synergyd.slurm.command_line import CommandLine
-from synergyd.slurm.parsed.rows import NAME_BYTES, JobRow, SlurmNodeRow, gpus_of, shorten
+from synergyd.slurm.parsed.rows import NAME_BYTES, JobRow, SlurmNodeRow, parse_gpus, shorten
 from synergyd.slurm.pyslurm_reader import DIFFERENCES
 from tests.paths import ROOT, python_path
 from tests.throwaway.accounting import Accounting
@@ -290,7 +290,7 @@ STATES: dict[str, Callable[[JobRow], bool]] = {
     "requeued": lambda j: (j.state, j.restarts, j.node_names, j.num_nodes) == ("PENDING", 1, (), 1),
     "resized": lambda j: (
         (j.state, j.restarts, j.priority, j.num_nodes, j.num_tasks, j.num_cpus) == ("PENDING", 1, 0, 2, 2, 2)
-        and gpus_of(j.tres_per_node) == ("", 1)
+        and parse_gpus(j.tres_per_node) == ("", 1)
     ),
     "held": lambda j: (
         (j.state, j.priority, j.reason, j.num_nodes, j.num_tasks, j.num_cpus) == ("PENDING", 0, "JobHeldUser", 2, 2, 6)
@@ -303,7 +303,7 @@ STATES: dict[str, Callable[[JobRow], bool]] = {
     ),
     "too big": lambda j: j.state == "PENDING" and j.num_nodes == 6 and len(j.reason) > 3,
     "many partitions": lambda j: j.partition == ",".join(LONG),
-    "by task": lambda j: (j.tres_per_node, gpus_of(j.tres_other)) == ("", ("", 1)),
+    "by task": lambda j: (j.tres_per_node, parse_gpus(j.tres_other)) == ("", ("", 1)),
     "by socket": lambda j: (j.tres_per_node, j.tres_other) == ("", gres("gpu:v100:1")),
     "by job": lambda j: (j.tres_per_node, j.tres_other) == ("", gres("gpu:a100:2")),
     "array": lambda j: j.array and not j.het and (j.array_job_id, j.array_task) == (j.job_id, "0-3%2"),
@@ -374,8 +374,8 @@ def test_nodes(got: Read) -> None:
     n1 = got.nodes["n1"]
     assert n1.partitions == ("main", "second", "secret")
     assert n1.features[:2] == ("a100", "nvlink") and n1.features[-1] == "feature39" and len(n1.features) == 42
-    assert gpus_of(n1.gres) == ("a100", 4) and gpus_of(n1.gres_used) == ("a100", 3)
-    assert gpus_of(got.nodes["n7"].gres) == ("v100", 2) and gpus_of(got.nodes["n7"].gres_used) == ("v100", 0)
+    assert parse_gpus(n1.gres) == ("a100", 4) and parse_gpus(n1.gres_used) == ("a100", 3)
+    assert parse_gpus(got.nodes["n7"].gres) == ("v100", 2) and parse_gpus(got.nodes["n7"].gres_used) == ("v100", 0)
     assert got.nodes["n2"].partitions == tuple(sorted(("main", "second", *LONG)))
     assert got.nodes["n4"].reason.startswith("fan\nn9 idle éé") and len(got.nodes["n4"].reason.encode()) <= 128
     assert (n1.cpus, n1.memory_mib, n1.threads_per_core) == (64, 64000, 1) and 0 < n1.cpus_alloc < 64
@@ -398,7 +398,7 @@ def test_backends_agree(world: World) -> None:
     def plain(row: JobRow) -> JobRow:
         task = row.array_task.partition("%")[0]  # of a row that stood for several, squeue leaves out the throttle
         if NEWEST:
-            row = dataclasses.replace(row, tres_per_node=str(gpus_of(row.tres_per_node)), tres_other="")
+            row = dataclasses.replace(row, tres_per_node=str(parse_gpus(row.tres_per_node)), tres_other="")
         return dataclasses.replace(row, reason=row.reason.replace("_", " "), array_task=task, merged=False)
 
     def counted(row: SlurmNodeRow) -> SlurmNodeRow:

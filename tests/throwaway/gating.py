@@ -18,7 +18,7 @@ from synergy_core.wire import munge
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.links.arbiter import ArbiterTerms
-from synergyd.links.disciplines import discipline_named
+from synergyd.links.disciplines import make_discipline
 from tests.paths import ROOT, python_path
 from tests.throwaway.netns import ShapedLink
 from tests.throwaway.slurm import SlurmCluster
@@ -162,7 +162,7 @@ def _phase(
     everybody = {n + 1: Member(os.getuid(), 0, NODES, 2, 1000.0) for n in jobs}
     arbiter.follow({} if phase.rule == OPEN else everybody)
     if phase.rule != OPEN:
-        arbiter.terms = ArbiterTerms(discipline_named(phase.rule), bound_s=bound_s)
+        arbiter.terms = ArbiterTerms(make_discipline(phase.rule), bound_s=bound_s)
     _wait(folder, [f"job{n}.{number}.ready" for n in jobs], started, 240.0)
     begin_s = time.time() + 0.5
     draft = folder / "go.tmp"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,6 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
-from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
@@ -30,6 +30,8 @@ from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.supervisor import Supervisor, find_workers
 
 POLL_S = 0.2
+# the import names of release 0.1.0 (`from launch import SynergyTask`), which go on working for one release
+BRIDGE = Path(__file__).resolve().parents[1] / "bridge"
 
 
 def run_node(
@@ -142,7 +144,7 @@ class _NodeRun:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         here = environment_of_run(self._allocation, os.environ)
-        environment = {**os.environ, **here, **old_names.python_path(os.environ), **self._command.environment}
+        environment = {**os.environ, **here, **python_path(os.environ), **self._command.environment}
         output = subprocess.PIPE if self._supervisor else None
         errors = subprocess.PIPE if self._guard.can_take_back else None
         child = subprocess.Popen(self._command.argv, env=environment, stdout=output, stderr=errors)
@@ -220,3 +222,11 @@ class _NodeRun:
         # Slurm signals every process of the step itself, and a second SIGTERM makes torchrun give up its clean end
         if self._allocation.job_id is None and self._child is not None and self._child.poll() is None:
             self._child.send_signal(number)
+
+
+def python_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH with the folder of the old names at its end, behind all that the user put there."""
+    before = environment.get("PYTHONPATH", "")
+    if str(BRIDGE) in before.split(os.pathsep):
+        return {"PYTHONPATH": before}
+    return {"PYTHONPATH": f"{before}{os.pathsep}{BRIDGE}" if before else str(BRIDGE)}

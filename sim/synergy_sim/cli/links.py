@@ -17,7 +17,7 @@ from synergy_core.records import Cluster
 
 from synergy_sim.exchanging_truth import with_comm
 from synergy_sim.records import Scenario
-from synergyd.links.model import link_named, topology_of
+from synergyd.links.model import build_topology, make_link
 from synergyd.settings import Settings
 
 _FORM = "LINK[,NODES[,UPLINK]]"
@@ -62,7 +62,7 @@ def with_links(scenario: Scenario, settings: Settings, contention: str, comm: st
         scenario = replace(scenario, cluster=Cluster(nodes))
     leaf = {node.name: node.leaf for node in scenario.cluster.nodes}
     settings = replace(settings, node_link=link, leaf_uplink=uplink)
-    return replace(scenario, topology=topology_of(link, uplink, leaf)), settings
+    return replace(scenario, topology=build_topology(link, uplink, leaf)), settings
 
 
 def _parse_link(text: str) -> tuple[str, int, str]:
@@ -70,7 +70,7 @@ def _parse_link(text: str) -> tuple[str, int, str]:
     link, *rest = (word.strip() for word in text.split(","))
     for name in (link, *rest[1:2]):
         try:
-            link_named(name)
+            make_link(name)
         except UsageError as error:
             raise UsageError("--contention", error.what, error.right) from None
     if not rest:

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 
 from synergy_core.errors import UsageError
 
-from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.lookahead import LookAhead
-from synergy_sim.contention.machine import Machine
 from synergy_sim.contention.placers import find_placer
 from synergy_sim.contention.workload import MIX, JobSpec, paper_workload
-from synergyd.links.disciplines import LOOK_AHEAD, Discipline, discipline_named
+from synergyd.links.disciplines import LOOK_AHEAD, Discipline, make_discipline
 from synergyd.links.lookahead import CANDIDATES
-from synergyd.links.model import Link, Topology, link_named
+from synergyd.links.model import Link, Topology, make_link
 
 POLICIES = ("srsf-1", "srsf-2", "srsf-3", "ada-srsf", LOOK_AHEAD)
 PLACEMENT = "lwf-1"
@@ -54,11 +53,11 @@ class Setup:
             raise UsageError("simulate", "nodes, GPUs and jobs are needed", "at least 1 of each")
         if round(self.scale) < 1:
             raise UsageError("scale", f"{self.scale} leaves jobs without iterations", "at least 1")
-        link_named(self.link)
+        make_link(self.link)
         return self
 
     def machine(self) -> Machine:
-        link = link_named(self.link)
+        link = make_link(self.link)
         nic = Link(link.per_mb, link.penalty * self.penalty)
         return Machine(self.nodes, self.gpus, self.memory_mb, self.exclusive, Topology(nic=nic))
 
@@ -119,7 +118,7 @@ def parse_policy(name: str) -> tuple[str, Discipline | LookAhead]:
     placement, plus, discipline = name.rpartition("+")
     placement = placement if plus else PLACEMENT
     find_placer(placement)
-    return placement, LookAhead() if discipline == LOOK_AHEAD else discipline_named(discipline)
+    return placement, LookAhead() if discipline == LOOK_AHEAD else make_discipline(discipline)
 
 
 def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = None) -> list[ContentionRun]:

@@ -213,7 +213,7 @@ def plan(
             gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, *links)),
             **fixed_values,
         )
-        _put_out(table, top, as_json, render, plot)
+        _print_table(table, top, as_json, render, plot)
     except UsageError as error:
         click.echo(f"synergyctl plan: {error}", err=True)
         sys.exit(2)
@@ -221,7 +221,7 @@ def plan(
         sys.exit(2)
 
 
-def _put_out(table: PlanTable, top: int, as_json: bool, render: bool, plot: Path | None) -> None:
+def _print_table(table: PlanTable, top: int, as_json: bool, render: bool, plot: Path | None) -> None:
     """Print, draw or render `table`. Raises UsageError: no plan fits, or options that contradict each other."""
     if not as_json and not any(count.rows for count in table.counts):
         raise UsageError("", f"{table.counts[-1].gpus} GPUs: {table.counts[-1].why_none}")

@@ -13,7 +13,7 @@ from synergy_core.errors import UsageError
 from synergy_core.steering import Steering, parse_steering
 from synergy_core.wire.codec import decode, encode
 
-from synergyd.cli.shared.job_names import job_id_among, job_id_of
+from synergyd.cli.shared.job_names import find_job_id, find_job_id_among
 from synergyd.cli.shared.rest_client import RestClient
 from synergyd.views.json_records import ExplainJson, StatusJson
 
@@ -67,7 +67,7 @@ class DatabaseBackend:
         self._store = store
 
     def job_id(self, name: str) -> int:
-        return job_id_of(self._store, name)
+        return find_job_id(self._store, name)
 
     def status(self, job_id: int | None) -> StatusJson:
         from synergyd.views.status import collect
@@ -126,7 +126,7 @@ class RestBackend:
         self._client = client
 
     def job_id(self, name: str) -> int:
-        return job_id_among(self.status(None).jobs, name)
+        return find_job_id_among(self.status(None).jobs, name)
 
     def status(self, job_id: int | None) -> StatusJson:
         _, body = self._client.ask("GET", _status_path(job_id))

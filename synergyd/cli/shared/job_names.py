@@ -32,7 +32,7 @@ class _JobName(click.types.StringParamType):
 JOB_NAME = _JobName()
 
 
-def job_id_of(store: Store, name: str) -> int:
+def find_job_id(store: Store, name: str) -> int:
     """Return the id of the job that JOB_NAME let through: one of the last epoch, else the last that had this name.
 
     A heterogeneous job's own id is that of its component which Synergy knows. Raises UsageError for a task that has no id of its own
@@ -44,10 +44,10 @@ def job_id_of(store: Store, name: str) -> int:
         if any(job.job_id == own for job in here) or store.last_decision(own) or store.story(own):
             return own
     job_id = store.find_job_id(name) or (store.find_job_id(f"{name}+", beginning=True) if name.isdecimal() else None)
-    return job_id_among(here, name, job_id)
+    return find_job_id_among(here, name, job_id)
 
 
-def job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None) -> int:
+def find_job_id_among(here: Iterable[JobStatus], name: str, before: int | None = None) -> int:
     """Return the id of the job with this name among the jobs of the last epoch.
 
     `before`: the job that had it earlier. Raises UsageError.

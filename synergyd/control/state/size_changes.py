@@ -13,7 +13,7 @@ from synergy_core.accepts import Accepts
 from synergy_core.job_report import Report, is_by_agent
 from synergy_core.records import Job, Profile
 
-from synergyd.jobmodel.shared_profiles import program_of
+from synergyd.jobmodel.shared_profiles import program_mark
 
 PREFIX = "resizes:"  # starts each key in the store: `resizes:PROGRAM`
 #: a run that is over sooner says nothing of what its script has
@@ -63,11 +63,11 @@ class SizeChanges:
             return CanChangeSize.YES
         if report is not None and is_by_agent(report):
             return _read_answer(report)
-        return self._known.get(PREFIX + program_of(job), CanChangeSize.UNKNOWN)
+        return self._known.get(PREFIX + program_mark(job), CanChangeSize.UNKNOWN)
 
     def learn(self, job: Job, report: Report) -> dict[str, Profile]:
         """Take in a report of `job`."""
-        key, now = PREFIX + program_of(job), _read_answer(report)
+        key, now = PREFIX + program_mark(job), _read_answer(report)
         if self._assumed or not is_by_agent(report):
             return {}
         if self._known.get(key) is now and job.job_id in self._stored:
@@ -79,7 +79,7 @@ class SizeChanges:
     def note_end(self, job: Job, report: Report | None, ran_s: float) -> dict[str, Profile]:
         """Forget a program if a run of it ended after `ran_s` seconds without a report by an agent: another script bears its name."""
         self._stored.discard(job.job_id)
-        key = PREFIX + program_of(job)
+        key = PREFIX + program_mark(job)
         if ran_s < LEAST_S or (report is not None and is_by_agent(report)) or key not in self._known:
             return {}
         del self._known[key]

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -20,12 +21,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from synergy_core.job_report import Report
+from synergy_core.records import Job, JobState
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.daemon.links.sessions import ArbiterCounts
-from synergyd.links.arbiter import terms_named
-from synergyd.links.model import Topology, link_named
+from synergyd.links.arbiter import make_terms
+from synergyd.links.model import Topology, make_link
 
 log = logging.getLogger("synergyd.links")
 _RESTART_S = 5.0  # between two starts of a process that ended
@@ -52,8 +56,8 @@ class LinkProcess:
 
     def __init__(self, host: str, port: int, rule: str, bound_s: float, node_link: str = "10gbe") -> None:
         """Start the process. Raises UsageError when the port can't be had or the rule or the link does not exist."""
-        terms_named(rule)
-        link_named(node_link)
+        make_terms(rule)
+        make_link(node_link)
         self._said = rule, str(bound_s), node_link
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -142,7 +146,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     _raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
-    terms = terms_named(rule, Topology(link_named(arguments[4])), bound_s)
+    terms = make_terms(rule, Topology(make_link(arguments[4])), bound_s)
     # a process that no longer answers ends, and is started anew
     arbiter = LinkArbiter(socket.socket(fileno=number), terms, on_failure=lambda: os._exit(1))
     threading.Thread(target=_tell, args=(arbiter, counts), name="link-arbiter-counts", daemon=True).start()
@@ -164,6 +168,27 @@ def _tell(arbiter: LinkArbiter, file: int) -> None:
     while True:
         os.pwrite(file, _COUNTS.pack(*dataclasses.astuple(arbiter.counts), arbiter.connections), 0)
         time.sleep(_COUNTS_S)
+
+
+def find_members(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:
+    """Return the running jobs on several nodes, by id."""
+    return {
+        job.job_id: Member(job.uid, job.restarts, job.node_names, job.shape.gpus, left_s(job, reports.get(job.job_id)))
+        for job in jobs
+        if job.state is JobState.RUNNING and len(job.node_names) > 1
+    }
+
+
+def left_s(job: Job, report: Report | None) -> float:
+    """Return the seconds of training left at the pace that the job reports: (total - done) examples, a global batch a step.
+
+    Return inf if it does not tell, which puts it behind those that do.
+    """
+    if report is None or report.restarts != job.restarts or report.plan is None:
+        return math.inf
+    if report.step_s is None or report.done is None or report.total is None:
+        return math.inf
+    return max(0.0, report.total - report.done) / report.plan.global_batch * report.step_s
 
 
 if __name__ == "__main__":

@@ -33,19 +33,19 @@ HOOK, MAIL = "webhook", "mail"
 
 
 class NoticeSender:
-    """The thread that sends notices. `mail_of(job id)`: (MailUser, MailType) as Slurm has it. `leads`: only the leader sends."""
+    """The thread that sends notices. `read_mail(job id)`: (MailUser, MailType) as Slurm has it. `leads`: only the leader sends."""
 
     def __init__(
         self,
         open_store: Callable[[], Store],
-        mail_of: Callable[[int], tuple[str, str]],
+        read_mail: Callable[[int], tuple[str, str]],
         leads: Callable[[], bool],
         *,
         webhook: Webhook | None,
         mail: Mail | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._open_store, self._mail_of, self._leads, self._clock = open_store, mail_of, leads, clock
+        self._open_store, self._read_mail, self._leads, self._clock = open_store, read_mail, leads, clock
         self._webhook, self._mail = webhook, mail
         self._store: Store | None = None
         self._hook_down = (0, 0.0)  # (failures in a row, when it is tried again)
@@ -129,7 +129,7 @@ class NoticeSender:
         """Send a notice by mail if its job wants any. Return what was done. Raises NotSentError, and SlurmError if Slurm is away."""
         notice = waiting.notice
         try:
-            wanted = self._mail_of(notice.job_id)
+            wanted = self._read_mail(notice.job_id)
         except SlurmError as error:
             if error.transient:
                 raise
@@ -147,7 +147,7 @@ class NoticeSender:
 def start_notices(
     settings: Settings,
     open_store: Callable[[], Store],
-    mail_of: Callable[[int], tuple[str, str]],
+    read_mail: Callable[[int], tuple[str, str]],
     leads: Callable[[], bool],
 ) -> NoticeSender | None:
     """Start the sender and return it; return None if the admin wants no notices. Raise UsageError."""
@@ -158,6 +158,6 @@ def start_notices(
         raise UsageError(f"MailProg {program}", "is no program", "name one such as /usr/bin/mail")
     webhook = Webhook(settings.notice_url, read_secret(settings.state_dir / KEY_FILE)) if settings.notice_url else None
     mail = Mail(program) if program is not None else None
-    sender = NoticeSender(open_store, mail_of, leads, webhook=webhook, mail=mail)
+    sender = NoticeSender(open_store, read_mail, leads, webhook=webhook, mail=mail)
     sender.start()
     return sender

@@ -23,7 +23,7 @@ from synergy_core.ordinary_file import read_lines
 from synergy_core.records import ModelSpec, Plan
 
 from synergyd.jobmodel.model.hardware import canonical, known_types
-from synergyd.jobmodel.model.spec import checked
+from synergyd.jobmodel.model.spec import check_spec
 
 _FILE_LIMIT = 8 << 20  # bytes: some 40,000 rows
 _MODEL = ("model", "layers", "hidden", "heads", "seq")
@@ -170,7 +170,7 @@ class _CsvLine:
         value = self.cells.get(name)
         return value.strip() if isinstance(value, str) else ""
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def whole_number(self, name: str, default: int | None = None) -> int:
         text = self.text(name)
         if not text:
             if default is None:
@@ -207,7 +207,7 @@ class _CsvLine:
             raise UsageError(self.where, f"{name} is {self.text(name)!r}", "it must be 0 or 1")
         return _FLAG[text]
 
-    def one_of(self, name: str, choices: Mapping[str, str]) -> str:
+    def choice(self, name: str, choices: Mapping[str, str]) -> str:
         text = self.text(name).lower()
         if text not in choices:
             raise IncompleteError(
@@ -237,27 +237,27 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     flags = frozenset(read.text("note").split())
     text = f"{read.text('source')} {read.text('note')}".lower()
     plan = _plan(read)
-    if plan.gpus != read.whole("n_gpus"):
+    if plan.gpus != read.whole_number("n_gpus"):
         what = f"tp x pp x cp x dp is {plan.gpus}, n_gpus {read.text('n_gpus')}"
         raise IncompleteError(where, what, "they must be equal")
     if plan.micro_batches < 1:
         what = f"global_batch {plan.global_batch} is less than dp x micro_batch"
         raise IncompleteError(where, what, "it must be a multiple of dp x micro_batch")
-    model = checked(_model(read, flags), where)
+    model = check_spec(_model(read, flags), where)
     return MeasuredRun(
         row_id=row_id,
         file=file,
         line=line,
         cluster=_cluster(read.text("source")),
         gpu_type=gpu_type,
-        gpus_per_node=read.whole("gpus_per_node"),
+        gpus_per_node=read.whole_number("gpus_per_node"),
         model=model,
         plan=plan,
         time_s=time_s,
         memory_bytes=None if memory is None else memory * 1e9,
         scores=scores,
         group=read.text("group"),
-        fused=_fused(flags, model, plan, gpu_type),
+        fused=_is_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
         deepspeed=_software(read, text) == "deepspeed" and plan.zero_stage == 3,
         shard_ranks=_shard_ranks(read, text, plan),
@@ -266,7 +266,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
     )
 
 
-def _fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
+def _is_fused(flags: frozenset[str], model: ModelSpec, plan: Plan, gpu_type: str) -> bool | None:
     """Return whether attention was fused (FlashAttention, 2022).
 
     Flags decide first. It was never fused with selective recompute, which would free nothing. It was always fused in recent runs:
@@ -296,7 +296,7 @@ def _software(read: _CsvLine, text: str) -> str:
 def _shard_ranks(read: _CsvLine, text: str, plan: Plan) -> int:
     """Return the column `shard_ranks`, or what `text` says in its place; 0: all ranks."""
     in_text = _SHARD_GROUP.search(text)
-    size = read.whole("shard_ranks", int(in_text[1]) if in_text else 0)
+    size = read.whole_number("shard_ranks", int(in_text[1]) if in_text else 0)
     return size if plan.zero_stage in (1, 2) and 0 < size < plan.dp * plan.cp and plan.dp * plan.cp % size == 0 else 0
 
 
@@ -307,24 +307,24 @@ def _cluster(source: str) -> str:
 
 
 def _plan(read: _CsvLine) -> Plan:
-    recompute = read.one_of("recompute", _RECOMPUTE)
+    recompute = read.choice("recompute", _RECOMPUTE)
     zero = read.number("zero_stage")
     if zero is not None and zero not in (0, 1, 2, 3):
         raise UsageError(read.where, f"zero_stage is {read.text('zero_stage')}", "it must be 0, 1, 2 or 3")
-    tp = read.whole("tp")
+    tp = read.whole_number("tp")
     return Plan(
         tp=tp,
-        pp=read.whole("pp"),
-        dp=read.whole("dp"),
-        micro_batch=read.whole("micro_batch"),
-        global_batch=read.whole("global_batch"),
+        pp=read.whole_number("pp"),
+        dp=read.whole_number("dp"),
+        micro_batch=read.whole_number("micro_batch"),
+        global_batch=read.whole_number("global_batch"),
         # Megatron's kind frees nothing where attention is fused, as it is in FSDP's programs
         recompute="operators" if recompute == "selective" and zero == 3 else recompute,
         sequence_parallel=read.flag("seq_parallel") and tp > 1,
         zero_stage=int(zero or 0),
-        vpp=read.whole("vpp", 1),
-        cp=read.whole("cp", 1),
-        ep=read.whole("ep", 1),
+        vpp=read.whole_number("vpp", 1),
+        cp=read.whole_number("cp", 1),
+        ep=read.whole_number("ep", 1),
         precision=_precision(read),
     )
 
@@ -344,28 +344,28 @@ def _model(read: _CsvLine, flags: frozenset[str]) -> ModelSpec:
     Where no flag says whether the MLP is gated or the embeddings tied, an ffn other than 4 * hidden (or a name that says Llama or
     alike) means Llama's kind, which is gated and untied.
     """
-    hidden, heads = read.whole("hidden"), read.whole("heads")
+    hidden, heads = read.whole_number("hidden"), read.whole_number("heads")
     name = read.text("model") or "model"
-    ffn = read.whole("ffn", 0) if read.text("ffn") else 0
+    ffn = read.whole_number("ffn", 0) if read.text("ffn") else 0
     llama = any(word in name.lower() for word in ("llama", "mistral", "mixtral", "qwen", "internlm", "baichuan"))
     gated = llama or "--swiglu" in flags or (ffn != 0 and ffn != 4 * hidden)
     if not ffn:
         # Llama's own rule: two thirds of 4h, rounded up to a multiple of 256
         ffn = 256 * math.ceil(8 * hidden / 3 / 256) if gated else 4 * hidden
-    experts = read.whole("experts", 0)
+    experts = read.whole_number("experts", 0)
     return ModelSpec(
         name=name,
-        layers=read.whole("layers"),
+        layers=read.whole_number("layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=read.whole("kv_heads", heads),
+        kv_heads=read.whole_number("kv_heads", heads),
         ffn=ffn,
-        vocab=read.whole("vocab", _DEFAULT_VOCAB),
-        seq=read.whole("seq"),
+        vocab=read.whole_number("vocab", _DEFAULT_VOCAB),
+        seq=read.whole_number("seq"),
         gated=gated,
         tied_embeddings=not (llama or _UNTIED in flags or (gated and "--swiglu" not in flags)),
         experts=experts,
-        top_k=read.whole("top_k", 1) if experts else 0,
+        top_k=read.whole_number("top_k", 1) if experts else 0,
     )
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun
 from synergyd.jobmodel.model.arrays import Bools, Floats, PlanArrays, from_plans
-from synergyd.jobmodel.model.dims import Dims, stacked
-from synergyd.jobmodel.model.hardware import KNOWN_NETWORK, GpuFigures, by_deepspeed, canonical, figures
+from synergyd.jobmodel.model.dims import Dims, stack_dims
+from synergyd.jobmodel.model.hardware import KNOWN_NETWORK, GpuFigures, canonical, figures, with_deepspeed
 from synergyd.jobmodel.model.memory import peak_parts
 from synergyd.jobmodel.model.step_time import step_parts
 
@@ -171,7 +171,7 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         gpu = figures(row.gpu_type, overrides)
         if row.inter_gbs is not None:
             gpu = replace(gpu, inter_gbs=row.inter_gbs, inter_uncertainty=KNOWN_NETWORK)
-        types.append(replace(by_deepspeed(gpu) if row.deepspeed else gpu, flash=gpu.flash and row.fused is not False))
+        types.append(replace(with_deepspeed(gpu) if row.deepspeed else gpu, flash=gpu.flash and row.fused is not False))
     columns: dict[str, Any] = {
         item.name: np.array([getattr(gpu, item.name) for gpu in types])
         for item in fields(GpuFigures)
@@ -181,7 +181,7 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
     own = np.array([row.shard_ranks for row in rows], dtype=np.int64)
     return RowBatch(
         rows=tuple(rows),
-        model=stacked([row.model for row in rows]),
+        model=stack_dims([row.model for row in rows]),
         gpu=GpuFigures(gpu_type="", **columns),
         plans=replace(plans, shard=np.where(own > 0, own, plans.shard)),
         last=np.array([row.last_stage for row in rows], dtype=np.bool_),

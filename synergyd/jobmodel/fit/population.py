@@ -28,7 +28,7 @@ _GRID = 0.1  # grid of the prior's mean: Cells are made anew only where it has m
 _SIGMA_GRID = 0.05
 
 
-def prior_of(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]) -> ThroughputPrior:
+def compute_prior(programs: Iterable[tuple[Measurement, ...]], figures: Callable[[str], GpuFigures]) -> ThroughputPrior:
     """Return the prior after what each of `programs` measured (the latest last), with `figures` by GPU type.
 
     Return PRIOR if none has measured.
@@ -56,10 +56,10 @@ class UserPriors:
         for uid, some in programs.items():
             latest = tuple(one for one in some if one)[-_PROGRAMS:]
             before = self._known.get(uid)
-            known[uid] = before if before and before[0] == latest else (latest, prior_of(latest, figures))
+            known[uid] = before if before and before[0] == latest else (latest, compute_prior(latest, figures))
         self._known = known
 
-    def of(self, uid: int) -> ThroughputPrior:
+    def prior_for(self, uid: int) -> ThroughputPrior:
         """Return the prior of a user's jobs, or PRIOR where nothing of theirs was measured."""
         return self._known[uid][1] if uid in self._known else PRIOR
 

@@ -73,7 +73,7 @@ class LearntCorrection:
     residual: Residual
 
 
-def _linearised(
+def _linearise(
     quantity: _Quantity, effects: Effects, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> tuple[PlanFeatures, Floats, Floats]:
     """Return (features, mean, sigma) of the process that predicts `rows`, before what was measured on their clusters.
@@ -111,7 +111,7 @@ def _linearised(
 def _predict(
     quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> Floats:
-    features, mean, _ = _linearised(quantity, learnt.effects, rows, overrides)
+    features, mean, _ = _linearise(quantity, learnt.effects, rows, overrides)
     return np.asarray(np.exp(mean + learnt.residual.mean(features)))
 
 
@@ -119,23 +119,25 @@ def _uncertainty(
     quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> Floats:
     """Return one sigma of log(measured / predicted)."""
-    features, _, _ = _linearised(quantity, learnt.effects, rows, overrides)
+    features, _, _ = _linearise(quantity, learnt.effects, rows, overrides)
     return np.asarray(np.hypot(learnt.residual.sigma(features), quantity.noise))
 
 
-def _log_measured(quantity: _Quantity, rows: Sequence[MeasuredRun]) -> Floats:
+def _measured_logarithms(quantity: _Quantity, rows: Sequence[MeasuredRun]) -> Floats:
     return np.log(np.array([quantity.measured(row) for row in rows], dtype=np.float64))
 
 
-def _known(quantity: _Quantity, rows: Sequence[MeasuredRun], word: str) -> list[MeasuredRun]:
+def _usable_rows(quantity: _Quantity, rows: Sequence[MeasuredRun], word: str) -> list[MeasuredRun]:
     return [row for row in rows if quantity.measured(row) is not None and word in row.scores]
 
 
-def _fitted(quantity: _Quantity, rows: Sequence[MeasuredRun], word: str, overrides: Overrides) -> LearntCorrection:
-    known, nothing = _known(quantity, rows, word), residual.empty(len(quantity.parameters))
+def _fit_correction(
+    quantity: _Quantity, rows: Sequence[MeasuredRun], word: str, overrides: Overrides
+) -> LearntCorrection:
+    known, nothing = _usable_rows(quantity, rows, word), residual.empty(len(quantity.parameters))
     if not known:
         return LearntCorrection(Effects(quantity.parameters, {}, {}, 0.2, 0), nothing)
-    measured = _log_measured(quantity, known)
+    measured = _measured_logarithms(quantity, known)
     effects = fit(known, quantity.parameters, quantity.log, measured, overrides)
     return LearntCorrection(effects, _learn(quantity, effects, known, measured, nothing, overrides))
 
@@ -148,9 +150,11 @@ def _learn(
     before: Residual,
     overrides: Overrides,
 ) -> Residual:
-    features, mean, _ = _linearised(quantity, effects, rows, overrides)
+    features, mean, _ = _linearise(quantity, effects, rows, overrides)
     return residual.learn(
-        residual.joined(before.points, features), np.concatenate([before.measured, measured - mean]), quantity.noise
+        residual.join_features(before.points, features),
+        np.concatenate([before.measured, measured - mean]),
+        quantity.noise,
     )
 
 
@@ -166,7 +170,7 @@ def _with_family_moved(
     own = np.zeros(len(quantity.parameters))
     for _ in range(_STEPS):
         effects = replace(effects, mean={**effects.mean, last: own})
-        features, mean, every_sigma = _linearised(quantity, effects, rows, overrides)
+        features, mean, every_sigma = _linearise(quantity, effects, rows, overrides)
         sigma = every_sigma.mean(axis=0)
         weights = residual.learn(features, measured - mean, quantity.noise).weights
         step = np.clip(sigma * (features.slopes.T @ weights) - own, -sigma, sigma)
@@ -176,10 +180,10 @@ def _with_family_moved(
     return replace(effects, mean={**effects.mean, last: own})
 
 
-def _refined(
+def _refine_correction(
     quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], word: str, overrides: Overrides
 ) -> LearntCorrection:
-    known = _known(quantity, rows, word)
+    known = _usable_rows(quantity, rows, word)
     if not known:
         return learnt
     # where residuals are known already, the parameters have been fitted to more than these few rows: they stay
@@ -190,12 +194,14 @@ def _refined(
     effects = learnt.effects
     for family, some in by_family.items():
         if family not in seen:
-            effects = _with_family_moved(quantity, effects, some, _log_measured(quantity, some), overrides)
-    measured = _log_measured(quantity, known)
+            effects = _with_family_moved(quantity, effects, some, _measured_logarithms(quantity, some), overrides)
+    measured = _measured_logarithms(quantity, known)
     return LearntCorrection(effects, _learn(quantity, effects, known, measured, learnt.residual, overrides))
 
 
-def _beyond(learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides) -> list[MeasuredRun]:
+def _rows_beyond_memory(
+    learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
+) -> list[MeasuredRun]:
     """Return what rows that did not measure a peak say of it, as rows with a peak.
 
     Where a plan ran out of memory its peak is beyond the GPU's, where it ran it is not. Of a normal belief that leaves the part
@@ -244,14 +250,16 @@ class Predictor:
         """Return one sigma of log(measured / predicted) peak memory."""
         return _uncertainty(_MEMORY, self.memory, rows, self.overrides)
 
-    def refined(self, rows: Sequence[MeasuredRun]) -> Predictor:
+    def with_rows(self, rows: Sequence[MeasuredRun]) -> Predictor:
         """Return this predictor after further measured rows."""
-        weighed = _refined(_MEMORY, self.memory, rows, "mem", self.overrides)
-        if more := _beyond(weighed, rows, self.overrides):
-            weighed = _refined(_MEMORY, self.memory, [*_known(_MEMORY, rows, "mem"), *more], "mem", self.overrides)
-        return replace(self, time=_refined(_TIME, self.time, rows, "time", self.overrides), memory=weighed)
+        weighed = _refine_correction(_MEMORY, self.memory, rows, "mem", self.overrides)
+        if more := _rows_beyond_memory(weighed, rows, self.overrides):
+            weighed = _refine_correction(
+                _MEMORY, self.memory, [*_usable_rows(_MEMORY, rows, "mem"), *more], "mem", self.overrides
+            )
+        return replace(self, time=_refine_correction(_TIME, self.time, rows, "time", self.overrides), memory=weighed)
 
-    def cluster_of(self, gpu_type: str) -> str:
+    def find_cluster(self, gpu_type: str) -> str:
         """Return the cluster whose rows were measured on `gpu_type`'s family, or "" if there is none or more than one."""
         end = levels("", gpu_type)[-1].removeprefix("cluster ")
         known = {m.removeprefix("cluster ").removesuffix(end) for m in self.time.effects.mean if m.endswith(end)}
@@ -265,7 +273,7 @@ class Predictor:
         Where that was not fitted, use what is common to all, and attention as fused as the type's own figures say, because the
         rows' software may be old.
         """
-        cluster = self.cluster_of(gpu_type) if cluster is None else cluster
+        cluster = self.find_cluster(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         fitted_figures = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
         known = overrides if overrides is not None else self.overrides
@@ -310,7 +318,7 @@ def _usual_uncertainty(
     return float(np.median(_uncertainty(quantity, learnt, rows, overrides)))
 
 
-def fitted(rows: Sequence[MeasuredRun], overrides: Overrides | None = None) -> Predictor:
+def fit_predictor(rows: Sequence[MeasuredRun], overrides: Overrides | None = None) -> Predictor:
     """Return a predictor fitted to `rows`, with priors at the built-in figures and the site's `overrides`."""
     known = dict(overrides or {})
-    return Predictor(_fitted(_TIME, rows, "time", known), _fitted(_MEMORY, rows, "mem", known), known)
+    return Predictor(_fit_correction(_TIME, rows, "time", known), _fit_correction(_MEMORY, rows, "mem", known), known)

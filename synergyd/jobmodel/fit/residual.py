@@ -95,7 +95,7 @@ def empty(figures: int) -> Residual:
     return Residual(none, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 
 
-def joined(a: PlanFeatures, b: PlanFeatures) -> PlanFeatures:
+def join_features(a: PlanFeatures, b: PlanFeatures) -> PlanFeatures:
     """Return the points of both `a` and `b`."""
     return PlanFeatures(*(np.concatenate([getattr(a, name), getattr(b, name)]) for name in NAMES))
 

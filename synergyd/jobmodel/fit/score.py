@@ -88,7 +88,7 @@ def score_files(rows: Sequence[MeasuredRun], predictor: Predictor, wanted: Shots
     """
     learn, rest = shots(rows, wanted)
     if learn:
-        predictor = predictor.refined(learn)
+        predictor = predictor.with_rows(learn)
     step_s, peak_bytes = predictor.step_s(rest), predictor.peak_bytes(rest)
     result: dict[str, Score] = {}
     for file in dict.fromkeys(row.file for row in rows):

@@ -102,7 +102,7 @@ def dims(model: ModelSpec) -> Dims:
     return Dims(**{name: np.asarray(value, dtype=np.float64) for name, value in _numbers(model).items()})
 
 
-def stacked(models: Sequence[ModelSpec]) -> Dims:
+def stack_dims(models: Sequence[ModelSpec]) -> Dims:
     """Return the sizes of N models."""
     rows = [_numbers(model) for model in models]
     return Dims(**{f.name: np.array([row[f.name] for row in rows], dtype=np.float64) for f in fields(Dims)})

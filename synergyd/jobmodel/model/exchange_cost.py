@@ -64,7 +64,7 @@ def prior_worth(option: Exchange, replicas: int) -> float:
     return 1.0 / (1.0 + _BF16_LOSS)
 
 
-def worth(option: Exchange, replicas: int, measured: Sequence[Measurement] = ()) -> float:
+def example_worth(option: Exchange, replicas: int, measured: Sequence[Measurement] = ()) -> float:
     """Return `prior_worth` with what the job's runs have measured of it, or of other options of its kind.
 
     Their loss over the expected loss counts for all of the kind, by the reports behind it. Relative errors of measurements are

@@ -80,7 +80,7 @@ class GpuFigures:
         return max(0.0, self.memory_gib - self.reserve_gib) * GIB
 
 
-def overlapped(gpu: GpuFigures) -> GpuFigures:
+def with_overlap(gpu: GpuFigures) -> GpuFigures:
     """Return the figures for a run that hides data-parallel traffic behind compute, as far as FSDP does.
 
     These are runs with Megatron-LM's --overlap-grad-reduce and --overlap-param-gather. Its published runs on H100 have them
@@ -89,7 +89,7 @@ def overlapped(gpu: GpuFigures) -> GpuFigures:
     return replace(gpu, overlap=max(gpu.overlap, gpu.zero3_overlap))
 
 
-def by_deepspeed(gpu: GpuFigures) -> GpuFigures:
+def with_deepspeed(gpu: GpuFigures) -> GpuFigures:
     """Return the figures for DeepSpeed's ZeRO-3 instead of FSDP's.
 
     Its groups reach one port's share of the network, however many members a node has. 175B on 768 and on 1,536 A100 took the same

@@ -22,7 +22,7 @@ from synergyd.jobmodel.model.arrays import (
 from synergyd.jobmodel.model.dims import Dims
 from synergyd.jobmodel.model.group_links import GroupLink, ring
 from synergyd.jobmodel.model.hardware import GpuFigures
-from synergyd.jobmodel.model.modules import again, beyond_core, norms_apart
+from synergyd.jobmodel.model.modules import beyond_core, count_separate_norms, find_recomputed
 
 # By precision: activations and weights on links, operands of a GEMM.
 WEIGHT_BYTES = np.array([2.0, 2.0, 4.0, 2.0])
@@ -152,7 +152,7 @@ def _by_modules(
     An MLP has one of the layer's two all-reduces.
     """
     t, sparse = plans.tp, model.moe_share
-    alone, token_bytes = again(plans), tokens * WEIGHT_BYTES[plans.precision]
+    alone, token_bytes = find_recomputed(plans), tokens * WEIGHT_BYTES[plans.precision]
     spread = np.where(plans.sequence_parallel, t, 1)
     dense, experts, shared = _mlps(model, at, plans, tokens, slowdowns)
     routed = model.ffn * model.top_k
@@ -163,7 +163,7 @@ def _by_modules(
     groups = {"mlp": (1 - sparse) * tp_pass / 2, "moe": sparse * tp_pass / 2 + ep_pass}
     takes = {
         CORE: core,
-        "layernorm": norms_apart(model) * 2 * token_bytes * model.hidden / spread / at.memory_rate,
+        "layernorm": count_separate_norms(model) * 2 * token_bytes * model.hidden / spread / at.memory_rate,
         "mla_up_proj": np.where(model.kv_lora > 0, up, 0.0),
         "mlp": (1 - sparse) * (dense + acts["mlp"]) + groups["mlp"],
         "moe": sparse * (experts + shared + acts["moe"]) + groups["moe"],

@@ -37,7 +37,7 @@ class AllReduceTimings:
     points: tuple[Timing, ...]
 
     @property
-    def across(self) -> bool:
+    def crosses_nodes(self) -> bool:
         """Return whether the all-reduce left the node."""
         return self.ranks > self.local
 
@@ -76,7 +76,7 @@ def line(points: Sequence[Timing]) -> tuple[float, float]:
     return float(start), 1 / float(slope)
 
 
-def figures_of(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str, float], dict[str, str]]:
+def derive_figures(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str, float], dict[str, str]]:
     """Return (figure -> number, figure -> how it came about) for `hardware.figures`' overrides.
 
     For a built-in type the peaks are known and efficiencies are measured. For another type the peaks are chosen so that the
@@ -128,7 +128,7 @@ def _add_link(collective: AllReduceTimings, known: GpuFigures, add: Callable[[st
     start, rate = line([Timing(2 * p.amount * (n - 1) / n, p.seconds) for p in collective.points])
     latency = max(start / (1 + float(np.log2(n))), 1e-7)
     text = f"all-reduce over {n} ranks, {collective.local} a node: {rate / 1e9:.4g} GB/s on the links"
-    if collective.across:
+    if collective.crosses_nodes:
         # step_time.py's rate of a group with several members on a node
         ports = collective.local**known.rail_use
         add("inter_gbs", rate / ports / known.inter_efficiency / 1e9, text)
@@ -176,7 +176,7 @@ def conf_line(gpu_type: str, measured: Mapping[str, float]) -> str:
     return f"#SYNERGY GpuType={gpu_type} " + " ".join(f"{name}={max(value, 0.001):.4g}" for name, value in main.items())
 
 
-def seconds_of(
+def time_call(
     call: Callable[[], object], settle: Callable[[], object], clock: Clock, least_s: float = _LEAST_S
 ) -> float:
     """Return the seconds of one `call`: the best of three timings, each of as many calls as take `least_s`.
@@ -205,7 +205,7 @@ def seconds_of(
     return best
 
 
-def settle_of(torch: Any, device: str) -> Callable[[], object]:
+def make_settle(torch: Any, device: str) -> Callable[[], object]:
     """Return a function that waits for the device."""
     settle: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     return settle
@@ -213,11 +213,11 @@ def settle_of(torch: Any, device: str) -> Callable[[], object]:
 
 def gemms(torch: Any, device: str, dtype: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """Time square GEMMs of n x n x n, 2 n^3 FLOPs each."""
-    settle, points = settle_of(torch, device), []
+    settle, points = make_settle(torch, device), []
     for n in sizes:
         a = torch.randn(n, n, device=device).to(dtype)
         b, out = torch.randn(n, n, device=device).to(dtype), torch.empty(n, n, device=device, dtype=dtype)
-        points.append(Timing(2.0 * n**3, seconds_of(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), settle, clock)))  # type: ignore[misc]
+        points.append(Timing(2.0 * n**3, time_call(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), settle, clock)))  # type: ignore[misc]
     return tuple(points)
 
 
@@ -225,7 +225,7 @@ def gemms_fp8(torch: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, .
     """Time the same GEMMs in fp8 (e4m3) through torch._scaled_mm. Return nothing where the GPU or torch lacks it."""
     if not hasattr(torch, "_scaled_mm") or torch.cuda.get_device_capability() < (8, 9):
         return ()
-    settle, points = settle_of(torch, "cuda"), []
+    settle, points = make_settle(torch, "cuda"), []
     scale = torch.ones((), device="cuda")
     try:
         for n in sizes:
@@ -236,7 +236,7 @@ def gemms_fp8(torch: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, .
                 result: object = torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
                 return result
 
-            points.append(Timing(2.0 * n**3, seconds_of(call, settle, clock)))
+            points.append(Timing(2.0 * n**3, time_call(call, settle, clock)))
     except (RuntimeError, TypeError, AttributeError):
         return ()  # a build of torch without it, or with other arguments
     return tuple(points)
@@ -244,7 +244,7 @@ def gemms_fp8(torch: Any, sizes: Sequence[int], clock: Clock) -> tuple[Timing, .
 
 def attention(torch: Any, device: str, dtype: Any, lengths: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """Time causal attention of 16 heads of 128, forward: 2 s^2 h FLOPs a sequence, as step_time.py counts them."""
-    settle, points = settle_of(torch, device), []
+    settle, points = make_settle(torch, device), []
     for s in lengths:
         q, k, v = (torch.randn(1, 16, s, 128, device=device).to(dtype) for _ in range(3))
 
@@ -252,17 +252,17 @@ def attention(torch: Any, device: str, dtype: Any, lengths: Sequence[int], clock
             result: object = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             return result
 
-        points.append(Timing(2.0 * s * s * 16 * 128, seconds_of(call, settle, clock)))
+        points.append(Timing(2.0 * s * s * 16 * 128, time_call(call, settle, clock)))
     return tuple(points)
 
 
 def copies(torch: Any, device: str, sizes: Sequence[int], clock: Clock) -> tuple[Timing, ...]:
     """Time copies of `sizes` bytes inside the device's memory, larger than its caches. Each byte is read and written."""
-    settle, points = settle_of(torch, device), []
+    settle, points = make_settle(torch, device), []
     for size in sizes:
         a = torch.ones(size // 4, device=device)
         b = torch.empty_like(a)
-        points.append(Timing(2.0 * size, seconds_of(lambda a=a, b=b: b.copy_(a), settle, clock)))  # type: ignore[misc]
+        points.append(Timing(2.0 * size, time_call(lambda a=a, b=b: b.copy_(a), settle, clock)))  # type: ignore[misc]
     return tuple(points)
 
 
@@ -275,7 +275,7 @@ def all_reduces(
     """
     import torch.distributed as dist
 
-    settle, points = settle_of(torch, device), []
+    settle, points = make_settle(torch, device), []
     for size in sizes:
         data = torch.ones(size // 4, device=device)
         dist.all_reduce(data, group=group)

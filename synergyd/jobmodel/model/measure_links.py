@@ -11,7 +11,7 @@ from typing import Any
 
 from synergy_core.errors import UsageError
 
-from synergyd.jobmodel.model.measure import Clock, Timing, line, settle_of
+from synergyd.jobmodel.model.measure import Clock, Timing, line, make_settle
 
 _REPEATS = 5
 _EACH = 4  # all-reduces of a timing
@@ -55,9 +55,9 @@ def pair_timings(
     """
     import torch.distributed as dist
 
-    settle = settle_of(torch, device)
+    settle = make_settle(torch, device)
 
-    def timed(size: int, both: bool) -> float:
+    def time_all_reduce(size: int, both: bool) -> float:
         """Return the seconds of one all-reduce: the mean of the groups that take part, the slowest rank of each.
 
         The best of the repeats counts.
@@ -80,6 +80,8 @@ def pair_timings(
         return best
 
     for both in (False, True):
-        timed(sizes[0], both)  # connections
-    alone, together = (tuple(Timing(float(size), timed(size, both)) for size in sizes) for both in (False, True))
+        time_all_reduce(sizes[0], both)  # connections
+    alone, together = (
+        tuple(Timing(float(size), time_all_reduce(size, both)) for size in sizes) for both in (False, True)
+    )
     return PairTimings(nodes, alone, together)

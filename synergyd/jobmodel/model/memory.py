@@ -15,7 +15,7 @@ from synergyd.jobmodel.model.alignment import keeps_scores
 from synergyd.jobmodel.model.arrays import FULL, OPERATORS, SELECTIVE, Bools, Floats, Ints, PlanArrays
 from synergyd.jobmodel.model.dims import Dims, dims
 from synergyd.jobmodel.model.hardware import GIB, GpuFigures
-from synergyd.jobmodel.model.modules import again, beyond_core, kept_elements
+from synergyd.jobmodel.model.modules import beyond_core, find_recomputed, kept_elements
 from synergyd.jobmodel.model.stages import layers_at_ends
 
 # By precision (bf16, fp16, fp32, fp8): bytes a parameter of weights, of gradients, and of what the optimizer keeps
@@ -100,7 +100,7 @@ class StageMemory:
     def peak(self, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
         """Return the peaks of `plans`, which may differ from this object's plans only in what they compute again."""
         gpu, (first_layers, last_layers) = self.gpu, self.ends
-        kept, working, saved = self.layer.kept(plans)
+        kept, working, saved = self.layer.count_bytes(plans)
         some = plans.recompute_layers * plans.vpp  # layers of a stage that are computed again where not all are
         blocks = bool(some.any())
 
@@ -254,7 +254,7 @@ class _LayerMemory:
     unscored: Floats  # all but the scores
     whole: Floats
 
-    def kept(self, plans: PlanArrays) -> tuple[Floats, Floats, Floats | float]:
+    def count_bytes(self, plans: PlanArrays) -> tuple[Floats, Floats, Floats | float]:
         """Return three byte counts: (kept, working, saved).
 
         `kept` is kept for the backward pass of a micro-batch, `working` is used while it is recomputed. `saved` is how much less
@@ -267,7 +267,7 @@ class _LayerMemory:
         kept = np.where(full & ~blocks, boundary, np.where(selective, self.unscored, whole))
         working = np.where(full, whole, np.where(selective, self.scores, 0.0))
         if beyond_core(plans):
-            alone, each = again(plans), kept_elements(model, plans.tp, spread)
+            alone, each = find_recomputed(plans), kept_elements(model, plans.tp, spread)
             working = working * np.where(selective & ~alone[CORE], 0.0, 1.0)
             kept = kept + np.where(selective & ~alone[CORE], self.scores, 0.0)
             for name, elements in each.items():

@@ -27,13 +27,13 @@ def beyond_core(plans: PlanArrays) -> bool:
     return bool(np.any((plans.recompute == SELECTIVE) & (plans.modules != CORE_ALONE)))
 
 
-def again(plans: PlanArrays) -> dict[str, Bools]:
+def find_recomputed(plans: PlanArrays) -> dict[str, Bools]:
     """Return which modules are computed again by themselves, (N,) each."""
     found = {name: (plans.modules >> i & 1).astype(np.bool_) for i, name in enumerate(MODULES)}
     return {name: mask & ~found["moe"] if name in _OF_MOE else mask for name, mask in found.items()}
 
 
-def norms_apart(model: Dims) -> Floats:
+def count_separate_norms(model: Dims) -> Floats:
     """Return how many norms of a layer Transformer Engine's layer specs do not fuse with the GEMM behind them, the mean over layers."""
     return (model.kv_lora > 0) + model.moe_share
 
@@ -45,7 +45,7 @@ def kept_elements(model: Dims, t: Ints, spread: Ints) -> dict[str, Floats]:
     """
     sparse = model.moe_share
     return {
-        "layernorm": norms_apart(model) * model.hidden / spread,
+        "layernorm": count_separate_norms(model) * model.hidden / spread,
         "mla_up_proj": np.where(model.kv_lora > 0, (model.query + 2 * model.kv) / t, 0.0),
         "mlp": (1 - sparse) * model.gates * model.dense_ffn / t,
         "moe": sparse * model.gates * (model.ffn * model.top_k + model.shared_ffn) / t,

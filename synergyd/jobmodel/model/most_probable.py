@@ -83,9 +83,9 @@ class _Descent:
     def run(self) -> Floats:
         """Return the most probable constants, (B, 7)."""
         with np.errstate(over="ignore", invalid="ignore"):  # a step too far, which is not taken
-            return self._found()
+            return self._solution()
 
-    def _found(self) -> Floats:
+    def _solution(self) -> Floats:
         count, constants = self._start.shape
         theta, damping = self._start.copy(), np.full(count, 1e-2)
         best, off = self._cost(theta, np.arange(count))

@@ -104,7 +104,7 @@ def load_model(text: str, seq: int | None = None) -> ModelSpec:
     """
     preset = presets().get(text.strip().lower())
     spec = preset if preset is not None else _from_file(text)
-    return checked(replace(spec, seq=seq) if seq is not None else spec, f"model {text}")
+    return check_spec(replace(spec, seq=seq) if seq is not None else spec, f"model {text}")
 
 
 def _from_file(text: str) -> ModelSpec:
@@ -144,30 +144,30 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
             fallback = values["heads"]
         elif field == "ffn" and kind in ("gpt2", "gpt_neo", "gptj") and "hidden" in values:
             fallback = 4 * values["hidden"]
-        values[field] = _whole(config, keys, where, fallback)
+        values[field] = _read_whole_number(config, keys, where, fallback)
     scaling = config.get("rope_scaling")
     original = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
     if isinstance(original, int) and not isinstance(original, bool) and original > 0:
         values["seq"] = original  # a context stretched after training is not what is trained with
     if config.get("kv_lora_rank") is not None:
-        values |= {field: _whole(config, keys, where) for field, keys in _LATENT_KEYS.items()}
-        values["q_lora"] = _whole(config, ("q_lora_rank",), where, 0)
+        values |= {field: _read_whole_number(config, keys, where) for field, keys in _LATENT_KEYS.items()}
+        values["q_lora"] = _read_whole_number(config, ("q_lora_rank",), where, 0)
         values["kv_heads"] = values["heads"]
     elif config.get("head_dim") is not None:
-        head_dim = _whole(config, ("head_dim",), where)
+        head_dim = _read_whole_number(config, ("head_dim",), where)
         values["head_dim"] = 0 if head_dim * values["heads"] == values["hidden"] else head_dim
     if about.moe:
         values |= _experts(config, values, where)
-    values["mtp_layers"] = _whole(config, ("num_nextn_predict_layers",), where, 0)
+    values["mtp_layers"] = _read_whole_number(config, ("num_nextn_predict_layers",), where, 0)
     named = config.get("_name_or_path")
     label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
     tie = config.get("tie_word_embeddings")
     tied = about.tied if tie is None else bool(tie)
     spec = ModelSpec(one_line(label, 100), **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)
-    return checked(spec, where)
+    return check_spec(spec, where)
 
 
-def _whole(config: Mapping[str, Any], keys: Sequence[str], where: str, fallback: int | None = None) -> int:
+def _read_whole_number(config: Mapping[str, Any], keys: Sequence[str], where: str, fallback: int | None = None) -> int:
     """Return the whole number at the first of `keys` that `config` has. Raises UsageError."""
     key = next((key for key in keys if config.get(key) is not None), None)
     value = fallback if key is None else config[key]
@@ -182,12 +182,12 @@ def _whole(config: Mapping[str, Any], keys: Sequence[str], where: str, fallback:
 
 def _experts(config: Mapping[str, Any], dense: Mapping[str, int], where: str) -> dict[str, int]:
     """Return the MoE fields of a config.json, where ffn becomes one expert's width. Raises UsageError."""
-    values = {field: _whole(config, keys, where) for field, keys in _MOE_KEYS.items()}
-    values["ffn"] = _whole(config, ("moe_intermediate_size",), where, dense["ffn"])
-    shared = _whole(config, ("n_shared_experts",), where, 0) * values["ffn"]
-    values["shared_ffn"] = _whole(config, ("shared_expert_intermediate_size",), where, shared)
-    values["moe_every"] = _whole(config, ("decoder_sparse_step", "moe_layer_freq"), where, 1)
-    values["dense_layers"] = _whole(config, ("first_k_dense_replace",), where, 0)
+    values = {field: _read_whole_number(config, keys, where) for field, keys in _MOE_KEYS.items()}
+    values["ffn"] = _read_whole_number(config, ("moe_intermediate_size",), where, dense["ffn"])
+    shared = _read_whole_number(config, ("n_shared_experts",), where, 0) * values["ffn"]
+    values["shared_ffn"] = _read_whole_number(config, ("shared_expert_intermediate_size",), where, shared)
+    values["moe_every"] = _read_whole_number(config, ("decoder_sparse_step", "moe_layer_freq"), where, 1)
+    values["dense_layers"] = _read_whole_number(config, ("first_k_dense_replace",), where, 0)
     if values["ffn"] != dense["ffn"] and (values["dense_layers"] or values["moe_every"] > 1):
         values["dense_ffn"] = dense["ffn"]
     return values
@@ -211,7 +211,7 @@ _MAY_BE_ZERO = frozenset(
 )
 
 
-def checked(spec: ModelSpec, where: str) -> ModelSpec:
+def check_spec(spec: ModelSpec, where: str) -> ModelSpec:
     """Return `spec` if it can exist.
 
     Raises UsageError naming what is wrong otherwise. Bounds keep a stranger's numbers finite.

@@ -120,7 +120,7 @@ class Passes:
             bubble=(plans.pp - 1) * (self.work + self.tp + self.p2p) / plans.vpp,
             tp=m * (self.tp + self.last_tp),
             pp=m * self.p2p + self.ends,
-            dp=np.where(plans.zero_stage >= 3, m * self.data.each, self.data.once(plans)),
+            dp=np.where(plans.zero_stage >= 3, m * self.data.each, self.data.seconds_per_step(plans)),
             optimizer=self.optimizer,
             fixed=np.broadcast_to(np.asarray(gpu.fixed_s, dtype=np.float64), m.shape),
         )
@@ -204,7 +204,7 @@ class _DataParallel:
     shared_out: Floats
     each: Floats
 
-    def once(self, plans: PlanArrays) -> Floats:
+    def seconds_per_step(self, plans: PlanArrays) -> Floats:
         """Return the seconds once a step, by what the replicas exchange."""
         less = exchange_s(
             plans,
@@ -241,7 +241,7 @@ def _data_parallel(
     return _DataParallel(
         shard=shard,
         gradient_bytes=_GRADIENT_BYTES[plans.precision],
-        link=_reached(gpu, plans, links, "dp", plans.local // (plans.tp * plans.cp)),
+        link=_reached_link(gpu, plans, links, "dp", plans.local // (plans.tp * plans.cp)),
         ranks=ranks,
         exact=np.maximum(0.0, once - hidden),
         hidden=hidden,
@@ -257,7 +257,9 @@ def _between_nodes(gpu: GpuFigures, plans: PlanArrays, members: Ints) -> Floats:
     return np.asarray(np.where(leaves, gpu.dp_inter_efficiency * partial, 1.0))
 
 
-def _reached(gpu: GpuFigures, plans: PlanArrays, links: dict[str, GroupLink], name: str, members: Ints) -> GroupLink:
+def _reached_link(
+    gpu: GpuFigures, plans: PlanArrays, links: dict[str, GroupLink], name: str, members: Ints
+) -> GroupLink:
     return GroupLink(links[name].rate * gpu.dp_efficiency * _between_nodes(gpu, plans, members), links[name].latency)
 
 
@@ -277,7 +279,7 @@ def _traffic(
     inner, total, ep = plans.tp * plans.cp, plans.dp * plans.cp, plans.ep if kind else 1
     ranks, shard = np.maximum(1, total // ep), np.maximum(1, plans.shard // ep)
     members = plans.local // (plans.tp * ep if kind else inner)
-    reached = _reached(gpu, plans, links, f"{kind}dp", members)
+    reached = _reached_link(gpu, plans, links, f"{kind}dp", members)
     reduce = ring(reached, ranks, gradient_bytes * parameters)
     gather = ring(reached, ranks, np.where(plans.zero_stage >= 1, weight_bytes, gradient_bytes) * parameters)
     smaller = (plans.shard < total) & (plans.zero_stage >= 1)
@@ -306,7 +308,7 @@ def _traffic(
     gather = gather + np.where(plans.zero_stage >= 1, (1 - gpu.overlap) * hops, 0.0)
     if not np.any(plans.zero_stage >= 3):
         return reduce + gather, np.zeros_like(reduce)
-    three = _reached(gpu, plans, links, f"{kind}zero3", members)
+    three = _reached_link(gpu, plans, links, f"{kind}zero3", members)
     nodes = inner * plans.dp / plans.local
     nodes = np.minimum(nodes, ranks) if kind else nodes
     layer_bytes = weight_bytes * parameters / per_stage

@@ -209,7 +209,7 @@ def _log_slopes(theta: Floats, terms: Floats) -> Floats:
     return log_slopes(_steps, theta, terms).T
 
 
-def fitted(
+def fit_throughput(
     measured: tuple[Measurement, ...], gpus: tuple[GpuFigures, ...], prior: ThroughputPrior = PRIOR
 ) -> ThroughputModel:
     """Return the job's constants after its measured steps, see `fit`."""
@@ -242,7 +242,7 @@ def fit(
     points = _points(measured, gpus)
     if points:
         job = _to_fit(measured, points, prior)
-        return _keep(key, _around(most_probable([job], _steps, NOISE)[0], job, points))
+        return _keep(key, _fit_around(most_probable([job], _steps, NOISE)[0], job, points))
     start, sigma = np.array(prior.mean), np.array(prior.sigma)
     model = _PRIOR if prior == PRIOR else _model(start)
     empty = np.zeros((len(start), len(start)))
@@ -263,7 +263,7 @@ def fit_ahead(wanted: Iterable[FitOf]) -> None:
     with suppress(np.linalg.LinAlgError):
         found = most_probable([job for job, _ in jobs.values()], _steps, NOISE)
         for (key, (job, points)), theta in zip(jobs.items(), found, strict=True):
-            _keep(key, _around(theta, job, points))
+            _keep(key, _fit_around(theta, job, points))
 
 
 def _keep(key: _Key, made: ThroughputFit) -> ThroughputFit:
@@ -273,7 +273,7 @@ def _keep(key: _Key, made: ThroughputFit) -> ThroughputFit:
     return made
 
 
-def _around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> ThroughputFit:
+def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> ThroughputFit:
     """Return the fit of the most probable constants, with what the measurements leave open of them."""
     terms, wanted, _, sigma = job
     off = np.log(_steps(theta, terms)) - wanted

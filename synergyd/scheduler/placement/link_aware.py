@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from synergy_core.records import Cell
 
 from synergyd.links.model import Topology
-from synergyd.links.sharing import busy_share, expected_slowdown, traffic_of
+from synergyd.links.sharing import busy_share, expected_slowdown, make_traffic
 from synergyd.links.slowdown import Traffic
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
@@ -103,7 +103,7 @@ class _LinkAwareSearch:
             nodes = placement.nodes[problem.jobs[i].job_id]
             choice = allocation.choice[i]
             assert choice is not None
-            self._put(i, Assignment(choice, stays, nodes, traffic_of(i, cell, nodes, topology)))
+            self._put(i, Assignment(choice, stays, nodes, make_traffic(i, cell, nodes, topology)))
 
     # -- the state -------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class _LinkAwareSearch:
             cell = job.cells[job.current]
             narrower = sizes and cell.shape.gpus <= job.cells[old.choice].shape.gpus
             if narrower and own <= set(self.free_gpus.fitting(cell.shape, job.node_filter, job.needs)):
-                yield Assignment(job.current, True, job.nodes, traffic_of(i, cell, job.nodes, self.topology))
+                yield Assignment(job.current, True, job.nodes, make_traffic(i, cell, job.nodes, self.topology))
         if job.current is not None and job.discount <= 0:
             return
         cells = CellIndex.build(job.cells)
@@ -236,7 +236,7 @@ class _LinkAwareSearch:
                 assignment = Assignment(choice, stays, job.nodes if stays else names, None)
                 if (choice, set(assignment.nodes)) != (old.choice, set(old.nodes)):
                     yield Assignment(
-                        choice, stays, assignment.nodes, traffic_of(i, cell, assignment.nodes, self.topology)
+                        choice, stays, assignment.nodes, make_traffic(i, cell, assignment.nodes, self.topology)
                     )
 
     # -- the answer ------------------------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ def lint(path: Path, conf_settings: LoadedSettings) -> tuple[Lint, ...]:
     return (*_of_slurm(conf), *_of_settings(conf, conf_settings), *_of_files(conf, conf_settings))
 
 
-def _not_in(conf: SlurmConf, key: str, token: str) -> bool:
+def _is_missing(conf: SlurmConf, key: str, token: str) -> bool:
     return token not in conf.tokens(key)
 
 
-def _below(conf: SlurmConf, key: str, least: int) -> bool:
+def _is_below(conf: SlurmConf, key: str, least: int) -> bool:
     value = conf.get(key)
     return value.isdecimal() and len(value) < 10 and int(value) < least
 
@@ -42,7 +42,7 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
     ),
     (
         "GresTypes",
-        lambda conf: _not_in(conf, "GresTypes", "gpu"),
+        lambda conf: _is_missing(conf, "GresTypes", "gpu"),
         "gpu is not a GresTypes, so no job has GPUs that could be resized",
         "add gpu to GresTypes",
     ),
@@ -82,7 +82,7 @@ _RULES: tuple[tuple[str, Callable[[SlurmConf], bool], str, str], ...] = (
     ),
     (
         "KillWait",
-        lambda conf: _below(conf, "KillWait", 30),
+        lambda conf: _is_below(conf, "KillWait", 30),
         "a short KillWait gives a job little time to write a checkpoint when it is requeued or runs out of time",
         "set KillWait=30 or more",
     ),

@@ -12,7 +12,7 @@ STATE_DIR = "/var/lib/synergy"
 _LUA_TEXT = re.compile(r"""(?:--)?\[(=*)\[.*?\]\1\]|--[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 
 
-def hook_for(hook: str, module: str, state_dir: str) -> str:
+def make_hook(hook: str, module: str, state_dir: str) -> str:
     """Return the text of job_submit.hook.lua for a module at another place and another StateDir."""
     return hook.replace(lua_string(MODULE_PATH), lua_string(module)).replace(
         lua_string(STATE_DIR), lua_string(state_dir)

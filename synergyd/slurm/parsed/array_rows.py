@@ -24,7 +24,7 @@ def may_hide(rows: Iterable[JobRow]) -> bool:
     return any(map(is_pending_array_remainder, rows))
 
 
-def apart(rows: Sequence[JobRow], lines: Iterable[Mapping[str, str]]) -> tuple[list[JobRow], list[int]]:
+def separate_tasks(rows: Sequence[JobRow], lines: Iterable[Mapping[str, str]]) -> tuple[list[JobRow], list[int]]:
     """Return (`rows` with the tasks that are truly theirs, ids of the jobs that no row is for). `lines` have TASK_FIELDS."""
     tasks, arrays = defaultdict(list), {}
     for line in lines:

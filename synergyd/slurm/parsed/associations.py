@@ -132,20 +132,20 @@ class Associations:
         self._records, self._read = records or {}, dict[Key, Association]()
         self.qos = qos or {}
 
-    def of(self, account: str, user: str, partition: str) -> Association | None:
+    def find(self, account: str, user: str, partition: str) -> Association | None:
         """Return the association that Slurm counts a job to, or None if there is none (any more)."""
-        return self._at((account, user, partition.split(",")[0])) or self._at((account, user, ""))
+        return self._find_by_key((account, user, partition.split(",")[0])) or self._find_by_key((account, user, ""))
 
     def chain(self, leaf: Association) -> Iterator[Association]:
         """Yield `leaf`, its account, and the accounts above it."""
         if leaf.user:
             yield leaf
         visited_ids: set[int] = set()
-        at = self._at((leaf.account, "", ""))
+        at = self._find_by_key((leaf.account, "", ""))
         while at is not None and at.number not in visited_ids:
             visited_ids.add(at.number)
             yield at
-            at = self._at((at.parent, "", "")) if at.parent else None
+            at = self._find_by_key((at.parent, "", "")) if at.parent else None
 
     def keys(self) -> Iterator[Key]:
         return iter(self._records)
@@ -153,7 +153,7 @@ class Associations:
     def __len__(self) -> int:
         return len(self._records)
 
-    def _at(self, key: Key) -> Association | None:
+    def _find_by_key(self, key: Key) -> Association | None:
         if key not in self._read and key in self._records:
             self._read[key] = _association(key, self._records[key])
         return self._read.get(key)

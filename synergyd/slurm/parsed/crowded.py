@@ -18,7 +18,7 @@ from synergy_core.node_needs import NodeNeeds, Room
 from synergy_core.records import Job, JobState, Node
 
 from synergyd.slurm.parsed.needs import needs_of
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, gpus_of
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, parse_gpus
 
 #: Slurm has looked at the job, and others hold what it asks for
 LOOKED_AT = frozenset(("Resources", "Priority"))
@@ -50,18 +50,18 @@ class CrowdedPlaces:
         return job.account in self.full_accounts or job.job_id in self.keeps
 
 
-def waiting_of(rows: Iterable[JobRow], ours: Container[int]) -> list[JobRow]:
+def find_waiting_jobs(rows: Iterable[JobRow], ours: Container[int]) -> list[JobRow]:
     """Return the pending jobs with GPUs that are neither held nor Synergy's, in the order in which Slurm takes them."""
     plain = (
         r
         for r in rows
         if r.job_id not in ours and r.state == "PENDING" and r.priority > 0
-        if gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]
+        if parse_gpus(r.tres_per_node)[1] or parse_gpus(r.tres_other)[1]
     )
     return sorted(plain, key=lambda r: (-r.priority, r.submit_s, r.job_id))
 
 
-def reason_of(row: JobRow) -> str:
+def wait_reason(row: JobRow) -> str:
     return row.reason.strip("()")
 
 
@@ -76,10 +76,10 @@ def find_crowded(waiting: Iterable[JobRow], nodes: Iterable[Node], ready: Contai
         set[str](),
     )  # partitions and GPU type ("": any)
     for r in waiting:
-        if reason_of(r) in _WAITING:
-            kind = gpus_of(r.tres_per_node)[0] or gpus_of(r.tres_other)[0]
+        if wait_reason(r) in _WAITING:
+            kind = parse_gpus(r.tres_per_node)[0] or parse_gpus(r.tres_other)[0]
             partition_types.update((name, kind) for name in r.partition.split(","))
-        elif is_filled_now(reason_of(r)) and r.account:
+        elif is_filled_now(wait_reason(r)) and r.account:
             accounts.add(r.account)
             full_accounts |= {r.account} if r.job_id in ready else set()
     partitions = {name for name, _ in partition_types}
@@ -103,12 +103,12 @@ def can_use(row: JobRow, names: Collection[str], nodes: Iterable[Node]) -> bool:
     return any(n.name in names and _may_have(row, n, _NO_LISTS) for n in nodes)
 
 
-def most_of(job: Job) -> int:
+def least_kept_gpus(job: Job) -> int:
     """Return the GPUs that a job keeps at the least while others wait."""
     return max(job.asked.gpus, (job.directive.min_gpus if job.directive else None) or 1)
 
 
-def held_to_asked(job: Job, why: str, keeps: tuple[str, ...] | None = ()) -> Job:
+def limit_to_requested_size(job: Job, why: str, keeps: tuple[str, ...] | None = ()) -> Job:
     """Return the job as it is while others wait (`why`): at most the size it asked for.
 
     It gives back what it runs on beyond that, on all nodes but those of `keeps` (empty: any). If `keeps` is None it
@@ -116,7 +116,7 @@ def held_to_asked(job: Job, why: str, keeps: tuple[str, ...] | None = ()) -> Job
     """
     if job.directive is None:
         return job
-    most = most_of(job)
+    most = least_kept_gpus(job)
     beyond = job.state is JobState.RUNNING and job.shape.gpus > most
     if beyond and keeps is None:
         most = job.shape.gpus
@@ -147,11 +147,11 @@ class _Holder:
         return self.job.shape.gpus_per_node - (self.each if name in keeps else 0)
 
 
-def holders_of(jobs: Iterable[Job]) -> list[_Holder]:
+def find_holders(jobs: Iterable[Job]) -> list[_Holder]:
     """Return the running jobs that Synergy may shrink to the size asked for."""
     able = []
     for job in jobs:
-        most, present = most_of(job), job.shape
+        most, present = least_kept_gpus(job), job.shape
         may = job.directive is not None and job.directive.resize and not (job.fixed or job.paused or job.gives_back)
         if job.state is JobState.RUNNING and may and present.gpus > most > 0 and job.node_names:
             many = -(-most // present.gpus_per_node)
@@ -178,7 +178,7 @@ def who_gives_back(
     giving: dict[int, tuple[str, ...]] = {}
     not_before_s: dict[str, float] = {}
     for row in waiting:
-        if row.reservation or (row.licenses and reason_of(row) != "Resources"):
+        if row.reservation or (row.licenses and wait_reason(row) != "Resources"):
             continue  # whether these would let it start nobody knows
         names = row.partition.split(",")
         most_s = math.inf if row.time_limit_s is None else row.time_limit_s
@@ -211,8 +211,8 @@ class _Stock:
 
         Return what each of the `holders` keeps that gives back for that, or None if the job can't start.
         """
-        per_node, nodes = gpus_of(row.tres_per_node)[1], max(1, row.num_nodes)
-        gpus = per_node or -(-gpus_of(row.tres_other)[1] // nodes)
+        per_node, nodes = parse_gpus(row.tres_per_node)[1], max(1, row.num_nodes)
+        gpus = per_node or -(-parse_gpus(row.tres_other)[1] // nodes)
         nodes_for_row = [n for n in self._nodes if _may_have(row, n, lists)]
         names = {n.name for n in nodes_for_row}
         keeps = {h.job.job_id: h.keeps(names) for h in holders}
@@ -289,7 +289,7 @@ def _holds(node: Node, room: Room | None, needs: NodeNeeds, gpus: int) -> bool:
 
 def _may_have(row: JobRow, node: Node, lists: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:
     """Return whether the waiting job may have this node, whoever holds it now."""
-    kind = gpus_of(row.tres_per_node)[0] or gpus_of(row.tres_other)[0]
+    kind = parse_gpus(row.tres_per_node)[0] or parse_gpus(row.tres_other)[0]
     required_nodes = lists[0] or row.req_nodes
     return (
         node.gpus > 0

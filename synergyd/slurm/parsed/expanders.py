@@ -9,7 +9,7 @@ from synergy_core.records import JobState
 from synergy_core.wire.expander import job_of_expander
 
 from synergyd.slurm.parsed.rows import JobRow
-from synergyd.slurm.parsed.snapshot import state_of
+from synergyd.slurm.parsed.snapshot import state_from_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class JoinedNodes:
     names: frozenset[str]
 
 
-def expanders_of(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) -> dict[int, tuple[JobRow, ...]]:
+def find_expanders(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) -> dict[int, tuple[JobRow, ...]]:
     """Return the running allocations beside each job's own.
 
     The name of such an allocation says whose it is, and anybody can give a job this name. So it counts only with the job's own user, and
@@ -32,7 +32,7 @@ def expanders_of(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) -> d
     for row in rows:
         named = job_of_expander(row.name) if joined else None
         job = jobs.get(named[0]) if named is not None else None
-        if named is None or job is None or row.uid != job.uid or state_of(row) is not JobState.RUNNING:
+        if named is None or job is None or row.uid != job.uid or state_from_row(row) is not JobState.RUNNING:
             continue
         asked = joined[job.job_id]
         if named[1] == job.restarts == asked.restarts and row.node_names and set(row.node_names) <= asked.names:
@@ -42,7 +42,7 @@ def expanders_of(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) -> d
 
 def with_expanders(row: JobRow, beside: Iterable[JobRow]) -> JobRow:
     """Return the row of a running job with what it has in the allocations `beside` its own."""
-    for other in beside if state_of(row) in (JobState.RUNNING, JobState.SUSPENDED) else ():
+    for other in beside if state_from_row(row) in (JobState.RUNNING, JobState.SUSPENDED) else ():
         row = replace(
             row,
             node_names=(*row.node_names, *other.node_names),

@@ -19,7 +19,7 @@ from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow, gpu_items
 Parts = Mapping[int, tuple[JobRow, ...]]  # by the leader's job id: a heterogeneous job's components, by offset
 
 
-def parts_of(rows: Iterable[JobRow]) -> dict[int, tuple[JobRow, ...]]:
+def group_components(rows: Iterable[JobRow]) -> dict[int, tuple[JobRow, ...]]:
     """Return the components of each heterogeneous job."""
     by_leader: dict[int, list[JobRow]] = defaultdict(list)
     for row in rows:
@@ -61,7 +61,7 @@ def with_leader(row: JobRow, parts: Parts) -> JobRow:
     return replace(row, dependency=dependency, eligible_s=max(eligible_s, default=row.eligible_s))
 
 
-def apart(job: Job, row: JobRow, parts: Parts, cluster: Cluster, nodes: Iterable[SlurmNodeRow]) -> Job:
+def avoid_other_components(job: Job, row: JobRow, parts: Parts, cluster: Cluster, nodes: Iterable[SlurmNodeRow]) -> Job:
     """Keep the job off the nodes that its other components hold, and off as many as they will need. `nodes`: all that Slurm has."""
     if not row.het or job.directive is None:
         return job

@@ -50,7 +50,7 @@ def slurm_name_of_whole_job(row: JobRow) -> int | str:
     return row.het_job_id if row.het else slurm_name(row)
 
 
-def throttle_of(row: JobRow) -> int:
+def read_throttle(row: JobRow) -> int:
     """Return the most tasks that may run at once, or 0 if the record does not say: only the one of several pending tasks does."""
     limit = row.array_task.partition("%")[2]
     return int(limit) if limit.isdecimal() else 0
@@ -70,7 +70,7 @@ class Forms:
     slurms: set[int] = field(default_factory=set)  # those of `waits` that are Slurm's alone to start
 
 
-def forms_of(
+def sort_by_form(
     rows: Iterable[JobRow],
     throttles: Mapping[int, int],
     in_transit: Container[int],

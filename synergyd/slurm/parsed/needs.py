@@ -118,7 +118,7 @@ def placement_obstacle(row: JobRow, topology: bool = False) -> str:
     return constraint_obstacle(row.features)
 
 
-def room_of(row: SlurmNodeRow) -> tuple[Room | None, Room]:
+def read_room(row: SlurmNodeRow) -> tuple[Room | None, Room]:
     """Return (what the node has besides GPUs, what of it is in use), or (None, nothing) if Slurm did not say."""
     if not row.cpus:
         return None, NO_ROOM

@@ -40,7 +40,7 @@ class NodeOffer:
     waking: bool = False
 
 
-def offer_of(state: str) -> NodeOffer:
+def read_offer(state: str) -> NodeOffer:
     """Return what a node in this state offers. `state` is written as by `rows.node_state`."""
     base, *flags = state.lower().split("+")
     base_state = base.rstrip(_MARKS)
@@ -62,4 +62,4 @@ def registered_state(state: str, version: str) -> str:
     Such a node has no `version` of slurmd. A second slurmctld that takes over shows nodes so for some seconds.
     Slurm 22.05.8 starts jobs there without their GPUs.
     """
-    return state if version or not offer_of(state).up else UNHEARD
+    return state if version or not read_offer(state).up else UNHEARD

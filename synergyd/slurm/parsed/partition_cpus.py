@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpus_of
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, parse_gpus
 
 
 def cpu_caps(
@@ -19,7 +19,7 @@ def cpu_caps(
     """
     if not any(p.max_cpus_per_node for p in partitions.values()):
         return {}
-    asking = {j.partition for j in jobs if gpus_of(j.tres_per_node)[1] or gpus_of(j.tres_other)[1]}
+    asking = {j.partition for j in jobs if parse_gpus(j.tres_per_node)[1] or parse_gpus(j.tres_other)[1]}
     names = {name for text in asking for name in text.split(",")}
     names_with_limit = {name for name in names if name in partitions and partitions[name].max_cpus_per_node}
     used: Counter[tuple[str, str]] = Counter()

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from synergy_core.errors import UsageError
 from synergy_core.wire.hostlist import expand
 
-from synergyd.slurm.parsed.config_values import config_values
-from synergyd.slurm.parsed.rows import PartitionRow, seconds_of
+from synergyd.slurm.parsed.rows import PartitionRow, config_values, parse_seconds
 
 _NONE = ("", "ALL", "NONE", "N/A", "(null)", "UNLIMITED", "INFINITE")
 
@@ -40,7 +39,7 @@ def _row(f: Mapping[str, str], cluster: Mapping[str, str]) -> PartitionRow:
         name=f["PartitionName"],
         state=f.get("State", "UP"),
         max_nodes=_number(f.get("MaxNodes", "")),
-        max_time_s=seconds_of(f.get("MaxTime", "")),
+        max_time_s=parse_seconds(f.get("MaxTime", "")),
         max_cpus_per_node=_number(f.get("MaxCPUsPerNode", "")),
         def_mem_per_node_mib=defaults.get("Node"),
         def_mem_per_cpu_mib=defaults.get("CPU"),

@@ -159,7 +159,7 @@ def node_state(text: str) -> str:
 
 
 @lru_cache(_TEXTS)
-def seconds_of(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Return the seconds of a duration as Slurm prints it: `1-02:03:04`, `02:03:04`, `3:04`. Return None for other text (`UNLIMITED`)."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
@@ -177,7 +177,7 @@ _UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0*
 
 
 @lru_cache(_TEXTS)
-def mib_of(text: str) -> int:
+def parse_mib(text: str) -> int:
     """Return the MiB of `62.50G`, `1500M` or `64000` (MiB), or 0 for other text."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_MIB else (text, "M")
     whole, _, part = number.partition(".")
@@ -230,10 +230,15 @@ def gpu_items(gres: str) -> list[tuple[str, int]]:
 
 
 @lru_cache(_TEXTS)
-def gpus_of(gres: str) -> tuple[str, int]:
+def parse_gpus(gres: str) -> tuple[str, int]:
     """Return (type, count) of the GPUs in a GRES text, or ('', 0) if there are none.
 
     If one node has several types, the first with a count is taken, and one that is named before the untyped total.
     """
     items = sorted(gpu_items(gres), key=lambda item: (item[1] == 0, item[0] == ""))
     return items[0] if items else ("", 0)
+
+
+def config_values(text: str) -> dict[str, str]:
+    """Return the values by key. Each key=value ends at the first `=`; no value has white space at its ends that matters."""
+    return {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}

@@ -9,9 +9,9 @@ from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, 
 
 from synergyd.control.power_up import RESUME_TIMEOUT_S
 from synergyd.slurm.parsed.job_forms import squeue_name
-from synergyd.slurm.parsed.needs import MORE_NODES, needs_of, open_partitions, placement_obstacle, room_of
-from synergyd.slurm.parsed.node_states import offer_of
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpu_items, gpus_of
+from synergyd.slurm.parsed.needs import MORE_NODES, needs_of, open_partitions, placement_obstacle, read_room
+from synergyd.slurm.parsed.node_states import read_offer
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, gpu_items, parse_gpus
 
 _STATES = {
     "PENDING": JobState.PENDING, "RUNNING": JobState.RUNNING, "COMPLETING": JobState.COMPLETING, "SUSPENDED": JobState.SUSPENDED,
@@ -61,7 +61,7 @@ class SubmittedJob:
         return not self.batches[0] <= plan.global_batch <= self.batches[1]
 
 
-def state_of(row: JobRow) -> JobState:
+def state_from_row(row: JobRow) -> JobState:
     """Return Slurm's state, as far as Synergy tells states apart.
 
     A state that is not known (of a newer Slurm) counts as COMPLETING: such a job is neither forgotten nor written
@@ -70,9 +70,9 @@ def state_of(row: JobRow) -> JobState:
     return _STATES.get(row.state.split("+")[0].upper(), JobState.COMPLETING)
 
 
-def launch_failed(row: JobRow) -> bool:
+def has_launch_failed(row: JobRow) -> bool:
     """Return whether Slurm holds the job because slurmd did not start it: nobody asked for that hold."""
-    is_held = state_of(row) is JobState.PENDING and row.priority == 0
+    is_held = state_from_row(row) is JobState.PENDING and row.priority == 0
     return is_held and row.reason.lower().replace(" ", "_") == "launch_failed_requeued_held"
 
 
@@ -82,25 +82,25 @@ def gpuless(row: JobRow, limits: Mapping[str, PartitionRow]) -> bool:
     Return False if Slurm does not count GPUs (AccountingStorageTRES): then no record shows it. `limits`: partitions
     by name.
     """
-    partition, began = limits.get(row.partition), state_of(row) is JobState.RUNNING or row.state == "FAILED"
+    partition, began = limits.get(row.partition), state_from_row(row) is JobState.RUNNING or row.state == "FAILED"
     counts = partition is not None and bool(partition.gpus)
-    return counts and began and bool(row.node_names) and not row.tres_gpus and gpus_of(row.tres_per_node)[1] > 0
+    return counts and began and bool(row.node_names) and not row.tres_gpus and parse_gpus(row.tres_per_node)[1] > 0
 
 
-def node_of(row: SlurmNodeRow) -> Node:
+def node_from_row(row: SlurmNodeRow) -> Node:
     """Return one node, seen for the first of its types of GPUs; `up` only in states that take new jobs."""
-    return nodes_of(row)[0]
+    return nodes_from_row(row)[0]
 
 
-def nodes_of(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
+def nodes_from_row(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
     """Return a node once for each of its types of GPUs. Without `whole_cores` Slurm gives out single threads."""
-    offer = offer_of(row.state)
+    offer = read_offer(row.state)
     totals: dict[str, int] = {}
     for kind, count in gpu_items(row.gres):
         totals[kind] = totals.get(kind, 0) + count
     if any(totals.get(kind, 0) for kind in totals if kind):
         totals.pop("", None)  # the untyped total of the same GPUs
-    room, used = room_of(row)
+    room, used = read_room(row)
     nodes = []
     for kind, gpus in sorted(totals.items(), key=lambda item: item[1] == 0) or [("", 0)]:
         in_use = sum(count for other, count in gpu_items(row.gres_used) if other in ("", kind))
@@ -128,7 +128,7 @@ def nodes_of(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, ...]:
 
 def leaks(rows: Iterable[SlurmNodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
     """Return by node the GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
-    nodes_in_use = {name for job in jobs if state_of(job) is not JobState.DONE for name in job.node_names}
+    nodes_in_use = {name for job in jobs if state_from_row(job) is not JobState.DONE for name in job.node_names}
     used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in nodes_in_use}
     return {name: count for name, count in used.items() if count}
 
@@ -140,7 +140,7 @@ def with_leaks(cluster: Cluster, gpus_by_node: Mapping[str, int]) -> Cluster:
     return Cluster(tuple(replace(n, leaked=gpus_by_node.get(n.name, 0)) for n in cluster.nodes))
 
 
-def cluster_of(
+def cluster_from_rows(
     rows: Iterable[SlurmNodeRow],
     partitions: tuple[str, ...] = (),
     leaves: Mapping[str, str] | None = None,
@@ -156,14 +156,14 @@ def cluster_of(
         wake_s = max((timeouts[p] for p in row.partitions if p in timeouts), default=RESUME_TIMEOUT_S)
         cores = not any(name in (limits or {}) and not (limits or {})[name].whole_cores for name in row.partitions)
         leaf = (leaves or {}).get(row.name, "")
-        nodes = nodes_of(row, cores)
+        nodes = nodes_from_row(row, cores)
         kept_nodes += [replace(node, leaf=leaf, wake_s=wake_s if node.wakeable else 0.0) for node in nodes]
     return Cluster(tuple(n for n in kept_nodes if n.gpus and (not partitions or set(partitions) & set(n.partitions))))
 
 
-def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
+def shape_from_row(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
     """Return what the job holds or asks for; the type is '' if it asks for any and has none yet."""
-    kind, count = gpus_of(row.tres_per_node)
+    kind, count = parse_gpus(row.tres_per_node)
     if row.node_names:
         kind = gpu_type_of_node.get(row.node_names[0], kind)
     return Shape(kind, max(1, row.num_nodes), count)
@@ -171,7 +171,7 @@ def shape_of(row: JobRow, gpu_type_of_node: Mapping[str, str]) -> Shape:
 
 def is_as_submitted(row: JobRow, submission: SubmittedJob) -> bool:
     """Return whether the pending job asks for the size and the nodes of its sbatch line, so that nothing else can start."""
-    now = shape_of(row, {})
+    now = shape_from_row(row, {})
     size = (now.nodes, now.gpus_per_node) == (
         submission.requested_shape.nodes,
         submission.requested_shape.gpus_per_node,
@@ -192,7 +192,7 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
         return "it is no batch job (salloc or srun)"
     if not row.requeue:
         return "it may not be requeued (--no-requeue)"
-    if gpus_of(row.tres_per_node)[1] == 0 or gpu_items(row.tres_other):
+    if parse_gpus(row.tres_per_node)[1] == 0 or gpu_items(row.tres_other):
         return "it asks for GPUs by job, task or socket, or for none: ask by node, --gres=gpu:N"
     if row.num_tasks > row.num_nodes:
         return f"it has {row.num_tasks} tasks on {row.num_nodes} nodes: one task a node is needed (srun synergy-launch)"
@@ -214,7 +214,7 @@ def drains(row: JobRow, partitions: Mapping[str, PartitionRow]) -> str:
     return f"its partition {row.partition} is DRAIN" if shut else ""
 
 
-def passed_over(
+def find_overtaken_jobs(
     rows: Iterable[JobRow],
     ours: Container[int],
     before_s: float,
@@ -229,7 +229,11 @@ def passed_over(
     rows = list(rows)
     newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
-        if r.job_id not in ours and r.state == "RUNNING" and (gpus_of(r.tres_per_node)[1] or gpus_of(r.tres_other)[1]):
+        if (
+            r.job_id not in ours
+            and r.state == "RUNNING"
+            and (parse_gpus(r.tres_per_node)[1] or parse_gpus(r.tres_other)[1])
+        ):
             for name in r.node_names:
                 for partition in (r.partition, *partitions_of_node.get(name, ())):
                     for kind in {"", gpu_type_of_node.get(name, "")}:
@@ -238,11 +242,11 @@ def passed_over(
         r.job_id
         for r in rows
         if r.job_id in ours and r.state == "PENDING" and r.priority > 0 and r.submit_s < before_s
-        if any(newest.get((p, gpus_of(r.tres_per_node)[0]), 0.0) > r.submit_s for p in r.partition.split(","))
+        if any(newest.get((p, parse_gpus(r.tres_per_node)[0]), 0.0) > r.submit_s for p in r.partition.split(","))
     )
 
 
-def job_of(
+def job_from_row(
     row: JobRow,
     submission: SubmittedJob,
     gpu_type_of_node: Mapping[str, str],
@@ -258,7 +262,7 @@ def job_of(
     `partitions`: limits by name, if they are known; `groups`: its user's, `qos_flags`: its QOS's, likewise;
     `topology`: the nodes' leaf switches are known.
     """
-    state = state_of(row)
+    state = state_from_row(row)
     directive, error = submission.directive, submission.error
     names, shut = open_partitions(row, submission.requested_shape.nodes, partitions or {}, groups, qos_flags)
     limits = [(partitions or {})[name] for name in names if name in (partitions or {})]
@@ -266,12 +270,12 @@ def job_of(
         directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
     why_fixed = ""
     if directive is not None:
-        type_asked = gpus_of(row.tres_per_node)[0]
+        type_asked = parse_gpus(row.tres_per_node)[0]
         if type_asked:  # Slurm keeps a typed request's type for ever: an update to another leaves the job unrunnable
             directive = replace(directive, gpu_types=(type_asked,))
         is_closed = shut or drains(row, partitions or {})  # a running job would not start again
         why_fixed = size_obstacle(row, submission) or submission.second_run or is_closed
-    shape = shape_of(row, gpu_type_of_node)
+    shape = shape_from_row(row, gpu_type_of_node)
     return Job(
         job_id=row.job_id,
         name=row.name,
@@ -292,7 +296,7 @@ def job_of(
         node_names=row.node_names,
         # Slurm takes the priority of a job whose constraints it can't meet, and gives it back at the next update
         held=state is JobState.PENDING and row.priority == 0 and row.reason != "BadConstraints",
-        launch_failed=launch_failed(row),
+        launch_failed=has_launch_failed(row),
         paused=is_paused,
         directive=directive,
         directive_error=error,

@@ -28,7 +28,7 @@ class Leaves:
             self._nodes[node.leaf].append(node)
         self._claimed: Counter[str] = Counter()  # GPUs
 
-    def within(self, job: Job, switches: int) -> Job:
+    def keep_in_one_leaf(self, job: Job, switches: int) -> Job:
         """Return the job with the nodes of all other leaves excluded.
 
         It is left to Slurm if no such leaves have nodes for what it asks for.

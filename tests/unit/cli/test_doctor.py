@@ -150,7 +150,7 @@ def test_folders_that_a_user_may_not_enter(tmp_path: Path) -> None:
 
 def test_a_program_that_hangs_is_given_up(put: Put) -> None:
     put("sinfo", f"exec {sys.executable} -c 'import time; time.sleep(60)'")
-    assert checks.output_of("sinfo", answer_s=0.2) == (False, "sinfo gave no answer in 0.2 s")
+    assert checks.run_command("sinfo", answer_s=0.2) == (False, "sinfo gave no answer in 0.2 s")
 
 
 def test_a_first_start_without_slurm_or_a_folder(put: Put, tmp_path: Path) -> None:
@@ -229,9 +229,9 @@ def test_the_key_of_slurms_tokens(tmp_path: Path) -> None:
 
 def test_clocks_are_told_apart_beyond_the_answers_own_time() -> None:
     now_s = time.mktime(time.strptime("2026-11-22T12:00:00", "%Y-%m-%dT%H:%M:%S"))
-    assert checks.offset_of("2026-11-22T12:00:00", now_s, now_s + 3) == 0
-    assert checks.offset_of("2026-11-22T12:02:00", now_s, now_s + 3) == -117
-    assert checks.offset_of("nonsense", now_s, now_s) is None
+    assert checks.compute_offset_s("2026-11-22T12:00:00", now_s, now_s + 3) == 0
+    assert checks.compute_offset_s("2026-11-22T12:02:00", now_s, now_s + 3) == -117
+    assert checks.compute_offset_s("nonsense", now_s, now_s) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from synergy_core.usage import Usage
 from synergyd.cli.synergyctl import cli
 from synergyd.store.records import EpochRecord, StoredEvent
 from synergyd.store.store import open_store
-from synergyd.views.months import present_month
+from synergyd.views.usage import present_month
 
 EVIL = "x\x1b[31m\nrow"
 BEGIN_S = present_month()[0]

@@ -13,7 +13,7 @@ from synergy_launch.links.link_gate import LinkGate
 
 from synergyd.daemon.links.arbiter import LinkArbiter, listen
 from synergyd.links.arbiter import ArbiterTerms
-from synergyd.links.disciplines import discipline_named
+from synergyd.links.disciplines import make_discipline
 from tests.unit.daemon.daemon_world import Site
 from tests.unit.daemon.links.link_arbiter_world import (
     BOUND_S,
@@ -31,7 +31,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def arbiter() -> Iterator[LinkArbiter]:
-    terms = ArbiterTerms(discipline_named("ada-srsf"), bound_s=BOUND_S)
+    terms = ArbiterTerms(make_discipline("ada-srsf"), bound_s=BOUND_S)
     made = LinkArbiter(listen("127.0.0.1", 0), terms, decode=decode, encode=encode)
     made.follow(MEMBERS)
     yield made

@@ -22,7 +22,7 @@ from synergyd.daemon.ports.report_inbox import ReceivedReport, ReportInbox
 from synergyd.settings import Settings
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
-from synergyd.slurm.parsed.snapshot import state_of
+from synergyd.slurm.parsed.snapshot import state_from_row
 from synergyd.store.buffer import BufferedStore
 from synergyd.store.store import Store, open_store
 from tests.unit.slurm.fake_slurm import FakeSlurm, row
@@ -57,12 +57,12 @@ class FakeCluster(FakeSlurm):
         """Without slurmdbd."""
         return ()
 
-    def own_mail_of(self, job_id: int) -> tuple[str, str]:
+    def read_own_mail(self, job_id: int) -> tuple[str, str]:
         return "", ""
 
     def jobs_now(self) -> tuple[JobRow, ...]:
         self._reach("squeue")
-        return tuple(r for r in self.jobs.values() if state_of(r) is not JobState.DONE)  # as squeue
+        return tuple(r for r in self.jobs.values() if state_from_row(r) is not JobState.DONE)  # as squeue
 
     def nodes(self) -> tuple[SlurmNodeRow, ...]:
         self._reach("sinfo")

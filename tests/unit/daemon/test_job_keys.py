@@ -22,7 +22,7 @@ from synergyd.daemon import job_keys
 from synergyd.daemon.adoption import remove_plan
 from synergyd.daemon.job_keys import JobKeys, key_path
 from synergyd.daemon.ports.report_inbox import ReportInbox
-from synergyd.slurm.owner_file import write_for
+from synergyd.slurm.owner_file import write_for_user
 from tests.unit.daemon.daemon_world import Site
 from tests.unit.slurm.fake_slurm import row
 
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_once(
     def full(path: Path, *_: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(job_keys, "write_for", full)
+    monkeypatch.setattr(job_keys, "write_for_user", full)
     keys = keys_in(state_dir)
     for epoch in range(3):
         keys.keep([row(7, uid=UID), row(8 + epoch, uid=UID)])
@@ -199,9 +199,9 @@ def test_a_number_of_files_an_epoch_and_the_rest_in_the_next(state_dir: Path, mo
         tried.append(int(path.stem))
         if path.stem in ("1", "2"):
             raise OSError(errno.EPERM, "Operation not permitted", str(path))
-        write_for(path, text, uid)
+        write_for_user(path, text, uid)
 
-    monkeypatch.setattr(job_keys, "write_for", write)
+    monkeypatch.setattr(job_keys, "write_for_user", write)
     keys = keys_in(state_dir)
     for _ in range(4):
         keys.keep([row(i, uid=UID) for i in (1, 2, 3, 4, 5)])
@@ -218,7 +218,7 @@ def test_without_acls_one_warning_and_no_more_writes(
         tried.append(path)
         raise OSError(errno.EOPNOTSUPP, "Operation not supported", str(path))
 
-    monkeypatch.setattr(job_keys, "write_for", no_acls)
+    monkeypatch.setattr(job_keys, "write_for_user", no_acls)
     keys = keys_in(state_dir)
     for epoch in range(3):
         keys.keep([row(7, uid=UID), row(8, uid=UID, restarts=epoch)])

@@ -16,7 +16,7 @@ QOS = SHOWN[SHOWN.index(b"QOS=high") :]
 
 def sound(found: Associations) -> None:
     for key in list(found.keys()):
-        leaf = found.of(*key)
+        leaf = found.find(*key)
         assert leaf is not None
         chain = list(found.chain(leaf))
         assert len(chain) <= len(found) + 1

@@ -23,14 +23,14 @@ def taught(seconds: dict[str, float]) -> SharedProfiles:
 
 
 def shapes(known: SharedProfiles, name: str = "another", own: Profile | None = None) -> list[Shape]:
-    return [m.shape for m in known.believed(run(99, name), own or Profile()).measured]
+    return [m.shape for m in known.complete_profile(run(99, name), own or Profile()).measured]
 
 
 @pytest.mark.parametrize(("programs", "sees"), [(0, []), (1, []), (2, [ONE, TWO]), (6, [ONE, TWO])])
 def test_a_new_name_knows_what_several_others_that_ran_as_one_have_measured(programs: int, sees: list[Shape]) -> None:
     known = taught({name: 1.0 + 0.015 * n for n, name in enumerate(NAMES[:programs])})
     assert shapes(known) == sees
-    found = known.believed(run(99, "another"), Profile())
+    found = known.complete_profile(run(99, "another"), Profile())
     assert found.noise_scale == (pytest.approx(300, rel=0.03) if sees else None) and found.samples == (1 if sees else 0)
 
 
@@ -49,7 +49,9 @@ def test_one_odd_program_is_left_out_and_keeps_to_itself() -> None:
     assert shapes(known) == [ONE, TWO]
     own = profile(took(ONE, 1.3))
     assert shapes(known, "odd", own) == [TWO, ONE]  # its own program's alone
-    assert [m.step_s for m in known.believed(run(99, "odd"), own).measured] == pytest.approx([0.78, 1.3], rel=0.011)
+    assert [m.step_s for m in known.complete_profile(run(99, "odd"), own).measured] == pytest.approx(
+        [0.78, 1.3], rel=0.011
+    )
 
 
 def test_where_the_first_was_the_odd_one_the_next_ones_are_compared_with_another() -> None:
@@ -59,7 +61,7 @@ def test_where_the_first_was_the_odd_one_the_next_ones_are_compared_with_another
 def test_own_measurements_and_those_of_the_program_come_first() -> None:
     known = taught(dict.fromkeys(NAMES, 1.0))
     known.learn(run(50, "mine"), profile(took(TWO, 0.63), took(FOUR, 0.4)))
-    found = known.believed(run(51, "mine"), profile(took(ONE, 1.05)))
+    found = known.complete_profile(run(51, "mine"), profile(took(ONE, 1.05)))
     seconds = {m.shape: m.step_s for m in found.measured}
     assert seconds == pytest.approx({ONE: 1.05, TWO: 0.63, FOUR: 0.4}, rel=0.011) and len(found.measured) == 3
 
@@ -69,7 +71,7 @@ def test_own_measurements_and_those_of_the_program_come_first() -> None:
 )
 def test_another_user_or_batch_shares_nothing(other: object) -> None:
     known = taught(dict.fromkeys(NAMES, 1.0))
-    assert known.believed(other, Profile()) == Profile()  # type: ignore[arg-type]
+    assert known.complete_profile(other, Profile()) == Profile()  # type: ignore[arg-type]
 
 
 def test_another_daemon_goes_on_with_it_and_what_was_stored_before_it_had_a_kind_is_still_known() -> None:
@@ -128,7 +130,7 @@ def test_without_a_batch_range_nothing_says_that_programs_are_alike() -> None:
     known = SharedProfiles()
     for number, name in enumerate(NAMES):
         known.learn(run(number, name, directive=bare), profile(took(ONE, 1.0)))
-    assert known.believed(run(99, "another", directive=bare), Profile()) == Profile()
+    assert known.complete_profile(run(99, "another", directive=bare), Profile()) == Profile()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_micro_batches_that_are_near_are_compared(micro: int, step_s: float, agr
     known = AlikePrograms()
     known.take("kind", "a", profile(took(ONE, 1.0), took(TWO, 0.6)))
     known.take("kind", "b", profile(took(ONE, step_s, micro)))
-    assert (known.known("kind", "new", False) is not None) == (agrees is True)
+    assert (known.find_measurements("kind", "new", False) is not None) == (agrees is True)
     assert known._kinds["kind"].agrees.get("b") is agrees
 
 
@@ -150,7 +152,7 @@ def test_no_more_is_kept_than_is_needed_and_it_stays() -> None:
     for _ in range(3):
         for program, some in (("a", many), ("b", many[100:])):
             known.take("kind", program, profile(*some))
-        found = known.known("kind", "new", False)
+        found = known.find_measurements("kind", "new", False)
         assert found is not None and len(found[0]) == 48
         assert max(sum(m.shape == k.shape for m in found[0]) for k in found[0]) == 3
         kept.append(set(found[0]))

@@ -8,7 +8,7 @@ import pytest
 from synergy_core.records import ModelSpec, Plan
 
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.dims import dims, stacked
+from synergyd.jobmodel.model.dims import dims, stack_dims
 from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.jobmodel.model.memory import PeakMemory, peak_memory, peak_parts
 from synergyd.jobmodel.model.spec import load_model
@@ -181,7 +181,7 @@ def test_rows_of_many_models_are_what_they_are_alone() -> None:
         Plan(8, 1, 1, 4, 16),
     ]
     together = from_plans(plans, 8)
-    times, peaks = step_parts(stacked(models), A100, together), peak_parts(stacked(models), A100, together)
+    times, peaks = step_parts(stack_dims(models), A100, together), peak_parts(stack_dims(models), A100, together)
     for i, (model, plan) in enumerate(zip(models, plans, strict=True)):
         assert times.total[i] == pytest.approx(time(plan, model).total[0])
         assert peaks.total[i] == pytest.approx(memory(plan, model).total[0])

@@ -9,7 +9,7 @@ import pytest
 from synergy_core.job_report import Report
 from synergy_core.records import Measurement, Plan, Profile, Shape
 
-from synergyd.jobmodel.learning import CoarseProfiles, coarse, inherited, level, refined, update_profile
+from synergyd.jobmodel.learning import CoarseProfiles, coarse, inherit_profile, level, refine_figures, update_profile
 from synergyd.jobmodel.model.arrays import Floats, from_plans
 from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.jobmodel.model.spec import load_model
@@ -39,14 +39,14 @@ def learn(plans: list[Plan], times: list[float], profile: Profile = Profile()) -
 
 
 def errors(profile: Profile, plans: list[Plan]) -> Floats:
-    gpu = refined(GPT, A100, profile.measured, profile.speed)
+    gpu = refine_figures(GPT, A100, profile.measured, profile.speed)
     return np.abs(seconds(plans, gpu) / profile.speed / seconds(plans, TRUE) - 1)
 
 
 def test_the_first_report_sets_the_level_and_no_parameter() -> None:
     profile = learn(SEEN[:1], [2 * seconds(SEEN[:1])[0]])
     assert profile.speed == pytest.approx(0.5)
-    assert refined(GPT, A100, profile.measured, profile.speed) is A100
+    assert refine_figures(GPT, A100, profile.measured, profile.speed) is A100
     assert errors(learn(SEEN[:1], [seconds(SEEN[:1], TRUE)[0]]), SEEN[:1])[0] < 1e-9
 
 
@@ -104,21 +104,21 @@ def test_what_is_no_time_is_not_remembered(step_s: float | None) -> None:
 def test_other_hardware_is_left_alone() -> None:
     profile = learn(SEEN, list(seconds(SEEN, TRUE)))
     h100 = figures("h100")
-    assert refined(GPT, h100, profile.measured, profile.speed) is h100
+    assert refine_figures(GPT, h100, profile.measured, profile.speed) is h100
 
 
 def test_like_jobs_share_what_they_learnt() -> None:
     first = learn(SEEN, [2 * s for s in seconds(SEEN)])
     odd = Profile(speed=19.0, samples=3)
-    start = inherited(Profile(noise_scale=7.0), [first, odd, first, Profile()])
+    start = inherit_profile(Profile(noise_scale=7.0), [first, odd, first, Profile()])
     assert start.speed == pytest.approx(0.5, rel=0.011) and (start.samples, start.noise_scale) == (1, 7.0)
     assert [m.plan for m in start.measured] == SEEN
     assert [m.step_s for m in start.measured] == pytest.approx([m.step_s for m in first.measured], rel=0.011)
     # a report of one of them that says nothing new changes nothing for the others
     again = learn(SEEN[-1:], [2 * seconds(SEEN[-1:])[0] * 1.0001], first)
-    assert inherited(Profile(), [again]) == inherited(Profile(), [first])
-    assert inherited(first, [odd]) is first
-    assert inherited(Profile(), [Profile()]) == Profile()
+    assert inherit_profile(Profile(), [again]) == inherit_profile(Profile(), [first])
+    assert inherit_profile(first, [odd]) is first
+    assert inherit_profile(Profile(), [Profile()]) == Profile()
 
 
 def test_small_moves_of_a_profile_change_nothing_that_is_made_of_it() -> None:
@@ -135,18 +135,18 @@ def test_few_jobs_an_epoch_go_on_with_what_they_have_learnt_the_oldest_first() -
     coarsened, before = CoarseProfiles(), learn(SEEN, list(seconds(SEEN)))
     after = learn(SEEN, [1.2 * s for s in seconds(SEEN)])
     coarsened.renew(dict.fromkeys(range(40), before), defaultdict(lambda: "prior"))
-    assert [coarsened.of(i, before, "prior")[0] for i in range(40)] == [coarse(before)] * 40
+    assert [coarsened.coarsen(i, before, "prior")[0] for i in range(40)] == [coarse(before)] * 40
     renewed = []
     for _ in range(4):
         coarsened.renew(dict.fromkeys(range(40), after), defaultdict(lambda: "prior"))
-        renewed.append(sum(coarsened.of(i, after, "prior")[0] == coarse(after) for i in range(40)))
+        renewed.append(sum(coarsened.coarsen(i, after, "prior")[0] == coarse(after) for i in range(40)))
     assert renewed == [16, 32, 40, 40]
     # what it needs, or is, counts at once
     changed = replace(after, memory=2.0)
     coarsened.renew(dict.fromkeys(range(40), changed), defaultdict(lambda: "prior"))
-    assert all(coarsened.of(i, changed, "prior")[0].memory == pytest.approx(2.0, rel=0.011) for i in range(40))
+    assert all(coarsened.coarsen(i, changed, "prior")[0].memory == pytest.approx(2.0, rel=0.011) for i in range(40))
     coarsened.forget(3)
-    assert coarsened.of(3, before, "other") == (coarse(before), "other")
+    assert coarsened.coarsen(3, before, "other") == (coarse(before), "other")
 
 
 def test_first_measured_steps_come_before_further_ones_and_these_before_a_new_prior() -> None:
@@ -157,9 +157,9 @@ def test_first_measured_steps_come_before_further_ones_and_these_before_a_new_pr
     coarsened.renew(waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}, defaultdict(lambda: "prior"))
     given = waits | dict.fromkeys(range(100, 140), after) | {200: before}
     for i, profile in (waits | dict.fromkeys(range(100, 140), before) | {200: Profile()}).items():
-        coarsened.of(i, profile, "prior")
+        coarsened.coarsen(i, profile, "prior")
     coarsened.renew(given, defaultdict(lambda: "moved"))
-    renewed = [i for i, profile in given.items() if coarsened.of(i, profile, "moved")[1] == "moved"]
+    renewed = [i for i, profile in given.items() if coarsened.coarsen(i, profile, "moved")[1] == "moved"]
     assert [i for i in renewed if i >= 100] == [*range(100, 115), 200]
     assert [i for i in renewed if i < 100] == [0, 1, 2, 3]
 
@@ -168,6 +168,6 @@ def test_refining_is_quick_enough_for_an_epoch() -> None:
     measured = tuple(
         Measurement(p, SHAPE, float(s)) for p, s in zip(SEEN + ASKED, seconds(SEEN + ASKED, TRUE), strict=True)
     )
-    gpu = refined(GPT, A100, measured, 1.0)
+    gpu = refine_figures(GPT, A100, measured, 1.0)
     # the second time it is remembered
-    assert refined(GPT, A100, measured, 1.0) is gpu
+    assert refine_figures(GPT, A100, measured, 1.0) is gpu

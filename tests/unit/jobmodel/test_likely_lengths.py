@@ -29,7 +29,7 @@ def spread(gpu_s: float, count: int, sigma: float = 0.1, seed: int = 1) -> list[
 def after(*ended: tuple[Job, float]) -> LearntLengths:
     lengths = LearntLengths()
     for job, gpu_s in ended:
-        lengths.ended(job, gpu_s)
+        lengths.record_end(job, gpu_s)
     return lengths
 
 
@@ -98,15 +98,15 @@ def test_other_users_have_one_vote_each_from_three_on() -> None:
 
 def test_nothing_is_said_before_a_job_has_ended_and_none_that_never_ran_teaches() -> None:
     lengths = LearntLengths()
-    assert lengths.ended(PLAIN, 0.0) == {} and lengths.index_gpu_s(PLAIN, 10.0) is None
+    assert lengths.record_end(PLAIN, 0.0) == {} and lengths.index_gpu_s(PLAIN, 10.0) is None
 
 
 def test_what_is_stored_gives_the_next_daemon_the_same_to_a_bin() -> None:
     stored: dict[str, Profile] = {}
     lengths = LearntLengths()
     for i, (short, long) in enumerate(zip(spread(300.0, 25, 0.4), spread(90_000.0, 25, 0.4, seed=2), strict=True)):
-        stored |= lengths.ended(named(f"short-{i}", low=16), short)
-        stored |= lengths.ended(named(f"long-{i}", low=8), long)
+        stored |= lengths.record_end(named(f"short-{i}", low=16), short)
+        stored |= lengths.record_end(named(f"long-{i}", low=8), long)
     again = LearntLengths()
     again.load(
         {
@@ -123,5 +123,5 @@ def test_what_is_stored_gives_the_next_daemon_the_same_to_a_bin() -> None:
         for had in (0.0, 200.0, 50_000.0):
             assert index(again, job, had) == pytest.approx(index(lengths, job, had), rel=0.5)
     # and goes on counting where the last one stopped
-    key, profile = next(iter(again.ended(named("short-1", low=16), 300.0).items()))
+    key, profile = next(iter(again.record_end(named("short-1", low=16), 300.0).items()))
     assert profile.samples == stored.get(key, Profile()).samples + 1

@@ -14,7 +14,7 @@ from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Measur
 
 from synergyd.jobmodel.cell_search import rank
 from synergyd.jobmodel.job_planner import JobPlanner
-from synergyd.jobmodel.learning import coarse, inherited, update_profile
+from synergyd.jobmodel.learning import coarse, inherit_profile, update_profile
 from synergyd.jobmodel.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.spec import load_model
@@ -111,7 +111,7 @@ def test_a_peak_that_was_reported_makes_sure_and_a_step_time_does_not(peak: floa
     peak_bytes = None if peak is None else int(peak * predicted) + 1
     said = Report(1, 0, 100, step_s=2.0, plan=plan, peak_memory_bytes=peak_bytes)
     profile = update_profile(Profile(), said, 2.0, predicted, NODE)
-    for rounded in (profile, coarse(profile), coarse(coarse(profile)), inherited(Profile(), [profile])):
+    for rounded in (profile, coarse(profile), coarse(coarse(profile)), inherit_profile(Profile(), [profile])):
         belief = tight_planner(rounded)._memory("h100")
         assert belief.sigma == (H100.memory_uncertainty if peak is None else LEARNT_SIGMA)
         assert belief.factor == pytest.approx(peak or 1.0, rel=0.011) and belief.ran_bytes > 0

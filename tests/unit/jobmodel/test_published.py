@@ -10,7 +10,7 @@ from synergy_core.records import ModelSpec, Plan, Shape
 from synergyd.jobmodel.cell_search import rank
 from synergyd.jobmodel.model.arrays import from_plans
 from synergyd.jobmodel.model.counts import flops_per_step, hardware_flops_per_step
-from synergyd.jobmodel.model.hardware import by_deepspeed, figures, overlapped
+from synergyd.jobmodel.model.hardware import figures, with_deepspeed, with_overlap
 from synergyd.jobmodel.model.spec import load_model
 from synergyd.jobmodel.model.step_time import step_time
 from synergyd.jobmodel.plan_limits import PlanLimits
@@ -36,7 +36,7 @@ SELENE = {"a100-80": {"inter_gbs": 25.0}}  # eight InfiniBand HDR ports a node o
 
 def test_megatrons_table_on_h100() -> None:
     """Within 15 % on average. Micro-batch, virtual stages and recompute are not published: the best ones."""
-    gpu = overlapped(figures("h100"))
+    gpu = with_overlap(figures("h100"))
     off = []
     for heads, hidden, layers, tp, pp, batch, tflops in MEGATRON_H100:
         model = ModelSpec("gpt", layers, hidden, heads, heads, 4 * hidden, 131072, 4096)
@@ -61,7 +61,7 @@ def test_zero3_by_deepspeed_and_tensor_parallel_beside_it() -> None:
             Plan(8, 12, gpus // 96, 1, batch, "full", zero_stage=0),
         ]
         off = []
-        for plan, by, tflops in zip(plans, (by_deepspeed(gpu), gpu), (zero3, tp8), strict=True):
+        for plan, by, tflops in zip(plans, (with_deepspeed(gpu), gpu), (zero3, tp8), strict=True):
             off.append(float(step_time(model, by, from_plans([plan], 8)).total[0]) / (flops / gpus / tflops / 1e12))
         by_fsdp = float(step_time(model, gpu, from_plans(plans[:1], 8)).total[0]) / (flops / gpus / zero3 / 1e12)
         print(
@@ -77,7 +77,7 @@ def test_deepseek_v3_on_2048_h800() -> None:
     measured = 15360 * 4096 * 2.664e6 * 3600 / 2048 / 14.8e12
     model = load_model("deepseek-v3")
     plans = from_plans([Plan(1, 16, 128, 1, 15360, zero_stage=1, ep=64, precision="fp8")], 8)
-    gpu = overlapped(figures("h800"))
+    gpu = with_overlap(figures("h800"))
     own = float(step_time(model, gpu, plans).total[0])
     without = float(step_time(replace(model, mtp_layers=0), gpu, plans).total[0])
     best = plan_table(model, "h800", [2048], 8, (15360, 15360), precision="fp8").counts[0].rows[0].cell.step_s

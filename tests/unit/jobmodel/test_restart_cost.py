@@ -10,7 +10,7 @@ import pytest
 from synergy_core.records import Directive, Job, JobState, Profile, Shape
 from synergy_core.restarts import RestartCost, RestartTimes
 
-from synergyd.jobmodel.restart_cost import RestartCostModel, key_of, storage_of
+from synergyd.jobmodel.restart_cost import RestartCostModel, restart_key, storage_mark
 
 PRIOR_S = 60.0
 
@@ -79,8 +79,8 @@ def test_a_job_of_the_same_program_on_the_same_storage_inherits_and_no_other() -
     elsewhere = costs.cost(job(3, checkpoint="/home/ann/run"))
     assert PRIOR_S < elsewhere.mean_s < 150 and elsewhere.others == 0  # of the cluster it says something
     assert like.mean_s > 1.3 * elsewhere.mean_s
-    assert key_of(job()) == key_of(job(9)) != key_of(job(name="other"))
-    assert [storage_of(p) for p in ("/scratch/a/b", "/scratch", "run", "", None)] == [
+    assert restart_key(job()) == restart_key(job(9)) != restart_key(job(name="other"))
+    assert [storage_mark(p) for p in ("/scratch/a/b", "/scratch", "run", "", None)] == [
         "/scratch",
         "/scratch",
         "",

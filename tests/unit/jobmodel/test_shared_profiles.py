@@ -28,18 +28,18 @@ def profile(*measured: Measurement, noise: float | None = None) -> Profile:
 
 def test_the_next_run_knows_what_the_last_one_measured() -> None:
     known = SharedProfiles()
-    assert known.believed(run(2, "vit-2"), Profile()) == Profile()
+    assert known.complete_profile(run(2, "vit-2"), Profile()) == Profile()
     stored = known.learn(run(1), profile(took(ONE, 1.0), took(TWO, 0.6), noise=300.0))
     assert list(stored) == [likeness(run(2, "vit-2"), Profile())]
     known.forget(1)
-    next_one = known.believed(run(2, "vit-2"), Profile())
+    next_one = known.complete_profile(run(2, "vit-2"), Profile())
     assert [(m.shape, m.samples) for m in next_one.measured] == [(ONE, 1), (TWO, 1)]
     assert [m.step_s for m in next_one.measured] == pytest.approx([1.0, 0.6], rel=0.011)
     assert next_one.noise_scale == pytest.approx(300, rel=0.011) and next_one.samples == 1
     # its own count before those of others, which stay for what it has not tried
     own = profile(took(TWO, 0.61), noise=9.0)
     assert known.learn(run(2, "vit-2"), own)
-    merged = known.believed(run(2, "vit-2"), own)
+    merged = known.complete_profile(run(2, "vit-2"), own)
     assert [m.shape for m in merged.measured] == [ONE, TWO] and merged.measured[1] == took(TWO, 0.61)
     assert merged.noise_scale == 9.0 and merged.samples == 9
 
@@ -67,7 +67,7 @@ def test_what_says_nothing_new_changes_nothing() -> None:
 def test_others_share_nothing(other: Job) -> None:
     known = SharedProfiles()
     known.learn(run(1), profile(took(ONE, 1.0)))
-    assert known.believed(other, Profile()) == Profile()
+    assert known.complete_profile(other, Profile()) == Profile()
 
 
 def test_jobs_of_a_known_model_share_by_that() -> None:
@@ -85,8 +85,8 @@ def test_a_run_that_is_unlike_is_left_alone_and_two_in_a_row_are_a_new_program()
     known = SharedProfiles()
     known.learn(run(1), profile(took(ONE, 1.0), took(FOUR, 0.3)))
     assert known.learn(run(2), profile(took(ONE, 3.0))) == {}
-    assert known.believed(run(2), profile(took(ONE, 3.0))) == profile(took(ONE, 3.0))
-    assert len(known.believed(run(3), Profile()).measured) == 2
+    assert known.complete_profile(run(2), profile(took(ONE, 3.0))) == profile(took(ONE, 3.0))
+    assert len(known.complete_profile(run(3), Profile()).measured) == 2
     known.learn(run(3), profile(took(ONE, 1.01), took(TWO, 0.5)))  # one that agrees in between
     assert known.learn(run(4), profile(took(ONE, 3.0))) == {}
     (found,) = known.learn(run(5), profile(took(ONE, 3.0))).values()
@@ -99,7 +99,7 @@ def test_no_more_is_kept_than_is_needed() -> None:
     many = [took(Shape("a100", n, 1), 1.0, 64 * n * k) for n in range(1, 31) for k in range(1, 9)]
     for i, m in enumerate(many):
         known.learn(run(i), profile(m))
-    kept = known.believed(run(0), Profile()).measured
+    kept = known.complete_profile(run(0), Profile()).measured
     assert len(kept) == 48 and max(sum(m.shape == k.shape for m in kept) for k in kept) == 3
     assert kept[-1].plan == many[-1].plan
 
@@ -108,4 +108,4 @@ def test_another_daemon_goes_on_with_it() -> None:
     known, after = SharedProfiles(), SharedProfiles()
     stored = known.learn(run(1), profile(took(ONE, 1.0), noise=5.0))
     after.load({"job:1": profile(took(TWO, 9.0)), **stored})
-    assert after.believed(run(2), Profile()) == known.believed(run(2), Profile()) != Profile()
+    assert after.complete_profile(run(2), Profile()) == known.complete_profile(run(2), Profile()) != Profile()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from synergy_sim.contention.engine import Engine
-from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.workload import JobSpec
 
 from synergyd.links.arbiter import (
@@ -24,7 +23,7 @@ from synergyd.links.arbiter import (
     step,
     wake_s,
 )
-from synergyd.links.disciplines import Discipline, Srsf, discipline_named
+from synergyd.links.disciplines import Discipline, Srsf, make_discipline
 from synergyd.links.model import Link, Topology
 from synergyd.links.slowdown import Traffic, slowdowns
 
@@ -33,7 +32,7 @@ TOPOLOGY = Topology(nic=LINK)
 
 
 def terms(name: str = "srsf-1") -> ArbiterTerms:
-    return ArbiterTerms(discipline_named(name), TOPOLOGY, bound_s=0.2, lost_s=1.0)
+    return ArbiterTerms(make_discipline(name), TOPOLOGY, bound_s=0.2, lost_s=1.0)
 
 
 def play(events: Sequence[tuple[float, Event]], how: ArbiterTerms) -> tuple[ArbiterState, list[tuple[float, int, str]]]:
@@ -88,7 +87,7 @@ def test_no_wait_is_longer_than_the_bound() -> None:
 
 
 def test_a_lost_end_is_forgotten() -> None:
-    how = ArbiterTerms(discipline_named("srsf-1"), TOPOLOGY, bound_s=10.0, lost_s=1.0)
+    how = ArbiterTerms(make_discipline("srsf-1"), TOPOLOGY, bound_s=10.0, lost_s=1.0)
     _, grants = play(
         [*TWO, (0.0, SendAsked(1, 5.0)), (0.5, SendAsked(2, 5.0)), (0.9, ArbiterTick()), (1.0, ArbiterTick())], how
     )
@@ -149,7 +148,7 @@ def test_slowdown_grows_with_every_neighbour_and_lies_between_turns_and_step() -
     where = [(0, 2), (1, 3)]
     for name in ("srsf-1", "srsf-2"):
         specs = [JobSpec(i, "x", 2, 50, 0.0, 4.0, 6.0, 10.0) for i in range(2)]
-        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda _, j: where[j], discipline_named(name))
+        engine = Engine(Machine(2, 2, topology=TOPOLOGY), specs, lambda _, j: where[j], make_discipline(name))
         engine.advance()
         steps[name] = max(engine.finish) / (50 * 20.0)
     two = slowdowns([Traffic(i, ("a", "b"), 0.01, 10.0) for i in range(2)], TOPOLOGY)[0].slowdown
@@ -165,7 +164,7 @@ def test_who_shares_with_nobody_or_in_a_group_where_nobody_waits_asks_in_vain() 
 
 
 def test_the_default_is_to_avoid_contention() -> None:
-    assert ArbiterTerms().discipline == Discipline(discipline_named("srsf-1").rule)
+    assert ArbiterTerms().discipline == Discipline(make_discipline("srsf-1").rule)
 
 
 def neighbours_slowdown(
@@ -202,7 +201,7 @@ def neighbours_slowdown(
 @pytest.mark.parametrize("every_ms", [1, 3, 10, 30])
 @pytest.mark.parametrize("name", ["srsf-1", "srsf-2", "ada-srsf"])
 def test_who_asks_again_and_again_does_not_keep_the_link(name: str, every_ms: int) -> None:
-    how = ArbiterTerms(discipline_named(name), TOPOLOGY, bound_s=0.5, lost_s=30.0)
+    how = ArbiterTerms(make_discipline(name), TOPOLOGY, bound_s=0.5, lost_s=30.0)
     assert neighbours_slowdown(how, 0) == pytest.approx(1.0, abs=0.02)
     # at most the rest of one message and one that overtakes: of every_ms each
     assert neighbours_slowdown(how, every_ms) <= 1.02 + 2 * every_ms / 200

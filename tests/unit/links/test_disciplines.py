@@ -7,8 +7,8 @@ from synergy_core.errors import UsageError
 from synergy_core.link_names import NETWORK_LINKS as NAMES
 from synergy_core.records import Shape
 
-from synergyd.links.disciplines import AdaDual, Srsf, discipline_named
-from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, link_named, pace
+from synergyd.links.disciplines import AdaDual, Srsf, make_discipline
+from synergyd.links.model import LINKS, TEN_GBE, Link, Topology, make_link, pace
 from synergyd.scheduler.placement.lwf import choose_gpus, place_lwf
 from synergyd.scheduler.placement.place import PlacementRequest, place
 from synergyd.scheduler.problem.records import NodeCapacity
@@ -23,12 +23,12 @@ def test_cost_of_sharing() -> None:
 
 def test_figures_scale_with_the_line_rate() -> None:
     assert LINKS["100gbe"].per_mb == pytest.approx(0.0856)
-    assert link_named("IB-HDR") == TEN_GBE.faster(20)
-    assert link_named("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
-    assert link_named("eth-25") == TEN_GBE.faster(2.5) and link_named("roce-400") == TEN_GBE.faster(40)
+    assert make_link("IB-HDR") == TEN_GBE.faster(20)
+    assert make_link("4x10GbE") == TEN_GBE.faster(4) and set(LINKS) == set(NAMES)
+    assert make_link("eth-25") == TEN_GBE.faster(2.5) and make_link("roce-400") == TEN_GBE.faster(40)
     for wrong in ("nvlink4", "token-ring", "x10gbe", "0x10gbe", "-1x10gbe", "2x", "2x3x10gbe", ""):
         with pytest.raises(UsageError, match="one of 1gbe, 10gbe"):
-            link_named(wrong)
+            make_link(wrong)
 
 
 def test_topology_names_the_links_an_all_reduce_crosses() -> None:
@@ -72,10 +72,10 @@ def test_adadual_at_its_threshold() -> None:
 
 def test_discipline_names_round_trip() -> None:
     for name in ("srsf-1", "srsf-12", "ada-srsf", "ada-srsf-time", "srsf-2-reserve", "srsf-1-time-reserve"):
-        assert discipline_named(name).name == name
+        assert make_discipline(name).name == name
     for name in ("srsf-0", "srsf-", "srsf", "ada", "", "srsf-²", "-time"):
         with pytest.raises(UsageError, match="no discipline"):
-            discipline_named(name)
+            make_discipline(name)
 
 
 def test_lwf_takes_least_loaded_gpus_up_to_kappa_and_whole_nodes_beyond() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from synergy_core.errors import UsageError
 
-from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobJoined, SendAsked, step, terms_named
-from synergyd.links.disciplines import NOBODY_WAITS, Discipline, discipline_named
+from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobJoined, SendAsked, make_terms, step
+from synergyd.links.disciplines import NOBODY_WAITS, Discipline, make_discipline
 from synergyd.links.lookahead import (
     MOST_JOBS,
     WITH_NONE,
@@ -35,7 +35,7 @@ def joined(jobs: Sequence[tuple[tuple[str, ...], float]]) -> ArbiterState:
 
 
 def terms(name: str) -> ArbiterTerms:
-    return terms_named(name, TOPOLOGY, bound_s=10.0)
+    return make_terms(name, TOPOLOGY, bound_s=10.0)
 
 
 def test_groups_share_links_directly_or_through_others() -> None:
@@ -136,19 +136,19 @@ def test_who_is_idle_does_not_count() -> None:
 
 def test_the_one_in_force_is_left_only_for_a_gain_beyond_the_margin() -> None:
     totals = {"srsf-1": 100.0, "srsf-2": 99.8, "ada-srsf": 99.0}
-    names = {discipline_named(name): total for name, total in totals.items()}
+    names = {make_discipline(name): total for name, total in totals.items()}
 
     def forecast(discipline: Discipline, limit: float) -> float:
         return names[discipline]
 
-    present = discipline_named("srsf-1")
+    present = make_discipline("srsf-1")
     assert choose(present, list(names)[:2], forecast, 1, 0.0, 0.005) == (present, 100.0)
-    assert choose(present, list(names), forecast, 1, 0.0, 0.005) == (discipline_named("ada-srsf"), 99.0)
+    assert choose(present, list(names), forecast, 1, 0.0, 0.005) == (make_discipline("ada-srsf"), 99.0)
 
 
 def test_rules_by_name() -> None:
-    ahead = terms_named("look-ahead")
+    ahead = make_terms("look-ahead")
     assert ahead.look_ahead and ahead.discipline == NOBODY_WAITS
-    assert not terms_named("ada-srsf").look_ahead
+    assert not make_terms("ada-srsf").look_ahead
     with pytest.raises(UsageError, match="look-ahead"):
-        terms_named("look-ahead-time")
+        make_terms("look-ahead-time")

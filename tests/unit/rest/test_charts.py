@@ -30,7 +30,7 @@ from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
 from synergyd.store.records import EpochRecord
 from synergyd.store.store import Store, open_store
-from synergyd.views.months import present_month
+from synergyd.views.usage import present_month
 from synergyd.views.what_if import KEYS
 from tests.unit.rest.test_service import OPEN, PRIVATE, Service
 from tests.unit.store.store_world import decision
@@ -252,10 +252,10 @@ def child(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 
 async def until(runs: WhatIfs, user: str, *states: str) -> Any:
     for _ in range(600):
-        if runs.of(user).state in states:
-            return runs.of(user)
+        if runs.last_run(user).state in states:
+            return runs.last_run(user)
         await asyncio.sleep(0.05)
-    raise AssertionError(runs.of(user))
+    raise AssertionError(runs.last_run(user))
 
 
 @pytest.fixture
@@ -273,13 +273,13 @@ def test_one_run_a_user_and_few_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path
         await runs.start("bob", asked)
         with pytest.raises(BusyError):
             await runs.start("ann", asked)
-        while runs.of("ann").share != 0.25:
+        while runs.last_run("ann").share != 0.25:
             await asyncio.sleep(0.05)
         assert (await runs.stop("ann")).state == "stopped"
         await runs.start("eve", asked)  # there is room again
         await until(runs, "eve", "running")
         await runs.close()
-        assert {user: runs.of(user).state for user in ("ann", "bob", "eve")} == dict.fromkeys(
+        assert {user: runs.last_run(user).state for user in ("ann", "bob", "eve")} == dict.fromkeys(
             ("ann", "bob", "eve"), "stopped"
         )
 
@@ -343,7 +343,7 @@ def test_two_browsers_that_stop_one_run_leave_room_for_the_next(
         runs, asked = WhatIfs(settings), read_request({"policy": "fifo"})
         for _ in range(3):  # more often than runs may go on at once
             await runs.start("ann", asked)
-            while runs.of("ann").share != 0.25:
+            while runs.last_run("ann").share != 0.25:
                 await asyncio.sleep(0.05)
             first = asyncio.create_task(runs.stop("ann"))
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from synergy_core.records import Action, Decision, Directive, Job, JobState, Sha
 from synergyd.control.resize.gpus_free import gpus_free
 from synergyd.scheduler.problem.records import Progress
 from synergyd.settings import Settings
-from synergyd.slurm.parsed.crowded import held_to_asked
+from synergyd.slurm.parsed.crowded import limit_to_requested_size
 from tests.unit.scheduler.builders import NOW, Cells, cell, cells, job, node, snapshot
 from tests.unit.scheduler.epochs import decide
 
@@ -405,7 +405,7 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
     settings = Settings(policy=policy, restart_cost_s=600.0)
     free = decide(snapshot(nodes, [grown, waiting]), settings, taken, {})
     assert free[0].action is not Action.RESIZE or policy == "fifo"
-    limited = held_to_asked(grown, "others wait")
+    limited = limit_to_requested_size(grown, "others wait")
     taken = {1: tuple(c for c in offers if c.shape.gpus <= 2), 2: offers}
     found = decide(snapshot(nodes, [limited, waiting]), settings, taken, {})
     assert (found[0].action, found[0].cell and found[0].cell.shape.gpus, found[0].node_names) == (
@@ -422,12 +422,12 @@ def test_a_job_in_a_crowded_partition_gives_back_what_it_did_not_ask_for(policy:
 
 def test_a_job_gives_nothing_back_where_it_could_not_start_again() -> None:
     """A reservation of its node is near: it may run on until then, but would not be started there."""
-    grown = replace(held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8), "others wait"), barred=("n0",))
+    grown = replace(limit_to_requested_size(job(1, asked=2, nodes=("n0",), gpus=8), "others wait"), barred=("n0",))
     found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 1.9)}, {})[0]
     assert found.action is Action.KEEP
 
 
 def test_a_job_without_a_smaller_cell_keeps_what_it_holds() -> None:
-    grown = held_to_asked(job(1, asked=2, nodes=("n0",), gpus=8), "others wait")
+    grown = limit_to_requested_size(job(1, asked=2, nodes=("n0",), gpus=8), "others wait")
     found = decide(snapshot([node("n0", 8)], [grown]), Settings(), {1: cells(1.0, 2.0, kind="v100")}, {})[0]
     assert found.action is Action.KEEP and "Gives back" not in found.why

@@ -15,7 +15,7 @@ from synergyd.slurm.parsed.associations import AccountingRules
 from synergyd.slurm.parsed.job_forms import is_pending_array_remainder
 from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
 from synergyd.slurm.parsed.rows import JobRow, PartitionRow
-from synergyd.slurm.parsed.snapshot import gpuless, launch_failed, state_of
+from synergyd.slurm.parsed.snapshot import gpuless, has_launch_failed, state_from_row
 
 COMPLETING_S = 4.0  # from a job's end to its leaving, or to PENDING
 CRED_EXPIRE_S = 121.0  # Slurm's own delay after a requeue
@@ -78,7 +78,7 @@ class FakeSlurm:
     def job(self, job_id: int, *, ended: bool = False) -> JobRow | None:
         self._reach("squeue")
         row = self.jobs.get(job_id)
-        return row if row is None or ended or state_of(row) is not JobState.DONE else None
+        return row if row is None or ended or state_from_row(row) is not JobState.DONE else None
 
     def jobs_of_user(self, uid: int) -> tuple[JobRow, ...]:
         self._reach("squeue")
@@ -160,7 +160,7 @@ class FakeSlurm:
         self._reach("scontrol show job")
         return self.comments.get(job_id, "")
 
-    def mail_of(self, job: int | str) -> tuple[str, str]:
+    def read_mail(self, job: int | str) -> tuple[str, str]:
         self._reach("scontrol show job")
         types = self.mail_types.get(self.named(job), "")
         return ("mina", types) if types else ("", "")
@@ -234,16 +234,16 @@ class FakeSlurm:
     def observe(self, job_id: int) -> Observed:
         """As the daemon's loop sees it."""
         seen = self.job(job_id, ended=True)
-        if seen is None or state_of(seen) is JobState.DONE:
+        if seen is None or state_from_row(seen) is JobState.DONE:
             return Observed("GONE", seen.restarts if seen else 0, gpuless=seen is not None and gpuless(seen, COUNTED))
-        state = state_of(seen)
+        state = state_from_row(seen)
         pending, ends_s = state is JobState.PENDING, None if state is JobState.PENDING else seen.end_s
         eligible_s, queued_s = (seen.eligible_s, seen.submit_s) if pending else (None, None)
         return Observed(
             state.value,
             seen.restarts,
             eligible_s,
-            launch_failed(seen),
+            has_launch_failed(seen),
             queued_s=queued_s,
             limit_s=seen.time_limit_s,
             ends_s=ends_s,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from synergyd.slurm.owner_file import show_to, write_for
+from synergyd.slurm.owner_file import allow_user, write_for_user
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
 
@@ -40,7 +40,7 @@ def test_its_owner_alone_reads_it(open_folder: Path, writer: int) -> None:
         os.setuid(writer)
         try:
             for _ in range(2):  # it replaces what is there
-                write_for(path, "a plan\n", 5)
+                write_for_user(path, "a plan\n", 5)
         finally:
             os._exit(not path.exists())
     assert os.waitpid(child, 0)[1] == 0
@@ -66,7 +66,7 @@ def test_an_open_file_is_shown_to_one_user(
             for _ in range(2):  # its writer can write it anew
                 with path.open("w") as file:
                     file.write("a plan\n")
-                    show_to(file.fileno(), 5, is_secret=False)
+                    allow_user(file.fileno(), 5, is_secret=False)
         finally:
             os._exit(not path.exists())
     assert os.waitpid(child, 0)[1] == 0
@@ -82,7 +82,7 @@ def test_nothing_is_left_where_it_can_not_be_given(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "setxattr", refused)
     with pytest.raises(OSError, match="not supported"):
-        write_for(tmp_path / "7.sh", "a plan\n", 5)
+        write_for_user(tmp_path / "7.sh", "a plan\n", 5)
     assert not list(tmp_path.iterdir())
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_left_where_the_last_bytes_find_no_room(tmp_path: Path) -> No
     )  # refused as late as on a full disk: when the buffer is written
     try:
         with pytest.raises(OSError, match=str(path)) as caught:
-            write_for(path, "a plan\n", 0)
+            write_for_user(path, "a plan\n", 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert caught.value.errno == errno.EFBIG and not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synergyd.slurm.client import SlurmError
-from synergyd.slurm.pace import TokenBucket, pace_of, requests_of
+from synergyd.slurm.pace import TokenBucket, count_requests, make_token_bucket
 from tests.unit.slurm.shell_world import Shell
 
 
@@ -42,7 +42,7 @@ def test_calls_wait_for_their_turn() -> None:
     ],
 )
 def test_the_limit_as_slurm_says_it(words: str, bucket: float, per_s: float) -> None:
-    found = pace_of(f"SlurmctldPort           = 6817\nSlurmctldParameters     = {words}\n")
+    found = make_token_bucket(f"SlurmctldPort           = 6817\nSlurmctldParameters     = {words}\n")
     assert found is not None and (found._bucket, found._refill_per_s) == (bucket, per_s)
 
 
@@ -63,7 +63,7 @@ def test_the_limit_as_slurm_says_it(words: str, bucket: float, per_s: float) -> 
     ],
 )
 def test_the_requests_of_a_command_are_what_slurm_counts(words: str, requests: int) -> None:
-    assert requests_of(words.split()) == requests
+    assert count_requests(words.split()) == requests
 
 
 def test_a_command_waits_for_all_of_its_requests(shell: Shell) -> None:
@@ -89,7 +89,7 @@ def test_many_jobs_are_put_off_a_bucket_at_a_time(shell: Shell) -> None:
 
 def test_without_a_limit_nothing_waits() -> None:
     for config in ("", "SlurmctldParameters     = (null)\n", "SlurmctldParameters     = rl_bucket_size=3\n"):
-        assert pace_of(config) is None
+        assert make_token_bucket(config) is None
 
 
 def test_beyond_it_the_call_may_be_tried_again(shell: Shell) -> None:

@@ -18,7 +18,7 @@ from synergyd.slurm.backends import Fallback, open_reader, reads
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.command_line import CommandLine
 from synergyd.slurm.pace import TokenBucket
-from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow, gpus_of
+from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow, parse_gpus
 from synergyd.slurm.pyslurm_process import PyslurmProcess
 from tests.paths import python_path
 from tests.unit.slurm.fake_pyslurm import INFINITE, JOB, NO_VAL16, NO_VAL64, NODE, RUNNING, Job, module
@@ -52,7 +52,7 @@ def plain(row: JobRow | SlurmNodeRow) -> dict[str, Any]:
     found = {**vars(row)} if hasattr(row, "__dict__") else {k: getattr(row, k) for k in row.__dataclass_fields__}
     for name in ("tres_per_node", "gres", "gres_used"):
         if name in found:
-            found[name] = gpus_of(found[name])
+            found[name] = parse_gpus(found[name])
     return found
 
 
@@ -70,7 +70,7 @@ def test_all_shapes_give_the_same_rows(put: Put, shape: str) -> None:
 def test_what_rows_say(put: Put, shape: str) -> None:
     jobs, nodes = rows(put(shape))
     first, second = jobs[7], jobs[8]
-    assert (first.state, first.num_nodes, gpus_of(first.tres_per_node), first.eligible_s) == (
+    assert (first.state, first.num_nodes, parse_gpus(first.tres_per_node), first.eligible_s) == (
         "PENDING",
         1,
         ("a100", 4),
@@ -101,7 +101,7 @@ def test_what_rows_say(put: Put, shape: str) -> None:
         1800.0,
         2,
     )
-    assert [gpus_of(n.gres_used)[1] for n in nodes.values()] == [0, 2, 0] and nodes["n2"].reason == "fan"
+    assert [parse_gpus(n.gres_used)[1] for n in nodes.values()] == [0, 2, 0] and nodes["n2"].reason == "fan"
     assert nodes["n3"].state == "unknown"
     assert nodes["n2"].state == "mixed+drain" and nodes["n1"].features == ("a100", "ib")
 

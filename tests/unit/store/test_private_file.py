@@ -88,4 +88,4 @@ def test_an_upgrade_closes_it_too(tmp_path: Path) -> None:
     ],
 )
 def test_the_file_of_a_url(url: str, path: Path | None) -> None:
-    assert private_file.path_of(url) == path
+    assert private_file.sqlite_file(url) == path

@@ -1,7 +1,7 @@
 """`launch`, as release 0.1.0 called what is now `synergy_launch`: for scripts that still say so, until release 0.3.0.
 
 This folder is no package of Synergy's: synergy-launch appends the folder around it to PYTHONPATH of what it starts
-(synergy_launch/launcher/old_names.py). A `launch` of the user's own comes first. One beside the script is found before this
+(synergy_launch/launcher/node_run.py). A `launch` of the user's own comes first. One beside the script is found before this
 one; one in site-packages, which Python searches after PYTHONPATH, is taken in place of this one below.
 """
 

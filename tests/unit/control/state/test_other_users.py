@@ -9,12 +9,11 @@ import pytest
 from synergy_core.records import Directive, Job, JobState, Measurement, Plan, Profile, Shape
 from synergy_core.restarts import RestartTimes
 
-from synergyd.control.state.believed_profiles import believed_profiles
 from synergyd.jobmodel.fit.population import UserPriors
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.throughput import PRIOR
 from synergyd.jobmodel.restart_cost import RestartCostModel
-from synergyd.jobmodel.shared_profiles import SharedProfiles
+from synergyd.jobmodel.shared_profiles import SharedProfiles, believed_profiles
 
 PRIOR_S = 30.0
 SHAPE = Shape("a100", 1, 4)
@@ -97,7 +96,7 @@ def test_the_prior_of_plain_jobs_is_of_their_user() -> None:
     for n in range(20):
         shared.learn(job(n, LIAR, f"p{chr(97 + n)}x"), Profile(samples=9, measured=measured))
     priors.learn(shared.programs(), figures)
-    assert priors.of(VICTIM) == PRIOR != priors.of(LIAR)
+    assert priors.prior_for(VICTIM) == PRIOR != priors.prior_for(LIAR)
     fresh = SharedProfiles()
     fresh.load({"like:x:": Profile(samples=9, measured=(Measurement(plan, SHAPE, 60.0, 9),))})
     assert fresh.programs() == {}  # nobody knows whose it is

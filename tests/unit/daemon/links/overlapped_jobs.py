@@ -23,8 +23,8 @@ from synergyd.links.arbiter import (
     JobLeft,
     SendDone,
     asks_in_vain,
+    make_terms,
     step,
-    terms_named,
     wake_s,
 )
 from synergyd.links.model import Topology
@@ -74,7 +74,7 @@ class Played:
         """`handover_s`: from a message's end until the next one that waited for it begins."""
         self.now_s, self.handover_s = 0.0, handover_s
         self.topology, self.gated = topology, rule != "none"
-        self.terms: ArbiterTerms = terms_named(rule if self.gated else "srsf-1", topology, 2.0)
+        self.terms: ArbiterTerms = make_terms(rule if self.gated else "srsf-1", topology, 2.0)
         self.state, self.seen = ArbiterState(), JobObservations()
         self.choices = Choices(self.seen, spent=lambda: 0.0)
         self.chosen: list[str] = []

@@ -15,7 +15,7 @@ from synergy_core.wire.link_protocol import FREE_S, Hello
 from synergyd.daemon.links import chooser as link_chooser
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.daemon.links.chooser import SHARE, ChoiceTimer, JobObservations, LinkChooser
-from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobLeft, SendAsked, SendDone, terms_named
+from synergyd.links.arbiter import ArbiterState, ArbiterTerms, JobLeft, SendAsked, SendDone, make_terms
 from synergyd.links.disciplines import Discipline, Srsf
 from tests.unit.daemon.links.link_arbiter_world import decode, encode, made_gate, until
 
@@ -67,7 +67,7 @@ def test_what_a_job_does_while_it_need_not_ask_is_not_counted() -> None:
 
 def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.MonkeyPatch) -> None:
     members = {1: Member(5, 0, ("a", "b"), 2, 1.0), 2: Member(5, 0, ("c", "d"), 2, 1.0)}
-    arbiter = LinkArbiter(listen("127.0.0.1", 0), terms_named("srsf-1"), decode=decode, encode=encode)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), make_terms("srsf-1"), decode=decode, encode=encode)
     arbiter.follow(members)  # before the gate asks: who is not known is refused
     now = [0.0]
     gate = made_gate(arbiter.port, Hello(1, 0, ("a", "b")), monotonic=lambda: now[0])
@@ -89,7 +89,7 @@ def test_a_job_that_shares_no_link_is_asked_to_ask_less(monkeypatch: pytest.Monk
 def test_the_arbiter_chooses_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_chooser, "FIRST_S", 0.02)
     members = {n: Member(5, 0, ("a", "b"), 2, math.inf) for n in (1, 2)}
-    arbiter = LinkArbiter(listen("127.0.0.1", 0), terms_named("look-ahead"), decode=decode, encode=encode)
+    arbiter = LinkArbiter(listen("127.0.0.1", 0), make_terms("look-ahead"), decode=decode, encode=encode)
     gates = [made_gate(arbiter.port, Hello(n, 0, ("a", "b"))) for n in members]
     try:
         arbiter.follow(members)
@@ -119,7 +119,7 @@ def test_a_fault_ends_the_choosing_alone(monkeypatch: pytest.MonkeyPatch, caplog
         raise ZeroDivisionError
 
     monkeypatch.setattr(link_chooser, "chosen_disciplines", broken)
-    terms = replace(terms_named("look-ahead"), disciplines={1: Discipline(Srsf(10_000))})
+    terms = replace(make_terms("look-ahead"), disciplines={1: Discipline(Srsf(10_000))})
     put: list[Mapping[int, Discipline]] = []
     with caplog.at_level(logging.ERROR):
         made = LinkChooser(lambda: (ArbiterState(), terms), JobObservations(), put.append, lambda: 1.0)
@@ -145,7 +145,7 @@ def test_remaining_times_that_change_are_no_reason_to_choose_anew(monkeypatch: p
 
     def look() -> tuple[ArbiterState, ArbiterTerms]:
         looks[0] += 1
-        return ArbiterState(links={1: ("a", "b")}), terms_named("look-ahead")
+        return ArbiterState(links={1: ("a", "b")}), make_terms("look-ahead")
 
     def choose(*_: object, **__: object) -> list[dict[int, Discipline]]:
         choices[0] += 1

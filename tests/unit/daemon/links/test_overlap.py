@@ -11,12 +11,12 @@ from synergy_core.wire.link_protocol import Question
 
 from synergyd.daemon.links import chooser
 from synergyd.daemon.links.chooser import JobObservations
-from synergyd.links.arbiter import ArbiterState, JobJoined, link_share, step, terms_named
-from synergyd.links.model import Topology, link_named
+from synergyd.links.arbiter import ArbiterState, JobJoined, link_share, make_terms, step
+from synergyd.links.model import Topology, make_link
 from tests.benchmarks.shaped_links import CASES, PAIRS
 from tests.unit.daemon.links.overlapped_jobs import Played
 
-TOPOLOGY = Topology(nic=link_named("10gbe@41.92+0"))
+TOPOLOGY = Topology(nic=make_link("10gbe@41.92+0"))
 
 
 def ratio(case: str, rule: str, times: int = 1) -> float:
@@ -90,7 +90,7 @@ def test_a_job_that_tells_no_times_is_not_waited_for() -> None:
 
 def test_the_papers_rules_take_a_message_for_bytes_alone() -> None:
     for rule, share, size_mb in (("srsf-1", 1.0, 10.0), ("ada-srsf", 1.0, 10.0), ("look-ahead", 0.5, 10.0)):
-        terms = terms_named(rule, TOPOLOGY)
+        terms = make_terms(rule, TOPOLOGY)
         state, _ = step(ArbiterState(), JobJoined(1, ("a", "b"), 2, 9.0), 0.0, terms)
         seen, asking = JobObservations(), Question(1, 5.0, 10.0 * 0.04192)
         _, asked = (seen.question(1, asking, state, terms) for _ in range(2))

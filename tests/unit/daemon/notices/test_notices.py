@@ -51,8 +51,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def sender(store: Store, clock: Clock, **changes: object) -> NoticeSender:
     told: dict[str, object] = {"webhook": None, "mail": None, "clock": clock}
-    mail_of = changes.pop("mail_of", lambda _: ("", ""))
-    return NoticeSender(lambda: store, mail_of, lambda: True, **(told | changes))  # type: ignore[arg-type]
+    read_mail = changes.pop("read_mail", lambda _: ("", ""))
+    return NoticeSender(lambda: store, read_mail, lambda: True, **(told | changes))  # type: ignore[arg-type]
 
 
 def program(tmp_path: Path, end: str = "exit 0") -> Path:
@@ -183,7 +183,7 @@ def test_a_clock_that_is_set_back_puts_no_notice_off(store: Store, server: HookS
 def test_a_mail_that_fails_is_tried_again_and_one_job_can_not_flood(store: Store, tmp_path: Path) -> None:
     clock = Clock()
     path = program(tmp_path, f"test -e {tmp_path}/up")
-    one = sender(store, clock, mail=Mail(path), mail_of=lambda _: ("mina@example.org", "ALL"))
+    one = sender(store, clock, mail=Mail(path), read_mail=lambda _: ("mina@example.org", "ALL"))
     store.put_notices([NOTICE])
     one.look()
     assert store.due_notices(clock.now_s + FIRST_RETRY_S, 9)
@@ -202,11 +202,11 @@ def test_while_slurm_is_away_a_mail_waits_and_a_job_that_is_gone_has_its_directi
 ) -> None:
     transient = True
 
-    def mail_of(_: int) -> tuple[str, str]:
+    def read_mail(_: int) -> tuple[str, str]:
         raise SlurmError("scontrol", "Invalid job id", transient=transient)
 
     clock = Clock()
-    one = sender(store, clock, mail=Mail(program(tmp_path)), mail_of=mail_of)
+    one = sender(store, clock, mail=Mail(program(tmp_path)), read_mail=read_mail)
     store.put_notices([NOTICE, replace(NOTICE, key="n", notify=("resize", "hold"))])
     one.look()
     assert not (tmp_path / "mails").exists()

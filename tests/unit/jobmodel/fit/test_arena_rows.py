@@ -9,7 +9,7 @@ import pytest
 from synergy_core.errors import UsageError
 
 from synergyd.jobmodel.fit import residual
-from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.predictor import Predictor, fit_predictor
 from tests.benchmarks import arena_rows
 
 OPTIMA = """model,params,global_batch,gpu_type,num_nodes,gpus_per_node,iter_time_s
@@ -70,7 +70,7 @@ def test_a_row_that_is_scored_is_never_fitted(tmp_path: Path, monkeypatch: pytes
 
     def watched(space: arena_rows.Space, train: list[int]) -> Predictor:
         seen.append({space.optima[j].size for j in train})
-        return fitted((), {})
+        return fit_predictor((), {})
 
     monkeypatch.setattr(arena_rows, "learnt", watched)
     signed = arena_rows.held_out(known, lambda one: one.size)
@@ -102,7 +102,7 @@ def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
 
 def test_a_predictor_starts_from_the_sites_own_figures(tmp_path: Path) -> None:
     optima = [one for one in arena_rows.read_optima(folder(tmp_path)) if one.size == "1.3B"]
-    slow = fitted((), {"a40": {"inter_gbs": 0.1}})
+    slow = fit_predictor((), {"a40": {"inter_gbs": 0.1}})
     rows = [row for row in arena_rows.space(optima, {}).rows if row.plan.dp == 4]
-    assert (slow.step_s(rows) > 1.5 * fitted(()).step_s(rows)).all()
+    assert (slow.step_s(rows) > 1.5 * fit_predictor(()).step_s(rows)).all()
     assert not len(slow.time.residual.measured) and not len(residual.empty(1).measured)

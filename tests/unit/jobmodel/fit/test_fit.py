@@ -18,7 +18,7 @@ from synergyd.jobmodel.cell_search import uncertainty
 from synergyd.jobmodel.fit import residual
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun, Shots
 from synergyd.jobmodel.fit.parameters import MEMORY, TIME, backward, family, forward
-from synergyd.jobmodel.fit.predictor import Predictor, fitted
+from synergyd.jobmodel.fit.predictor import Predictor, fit_predictor
 from synergyd.jobmodel.fit.profile_file import profile_text, read_profile
 from synergyd.jobmodel.fit.residual import PlanFeatures
 from synergyd.jobmodel.fit.score import score, score_files, spearman
@@ -87,14 +87,14 @@ ROWS = rows_of("ours", "a100-80")
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
     """Fitted to every other row."""
-    return fitted(ROWS[::2])
+    return fit_predictor(ROWS[::2])
 
 
 def error(predictor: Predictor, rows: list[MeasuredRun]) -> float:
     return float(np.mean(np.abs(predictor.step_s(rows) / [row.time_s for row in rows] - 1)))
 
 
-UNFITTED = fitted(rows_of("elsewhere", "v100")[:1])
+UNFITTED = fit_predictor(rows_of("elsewhere", "v100")[:1])
 
 
 def test_a_fit_predicts_rows_it_has_not_seen(predictor: Predictor) -> None:
@@ -131,7 +131,7 @@ def test_a_cost_for_each_rank_is_learnt_for_its_cluster_alone() -> None:
 
     known = [*rows("ours", 2.5e-3), *rows("theirs", 0.0)]
     held = [row for row in known if row.plan.dp > 64]
-    predictor = fitted([row for row in known if row.plan.dp <= 64])
+    predictor = fit_predictor([row for row in known if row.plan.dp <= 64])
     for cluster, low, high in (("ours", 1.9e-3, 3e-3), ("theirs", 0.0, 3e-4)):
         assert low <= predictor.figures("a100-80", cluster).dp_rank_s <= high
         assert error(predictor, [row for row in held if row.cluster == cluster]) < 0.06
@@ -145,15 +145,15 @@ def test_a_type_of_the_same_chip_is_predicted_from_it(predictor: Predictor) -> N
 @pytest.mark.slow
 def test_figures_carry_what_the_profile_knows() -> None:
     """Surer where rows were measured, no surer than the figures elsewhere, and what a Cell says grows from that."""
-    predictor = fitted(rows_of("ours", "a100"))
+    predictor = fit_predictor(rows_of("ours", "a100"))
     here, elsewhere = predictor.figures("a100"), predictor.figures("h100")
     assert here.uncertainty < 0.5 * figures("a100").uncertainty
     assert elsewhere.uncertainty >= figures("h100").uncertainty > here.uncertainty
     assert predictor.figures("something new").uncertainty >= 0.6
     # more rows of more plans leave less open; no rows leave the figures' own
-    fewer = fitted(rows_of("ours", "a100")[:2])
+    fewer = fit_predictor(rows_of("ours", "a100")[:2])
     assert fewer.figures("a100").uncertainty > here.uncertainty
-    assert fitted(()).figures("a100").uncertainty == figures("a100").uncertainty
+    assert fit_predictor(()).figures("a100").uncertainty == figures("a100").uncertainty
     job, nodes = replace(JOB, directive=Directive(model="gpt3-1.3b")), Cluster((Node("n1", "a100", 8),))
     task = JobPlanner(job, Profile(), load_model("gpt3-1.3b"), {"a100": here})
     cells = task.cells(nodes)
@@ -164,7 +164,7 @@ def test_figures_carry_what_the_profile_knows() -> None:
 
 def test_a_source_of_many_rows_does_not_stand_for_all() -> None:
     """The effect that is common to all sources moves less than the source's own does."""
-    effects = fitted(rows_of("ours", "a100")).time.effects
+    effects = fit_predictor(rows_of("ours", "a100")).time.effects
     common, own = effects.mean[""], sum(effects.mean[level] for level in effects.mean if "ours" in level)
     assert np.abs(common).sum() < np.abs(own).sum()
 
@@ -173,12 +173,12 @@ def test_odd_rows_change_little() -> None:
     odd = [
         replace(row, time_s=row.time_s * 10) if i % 12 == 0 else row for i, row in enumerate(ROWS[::2]) if row.time_s
     ]
-    assert error(fitted(odd), ROWS[1::2]) < 0.08
+    assert error(fit_predictor(odd), ROWS[1::2]) < 0.08
 
 
 def test_six_shots_teach_a_new_cluster(predictor: Predictor) -> None:
     new = rows_of("third", "h100", (LARGE,))
-    taught = predictor.refined(new[::6])
+    taught = predictor.with_rows(new[::6])
     assert len(new[::6]) == 6
     rest = [row for i, row in enumerate(new) if i % 6]
     assert error(taught, rest) < 0.05 and error(taught, rest) < 0.5 * error(predictor, rest)
@@ -195,12 +195,12 @@ def test_a_plan_that_ran_out_of_memory_teaches_memory(predictor: Predictor) -> N
     limit = figures("a100-80").usable_bytes
     before = predictor.peak_bytes([fits, too_big])
     assert before[0] < limit < before[1]
-    after = predictor.refined([fits]).peak_bytes([fits, too_big])
+    after = predictor.with_rows([fits]).peak_bytes([fits, too_big])
     assert after[0] > 1.05 * before[0] and after[1] > before[1]
-    assert predictor.refined([too_big]).peak_bytes([fits]) == pytest.approx(before[:1])
+    assert predictor.with_rows([too_big]).peak_bytes([fits]) == pytest.approx(before[:1])
     # and one that ran with more than there was room for, the other way
     ran = replace(too_big, out_of_memory=False, time_s=1.0)
-    assert predictor.refined([ran]).peak_bytes([ran])[0] < before[1]
+    assert predictor.with_rows([ran]).peak_bytes([ran])[0] < before[1]
 
 
 def test_a_network_that_is_known_leaves_less_open(predictor: Predictor) -> None:
@@ -215,9 +215,9 @@ def test_a_network_that_is_known_leaves_less_open(predictor: Predictor) -> None:
 
 def test_one_odd_shot_breaks_nothing(predictor: Predictor) -> None:
     new = rows_of("third", "a100-80", (LARGE,))
-    odd = predictor.refined([replace(new[0], time_s=new[0].time_s * 50), *new[6:30:6]])  # type: ignore[operator]
+    odd = predictor.with_rows([replace(new[0], time_s=new[0].time_s * 50), *new[6:30:6]])  # type: ignore[operator]
     assert error(odd, new[1:6]) < 0.1
-    alone = predictor.refined([replace(new[0], time_s=new[0].time_s * 50)])  # type: ignore[operator]
+    alone = predictor.with_rows([replace(new[0], time_s=new[0].time_s * 50)])  # type: ignore[operator]
     assert error(alone, new[1:]) < 0.5
 
 
@@ -353,11 +353,11 @@ KEYS = (
 def test_a_profile_comes_over_the_built_in_figures(tmp_path: Path) -> None:
     """In the daemon by the setting Profile, and in `synergyctl plan` by --profile."""
     path = tmp_path / "cluster.profile"
-    predictor = fitted(rows_of("ours", "a100"))
+    predictor = fit_predictor(rows_of("ours", "a100"))
     path.write_text(profile_text(predictor), encoding="utf-8")
-    assert (predictor.cluster_of("nvidia_a100-sxm4-80gb"), predictor.cluster_of("h100")) == ("ours", "")
-    both = fitted([*rows_of("ours", "a100"), *rows_of("theirs", "a100")])
-    assert both.cluster_of("a100") == ""
+    assert (predictor.find_cluster("nvidia_a100-sxm4-80gb"), predictor.find_cluster("h100")) == ("ours", "")
+    both = fit_predictor([*rows_of("ours", "a100"), *rows_of("theirs", "a100")])
+    assert both.find_cluster("a100") == ""
     plans = from_plans(PLANS, 8)
     right = step_time(SMALL, truth("a100"), plans).total
     error = step_time(SMALL, predictor.figures("a100"), plans).total / right - 1

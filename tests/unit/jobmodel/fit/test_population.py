@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synergy_core.records import Measurement, Plan, Shape
 
-from synergyd.jobmodel.fit.population import prior_of
+from synergyd.jobmodel.fit.population import compute_prior
 from synergyd.jobmodel.model.hardware import GpuFigures, figures
 from synergyd.jobmodel.model.throughput import PRIOR, ThroughputModel, fit
 
@@ -36,20 +36,20 @@ def program(number: int, sizes: tuple[Shape, ...] = SIZES) -> tuple[Measurement,
 
 def error(prior_programs: int) -> float:
     """Median |log(true / predicted)| of the steps of a program that was never measured."""
-    prior = prior_of([program(n) for n in range(prior_programs)], known)
+    prior = compute_prior([program(n) for n in range(prior_programs)], known)
     new = program(2)
     steps = [fit((), (), prior).model.step_s(GPU, m.shape, m.plan.dp, m.plan.micro_batch, 1) for m in new]
     return float(np.median([abs(np.log(m.step_s / s)) for m, s in zip(new, steps, strict=True)]))
 
 
 def test_the_first_reports_of_others_correct_the_level_of_the_cluster() -> None:
-    assert prior_of([], known) == PRIOR == prior_of([()], known)
+    assert compute_prior([], known) == PRIOR == compute_prior([()], known)
     assert error(1) < 0.8 * error(0)
     assert error(4) < 0.5 * error(0)
 
 
 def test_what_nobody_measured_stays_as_it_is() -> None:
-    alone = prior_of([program(n, SIZES[:1]) for n in range(4)], known)
+    alone = compute_prior([program(n, SIZES[:1]) for n in range(4)], known)
     assert alone.mean[FLOPS] > PRIOR.mean[FLOPS] + 0.5 and alone.sigma[FLOPS] < PRIOR.sigma[FLOPS]
     assert alone.mean[NETWORK] == pytest.approx(PRIOR.mean[NETWORK], abs=0.1)
     assert alone.sigma[NETWORK] == pytest.approx(PRIOR.sigma[NETWORK], abs=0.05)
@@ -58,8 +58,8 @@ def test_what_nobody_measured_stays_as_it_is() -> None:
 def test_one_odd_program_moves_little_what_others_agree_on() -> None:
     sound = [program(n) for n in range(5)]
     odd = tuple(replace(m, step_s=m.step_s * 1e4) for m in program(9))
-    before, after = prior_of(sound, known), prior_of([*sound, odd], known)
-    alone = prior_of([odd], known)
+    before, after = compute_prior(sound, known), compute_prior([*sound, odd], known)
+    alone = compute_prior([odd], known)
     assert abs(after.mean[FLOPS] - before.mean[FLOPS]) < 0.35 * abs(alone.mean[FLOPS] - before.mean[FLOPS])
     assert np.isfinite([*after.mean, *after.sigma]).all()
 
@@ -76,5 +76,5 @@ def test_many_programs_that_are_as_the_prior_says_do_not_move_what_they_do_not_s
             step_s = own.step_s(GPU, shape, gpus, 32, 1) * float(np.exp(0.02 * draw.normal()))
             steps.append(Measurement(Plan(dp=gpus, micro_batch=32, global_batch=32 * gpus), shape, step_s, 4))
         programs.append(tuple(steps))
-    moved = np.array(prior_of(programs, known).mean) - np.array(PRIOR.mean)
+    moved = np.array(compute_prior(programs, known).mean) - np.array(PRIOR.mean)
     assert abs(moved[4]) < 0.3 and abs(moved[6]) < 0.3

@@ -13,7 +13,7 @@ from synergy_core.records import ModelSpec, Plan, Shape
 from synergyd.jobmodel.cell_search import rank
 from synergyd.jobmodel.model.alignment import fused_slowdown, gemm_slowdown
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.dims import dims, stacked
+from synergyd.jobmodel.model.dims import dims, stack_dims
 from synergyd.jobmodel.model.hardware import figures, known_types
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.model.spec import load_model
@@ -106,7 +106,7 @@ def test_scores_that_are_written_out_may_be_recomputed_alone() -> None:
 def test_many_models_at_once_are_what_each_is_alone() -> None:
     models = [LLAMA, replace(LLAMA, ffn=11010), replace(LLAMA, heads=40, kv_heads=40, hidden=4320)]
     plan = Plan(2, 1, 4, 1, 8, "none", True)
-    together = step_parts(stacked(models), H100, from_plans([plan] * 3, 8)).total
+    together = step_parts(stack_dims(models), H100, from_plans([plan] * 3, 8)).total
     assert together == pytest.approx([step_s(model, plan) for model in models], rel=1e-12)
 
 

@@ -9,7 +9,7 @@ from synergy_core.records import Measurement, Plan, Shape
 
 from synergyd.jobmodel.model import exchange_cost
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.exchange_cost import options, prior_worth, slow_links, worth
+from synergyd.jobmodel.model.exchange_cost import example_worth, options, prior_worth, slow_links
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.spec import load_model
 from synergyd.jobmodel.model.step_time import step_time
@@ -114,15 +114,19 @@ def test_what_was_measured_takes_the_prior_s_place() -> None:
         return (Measurement(plan, SHAPE, 1.0, samples, value),)
 
     prior = prior_worth(eight, 16)
-    assert worth(eight, 16, (Measurement(plan, SHAPE, 1.0, 9),)) == prior
-    assert worth(eight, 16, seen(0.98, 1000)) == pytest.approx(0.98, abs=0.01)
-    assert prior < worth(eight, 16, seen(0.98, 4)) < worth(eight, 16, seen(0.98, 64))
+    assert example_worth(eight, 16, (Measurement(plan, SHAPE, 1.0, 9),)) == prior
+    assert example_worth(eight, 16, seen(0.98, 1000)) == pytest.approx(0.98, abs=0.01)
+    assert prior < example_worth(eight, 16, seen(0.98, 4)) < example_worth(eight, 16, seen(0.98, 64))
     # others of its kind lose as much more or less than they were expected to
-    assert prior_worth(sixteen, 16) < worth(sixteen, 16, seen(0.98, 1000)) < worth(eight, 16, seen(0.98, 1000))
-    assert worth(sixteen, 16, seen(0.3, 1000)) < worth(eight, 16, seen(0.3, 1000)) < prior
-    assert worth(Exchange("compressed"), 16, seen(0.3, 1000)) == prior_worth(Exchange("compressed"), 16)
-    assert worth(EXACT, 16, seen(0.3, 1000)) == 1.0
-    assert math.isfinite(worth(eight, 16, seen(1.0, 1000))) and worth(eight, 16, seen(1.0, 1000)) > 0.99
+    assert (
+        prior_worth(sixteen, 16)
+        < example_worth(sixteen, 16, seen(0.98, 1000))
+        < example_worth(eight, 16, seen(0.98, 1000))
+    )
+    assert example_worth(sixteen, 16, seen(0.3, 1000)) < example_worth(eight, 16, seen(0.3, 1000)) < prior
+    assert example_worth(Exchange("compressed"), 16, seen(0.3, 1000)) == prior_worth(Exchange("compressed"), 16)
+    assert example_worth(EXACT, 16, seen(0.3, 1000)) == 1.0
+    assert math.isfinite(example_worth(eight, 16, seen(1.0, 1000))) and example_worth(eight, 16, seen(1.0, 1000)) > 0.99
 
 
 @pytest.mark.parametrize(("nodes", "gbs", "slow"), [(1, 300, False), (1, 32, True), (2, 900, True)])

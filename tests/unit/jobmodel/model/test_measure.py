@@ -20,9 +20,9 @@ from synergyd.jobmodel.model.measure import (
     DeviceMeasurement,
     Timing,
     conf_line,
-    figures_of,
+    derive_figures,
     line,
-    seconds_of,
+    time_call,
 )
 from synergyd.slurm.directives.conf import load_settings
 
@@ -56,7 +56,7 @@ def test_too_little_is_one_line(points: list[Timing], says: str) -> None:
 def test_figures_of_a_known_type_are_efficiencies(tmp_path: Path) -> None:
     n, rate, latency = 8, 300e9, 1.5e-5
     ring = tuple(Timing(b, 2 * (b * (n - 1) / n / rate + latency * (1 + np.log2(n)) / 2)) for b in (1e4, 1e6, 1e9))
-    found, remarks = figures_of(
+    found, remarks = derive_figures(
         DeviceMeasurement(
             device="NVIDIA H100 80GB HBM3",
             dtype="bf16",
@@ -98,7 +98,7 @@ def test_figures_of_a_known_type_are_efficiencies(tmp_path: Path) -> None:
 
 def test_figures_of_an_unknown_type_and_between_nodes() -> None:
     over = tuple(Timing(b, 2 * (b * 15 / 16 / 80e9 + 3e-5 * 5 / 2)) for b in (1e4, 1e6, 1e9))
-    found, _ = figures_of(
+    found, _ = derive_figures(
         DeviceMeasurement(
             device="x", dtype="bf16", gemm=made(1e-5, 80e12), collectives=(AllReduceTimings(16, 8, over),)
         ),
@@ -147,7 +147,7 @@ def test_timing_counts_calls_of_a_clock_that_only_they_move() -> None:
         nonlocal now
         now += 0.003
 
-    assert seconds_of(call, lambda: None, lambda: now) == pytest.approx(0.003)
+    assert time_call(call, lambda: None, lambda: now) == pytest.approx(0.003)
 
 
 def test_small_measurements_on_this_machine() -> None:

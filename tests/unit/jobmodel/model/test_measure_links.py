@@ -12,7 +12,7 @@ from synergy_core.errors import UsageError
 from synergyd.cli.measure import measure
 from synergyd.jobmodel.model.measure import Timing
 from synergyd.jobmodel.model.measure_links import PairTimings, link_figures
-from synergyd.links.model import TEN_GBE, Link, link_named
+from synergyd.links.model import TEN_GBE, Link, make_link
 from synergyd.settings.types import LINK
 
 
@@ -39,12 +39,12 @@ def test_two_that_do_not_meet_are_told() -> None:
 
 def test_what_is_printed_is_what_the_setting_takes() -> None:
     assert LINK.read("10GbE@0.91+0.2") == "10gbe@0.91+0.2" and LINK.read("4xib-hdr@0.01+0") == "4xib-hdr@0.01+0"
-    assert link_named("10gbe@0.91+0.2") == Link(0.91, 0.2) == link_named(LINK.read("10gbe@0.910+0.20"))
+    assert make_link("10gbe@0.91+0.2") == Link(0.91, 0.2) == make_link(LINK.read("10gbe@0.910+0.20"))
     for wrong in ("10gbe@", "10gbe@1", "10gbe@0+1", "10gbe@1+-1", "10gbe@nan+1", "10gbe@1e3+1", "tcp@1+1", "@1+1"):
         with pytest.raises(ValueError):
             LINK.read(wrong)
         with pytest.raises(UsageError, match="10gbe@B\\+H"):
-            link_named(wrong)
+            make_link(wrong)
 
 
 @pytest.mark.parametrize(

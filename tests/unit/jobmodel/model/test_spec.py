@@ -24,7 +24,7 @@ from synergyd.jobmodel.model.counts import (
 from synergyd.jobmodel.model.dims import dims
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.memory import peak_memory
-from synergyd.jobmodel.model.spec import checked, from_hf_config, load_model, presets
+from synergyd.jobmodel.model.spec import check_spec, from_hf_config, load_model, presets
 
 LLAMA = {
     "model_type": "llama",
@@ -399,5 +399,5 @@ def test_any_config_is_a_model_or_one_line(base: dict[str, object], changes: dic
     except UsageError as error:
         assert "\n" not in str(error) and str(error).startswith("model x: ")
     else:
-        assert checked(spec, "model x") == spec and parameters(spec) > 0
+        assert check_spec(spec, "model x") == spec and parameters(spec) > 0
         assert 0 < active_parameters(spec) <= parameters(spec) and flops_per_token(spec) > 0

@@ -12,7 +12,7 @@ from synergy_core.records import Cluster, Directive, Job, JobState, Measurement,
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.model import throughput
 from synergyd.jobmodel.model.hardware import figures
-from synergyd.jobmodel.model.throughput import ThroughputModel, fit, fitted
+from synergyd.jobmodel.model.throughput import ThroughputModel, fit, fit_throughput
 
 GPU = figures("v100")
 SHAPES = [Shape("v100", nodes, per) for nodes, per in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 4), (4, 4))]
@@ -56,8 +56,8 @@ def test_a_few_measured_steps_tell_the_rest() -> None:
     everything = steps(TRUE, SHAPES)
     few = steps(TRUE, [SHAPES[0], SHAPES[2], SHAPES[4]])
     assert error(ThroughputModel(), everything) > 0.3
-    assert error(fitted(few, (GPU,) * len(few)), everything) < 0.1
-    assert fitted((), ()) == ThroughputModel()
+    assert error(fit_throughput(few, (GPU,) * len(few)), everything) < 0.1
+    assert fit_throughput((), ()) == ThroughputModel()
 
 
 def test_traffic_that_may_not_be_hidden_is_no_certainty() -> None:
@@ -78,12 +78,12 @@ def test_traffic_that_may_not_be_hidden_is_no_certainty() -> None:
 def test_one_odd_step_breaks_nothing() -> None:
     few = steps(TRUE, SHAPES[:5])
     odd = (*few[:3], replace(few[3], step_s=20 * few[3].step_s), *few[4:])
-    assert error(fitted(odd, (GPU,) * len(odd)), few) < 0.1
+    assert error(fit_throughput(odd, (GPU,) * len(odd)), few) < 0.1
 
 
 def test_what_was_learnt_on_one_type_carries_over() -> None:
     few = steps(TRUE, SHAPES[:3])
-    found = fitted(few, (GPU,) * len(few))
+    found = fit_throughput(few, (GPU,) * len(few))
     a100, one = figures("a100"), Shape("a100", 1, 1)
     assert found.step_s(a100, one, 1, 64, 1) == pytest.approx(TRUE.step_s(a100, one, 1, 64, 1), rel=0.1)
 
@@ -112,9 +112,9 @@ def test_a_plain_jobs_cells_follow_its_reports() -> None:
 def test_fitting_is_quick_and_remembered() -> None:
     known = steps(TRUE, SHAPES)
     began = time.process_time()
-    first = fitted(known, (GPU,) * len(known))
+    first = fit_throughput(known, (GPU,) * len(known))
     assert time.process_time() - began < 2.0
-    assert fitted(known, (GPU,) * len(known)) is first
+    assert fit_throughput(known, (GPU,) * len(known)) is first
 
 
 def test_jobs_that_are_fitted_together_get_what_each_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:

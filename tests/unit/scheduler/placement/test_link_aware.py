@@ -16,8 +16,8 @@ from synergy_core.records import Action, Cell, Job, JobState, Shape
 from synergy_core.shared_links import SharedLink, Sharing
 from synergy_core.wire.codec import decode, encode
 
-from synergyd.links.model import TEN_GBE, Topology, topology_of
-from synergyd.links.sharing import expected_slowdown, lines, sharing_reasons, sharings, slowdowns_of, traffic_of
+from synergyd.links.model import TEN_GBE, Topology, build_topology
+from synergyd.links.sharing import expected_slowdown, find_slowdowns, lines, make_traffic, sharing_reasons, sharings
 from synergyd.links.slowdown import Traffic
 from synergyd.scheduler.placement.least_loaded_links import least_loaded_nodes
 from synergyd.scheduler.placement.link_aware import LinkAwareAnswer, place_link_aware
@@ -50,7 +50,7 @@ def solved(
 
 
 def test_the_forecast_while_weighing_and_as_told() -> None:
-    one = traffic_of(1, sends(1.0, 2, 2), ("a", "b"), PLAIN)
+    one = make_traffic(1, sends(1.0, 2, 2), ("a", "b"), PLAIN)
     assert one is not None
     assert one.compute_s == 0.5 and one.message_mb == pytest.approx(0.5 * 1000 / TEN_GBE.per_mb)
     assert expected_slowdown(one, {"nic:a": 0.5, "nic:b": 0.1}, PLAIN) == pytest.approx(WEIGHED, abs=1e-4)
@@ -59,8 +59,8 @@ def test_the_forecast_while_weighing_and_as_told() -> None:
     assert two[1].slowdown == two[2].slowdown == pytest.approx(TOLD, abs=1e-4)
     assert two[1] == Sharing(two[1].slowdown, "nic:b", (SharedLink("nic:b", (2,)),))
     assert sharings([one, replace(one, job_id=2, nodes=("c", "d"))], PLAIN) == {}
-    assert traffic_of(1, sends(1.0, 1, 4), ("a",), PLAIN) is None
-    assert traffic_of(1, replace(sends(1.0, 2, 2), sync_s=0.0), ("a", "b"), PLAIN) is None
+    assert make_traffic(1, sends(1.0, 1, 4), ("a",), PLAIN) is None
+    assert make_traffic(1, replace(sends(1.0, 2, 2), sync_s=0.0), ("a", "b"), PLAIN) is None
 
 
 def test_two_that_would_share_nodes_get_their_own() -> None:
@@ -135,7 +135,7 @@ def test_policies_that_fix_sizes_keep_cells() -> None:
 
 
 def test_uplinks_count_too() -> None:
-    tree = topology_of("10gbe", "10gbe", {f"n{i}": f"l{i // 2}" for i in range(8)})
+    tree = build_topology("10gbe", "10gbe", {f"n{i}": f"l{i // 2}" for i in range(8)})
     # job 2 (running) crosses l0 and l1; job 1 on three whole nodes has to cross two leaves of l0..l3
     offers = (sends(1.0, 3, 4),)
     asks = (ask(1, offers, 12), ask(2, (sends(1.0, 2, 4),), 8, current=0, nodes=("n1", "n2"), discount=0.0))
@@ -207,7 +207,7 @@ def test_a_decision_tells_who_shares_what_and_what_it_costs() -> None:
         "shares the network of n0, the network of n1 with job 2",
         "steps take 1.41 times as long: goodput 5.67 in place of 8 sequences/s; it waits most for the network of n1",
     ]
-    assert slowdowns_of(aware) == {1: one.slowdown, 2: one.slowdown}
+    assert find_slowdowns(aware) == {1: one.slowdown, 2: one.slowdown}
     assert decode(type(aware[0]), encode(aware[0])) == aware[0]
     assert decode(type(aware[0]), {k: v for k, v in encode(aware[0]).items() if k != "sharing"}).sharing is None
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.errors import UsageError
-from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.lookahead import LookAhead, forecast
-from synergy_sim.contention.machine import Machine
 from synergy_sim.contention.placers import find_placer
 from synergy_sim.contention.workload import MIX, JobSpec, paper_workload
 
-from synergyd.links.disciplines import Discipline, discipline_named
+from synergyd.links.disciplines import Discipline, make_discipline
 from synergyd.links.lookahead import CANDIDATES
 from synergyd.links.model import Link, Topology
 from tests.unit.sim.contention.reference import finishes
@@ -32,7 +31,7 @@ def run(
 ) -> Engine:
     nodes = 1 + max(g for gpus in where for g in gpus) // per_node
     machine = Machine(nodes, per_node, topology=Topology(nic=link))
-    engine = Engine(machine, jobs, lambda engine, j: where[j], discipline_named(name))
+    engine = Engine(machine, jobs, lambda engine, j: where[j], make_discipline(name))
     assert not engine.advance()
     return engine
 
@@ -105,7 +104,7 @@ def test_uplinks_count() -> None:
     leaf = {"n0": "x", "n1": "x", "n2": "y", "n3": "y"}
     machine = Machine(4, 1, topology=Topology(nic=LINK, leaf=leaf, uplink=Link(2.0, 0.0)))
     where = [(0, 2), (1, 3)]
-    engine = Engine(machine, [job(0, 2, 10.0), job(1, 2, 10.0)], lambda e, j: where[j], discipline_named("srsf-2"))
+    engine = Engine(machine, [job(0, 2, 10.0), job(1, 2, 10.0)], lambda e, j: where[j], make_discipline("srsf-2"))
     engine.advance()
     assert engine.finish == [50.0, 50.0]  # 2*2 ms/MB on the uplinks against 1 on the nodes
 
@@ -134,15 +133,15 @@ def test_the_engine_is_exact(name: str) -> None:
     for seed in range(40):
         jobs, where = random_jobs(random.Random(seed))
         engine = run(jobs, where, name, Link(2.0, 1.0), per_node=2)
-        expected = finishes(jobs, where, 2, 2, 1, discipline_named(name).rule)
+        expected = finishes(jobs, where, 2, 2, 1, make_discipline(name).rule)
         assert engine.finish == pytest.approx(expected, abs=1e-6), seed
 
 
 def test_a_fork_goes_on_as_the_original_would() -> None:
     jobs = paper_workload(3, scale=4, load=50.0)
-    engine = Engine(Machine(), jobs, find_placer("lwf-1"), discipline_named("ada-srsf"))
+    engine = Engine(Machine(), jobs, find_placer("lwf-1"), make_discipline("ada-srsf"))
     assert engine.advance(until=200.0)
-    copy = engine.fork(discipline_named("ada-srsf"), arrivals=True)
+    copy = engine.fork(make_discipline("ada-srsf"), arrivals=True)
     copy.advance()
     assert engine.now <= 200.0 and min(engine.finish) < 0
     engine.advance()
@@ -168,7 +167,7 @@ def test_look_ahead_forecast_is_what_then_happens() -> None:
 
 def test_look_ahead_leaves_what_is_in_force_only_for_a_gain_beyond_its_margin() -> None:
     jobs = [replace(j, arrival_ms=0.0) for j in paper_workload(5, jobs=50, scale=4)]
-    worst = discipline_named("srsf-99")
+    worst = make_discipline("srsf-99")
     engine = Engine(Machine(), jobs, find_placer("lwf-1"), worst)
     engine.advance(to_change=True)
     kept, other = (forecast(engine, d, engine.unfinished_jobs) for d in (worst, CANDIDATES[0]))
@@ -193,7 +192,7 @@ def test_exclusive_gpus_have_one_resident(placement: str) -> None:
         Machine(exclusive=True),
         paper_workload(2, jobs=80, scale=2),
         find_placer(placement),
-        discipline_named("srsf-1"),
+        make_discipline("srsf-1"),
     )
     while engine.advance(to_change=True):
         assert all(len(some) <= 1 for some in engine.residents)
@@ -202,7 +201,7 @@ def test_exclusive_gpus_have_one_resident(placement: str) -> None:
 
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(UsageError, match="fewer GPUs or less memory"):
-        Engine(Machine(2, 2), [job(0, 5, 1.0)], find_placer("first-fit"), Discipline(discipline_named("srsf-1").rule))
+        Engine(Machine(2, 2), [job(0, 5, 1.0)], find_placer("first-fit"), Discipline(make_discipline("srsf-1").rule))
     for name in ("lwf", "lwf-", "best", "lwf-x"):
         with pytest.raises(UsageError, match="no placement"):
             find_placer(name)

@@ -48,7 +48,7 @@ def run(script: str, module: Path) -> list[str]:
 
 def test_a_sites_own_script_is_kept_and_runs_after_the_hook(tmp_path: Path) -> None:
     module = tmp_path / 'a "b"\\.lua'
-    after, why = setup.merge_scripts(SITE, setup.hook_for(HOOK, str(module), "/var/lib/synergy"))
+    after, why = setup.merge_scripts(SITE, setup.make_hook(HOOK, str(module), "/var/lib/synergy"))
     assert why == "" and [line for line in SITE.splitlines() if line not in after.splitlines()] == []
     assert run(after, module) == ["0-1", "synergy jp7", "site 7", "synergy kp7", "synergy rq8", "modify"]
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_merged_is_told(script: str, why: str) -> None:
 
 
 def test_the_hook_names_its_places_as_lua_strings(tmp_path: Path) -> None:
-    text = setup.hook_for(HOOK, '/a"b\\c', "/state")
+    text = setup.make_hook(HOOK, '/a"b\\c', "/state")
     assert '"/a\\"b\\\\c"' in text and 'state_dir = "/state"' in text
     assert setup.MODULE_PATH in HOOK and setup.STATE_DIR in HOOK
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from synergyd.slurm.columns import JOB_FIELDS, job_fields, job_row
-from synergyd.slurm.parsed.array_rows import SPANS_BYTES, apart, may_hide, spans
+from synergyd.slurm.parsed.array_rows import SPANS_BYTES, may_hide, separate_tasks, spans
 from tests.unit.slurm.shell_world import Shell, cut
 from tests.unit.slurm.test_columns import JOB
 
@@ -20,7 +20,7 @@ REST = job_row({**JOB, "JobID": "7", "ArrayJobID": "7", "ArrayTaskID": "0-5"})
 def test_the_record_keeps_its_own_tasks_and_the_others_are_named() -> None:
     plain = job_row(JOB)
     lines = [line(7, 0), line(7, 1), line(7, 5), line(9, 2), line(11, 3), line(12, "N/A", 0), line(13, 4)]
-    rows, hidden = apart([REST, replace(plain, job_id=12), replace(REST, job_id=13, array_task="4")], lines)
+    rows, hidden = separate_tasks([REST, replace(plain, job_id=12), replace(REST, job_id=13, array_task="4")], lines)
     assert (rows[0].array_task, rows[0].merged, hidden) == ("0-1,5", True, [9, 11])
     assert not rows[1].merged and not rows[2].merged and may_hide(rows) and not may_hide(rows[1:])
 
@@ -28,7 +28,7 @@ def test_the_record_keeps_its_own_tasks_and_the_others_are_named() -> None:
 def test_what_stands_for_itself_is_left_as_it_is() -> None:
     others = replace(REST, job_id=20, array_job_id=20, array_task="1-3%2")
     lines = [line(7, i) for i in range(6)] + [line(20, i, 20) for i in (1, 2, 3)] + [line(31, 9, 30)]
-    assert apart([REST, others], lines) == ([REST, others], [31])
+    assert separate_tasks([REST, others], lines) == ([REST, others], [31])
 
 
 def test_spans() -> None:

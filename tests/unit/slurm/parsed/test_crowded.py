@@ -9,7 +9,13 @@ import pytest
 from synergy_core.node_needs import NodeNeeds, Room
 from synergy_core.records import Job, Node
 
-from synergyd.slurm.parsed.crowded import find_crowded, held_to_asked, holders_of, waiting_of, who_gives_back
+from synergyd.slurm.parsed.crowded import (
+    find_crowded,
+    find_holders,
+    find_waiting_jobs,
+    limit_to_requested_size,
+    who_gives_back,
+)
 from synergyd.slurm.parsed.rows import JobRow
 from tests.unit.scheduler.builders import job, node
 from tests.unit.slurm.fake_slurm import row
@@ -36,11 +42,11 @@ NODES = {"n1": ("a",), "n2": ("b",), "n3": ("c",), "n4": ("a", "c")}
 )
 def test_where_others_wait_for_gpus(changes: dict[str, Any], partitions: set[str], accounts: set[str]) -> None:
     asked = {"state": "PENDING", "priority": 5, "partition": "a,b", "account": "chem", "tres_per_node": "gres:gpu:1"}
-    found = find_crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), ())
+    found = find_crowded(find_waiting_jobs([row(1, **{**asked, **changes})], set()), (), ())
     assert (set(found.partitions), set(found.accounts)) == (partitions, accounts)
     assert found.full_accounts == set(), "it has only just come"
-    assert find_crowded(waiting_of([row(1, **{**asked, **changes})], set()), (), {1}).full_accounts == accounts
-    assert waiting_of([row(1, **{**asked, **changes})], {1}) == [], "Synergy decides about it"
+    assert find_crowded(find_waiting_jobs([row(1, **{**asked, **changes})], set()), (), {1}).full_accounts == accounts
+    assert find_waiting_jobs([row(1, **{**asked, **changes})], {1}) == [], "Synergy decides about it"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_others_wait_for_nodes_whatever_partition_these_are_asked_in(
 
 @pytest.mark.parametrize(("keeps", "most"), [((), 2), (("n3",), 2), (None, 4)])
 def test_what_a_job_keeps_while_others_wait(keeps: tuple[str, ...] | None, most: int) -> None:
-    held = held_to_asked(job(2, asked=2, nodes=("n3",), gpus=4), "others wait", keeps)
+    held = limit_to_requested_size(job(2, asked=2, nodes=("n3",), gpus=4), "others wait", keeps)
     assert held.directive is not None and held.directive.max_gpus == most, "it grows onto none of them"
     assert (held.gives_back, held.keeps) == (("others wait", keeps) if keeps is not None else ("", ()))
 
@@ -96,7 +102,7 @@ def gives(
     **more: Any,
 ) -> dict[int, tuple[str, ...]]:
     lists = {r.job_id: ((required or {}).get(r.job_id, ()), (excluded or {}).get(r.job_id, ())) for r in waiting}
-    return who_gives_back(waiting, holders_of(jobs), nodes, lists, {}, more.pop("now_s", 1000.0), **more)
+    return who_gives_back(waiting, find_holders(jobs), nodes, lists, {}, more.pop("now_s", 1000.0), **more)
 
 
 def test_a_job_gives_back_for_one_that_can_start_then() -> None:
@@ -174,4 +180,4 @@ def test_nobody_gives_back_nodes_of_a_reservation() -> None:
 
 def test_slurm_s_order() -> None:
     rows = [waits(3), waits(1, submit_s=2.0, priority=9), waits(2, submit_s=1.0, priority=9), waits(4, priority=0)]
-    assert [r.job_id for r in waiting_of(rows, ())] == [3, 2, 1]
+    assert [r.job_id for r in find_waiting_jobs(rows, ())] == [3, 2, 1]

@@ -11,7 +11,7 @@ from synergy_core.records import Cluster, Directive, Job, Node, Shape
 from synergyd.slurm.parsed import het_jobs
 from synergyd.slurm.parsed.job_forms import slurm_name, slurm_name_of_whole_job, squeue_name
 from synergyd.slurm.parsed.rows import JobRow, SlurmNodeRow
-from synergyd.slurm.parsed.snapshot import SubmittedJob, cluster_of, job_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, cluster_from_rows, job_from_row
 from tests.unit.slurm.fake_slurm import row
 
 
@@ -43,7 +43,7 @@ def test_names() -> None:
 )
 def test_one_component_with_gpus_is_resized(gpus: tuple[int, ...], chosen: int, why: str) -> None:
     components = parts(*gpus)
-    assert het_jobs.parts_of(reversed(components)) == {10: components}
+    assert het_jobs.group_components(reversed(components)) == {10: components}
     assert [r.job_id for r in components if het_jobs.is_resized(r, components)] == [chosen]
     assert het_jobs.resize_obstacle(components).startswith(why) and bool(het_jobs.resize_obstacle(components)) == bool(
         why
@@ -79,8 +79,8 @@ def node(name: str, gpus: int = 4, **changes: Any) -> SlurmNodeRow:
 
 def made(components: tuple[JobRow, ...], nodes: list[SlurmNodeRow]) -> Job:
     known = SubmittedJob(Directive(), "", Shape("", 1, 2), 1)
-    job = job_of(components[1], known, {}, is_paused=False)
-    return het_jobs.apart(job, components[1], {10: components}, cluster_of(nodes), nodes)
+    job = job_from_row(components[1], known, {}, is_paused=False)
+    return het_jobs.avoid_other_components(job, components[1], {10: components}, cluster_from_rows(nodes), nodes)
 
 
 def test_it_leaves_nodes_for_the_other_components() -> None:
@@ -109,6 +109,6 @@ def test_it_keeps_its_size_where_slurm_could_give_it_another_type() -> None:
 
 def test_other_jobs_are_as_they_were() -> None:
     plain = row(3)
-    job = job_of(plain, SubmittedJob(Directive(), "", Shape("", 1, 2), 1), {}, is_paused=False)
-    assert het_jobs.apart(job, plain, {}, Cluster((Node("n1", "a100", 4),)), ()) == job
+    job = job_from_row(plain, SubmittedJob(Directive(), "", Shape("", 1, 2), 1), {}, is_paused=False)
+    assert het_jobs.avoid_other_components(job, plain, {}, Cluster((Node("n1", "a100", 4),)), ()) == job
     assert het_jobs.with_leader(plain, {}) == plain and slurm_name_of_whole_job(plain) == 3

@@ -8,7 +8,7 @@ from synergy_core.records import Cluster, Directive, Job
 
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
 from synergyd.slurm.parsed.rows import PartitionRow, SlurmNodeRow
-from synergyd.slurm.parsed.snapshot import cluster_of, job_of
+from synergyd.slurm.parsed.snapshot import cluster_from_rows, job_from_row
 from tests.unit.slurm.fake_slurm import row
 from tests.unit.slurm.parsed.test_snapshot import KNOWN
 
@@ -18,7 +18,7 @@ MAIN = {"main": PartitionRow(name="main", nodes=("n1", "c1", "c2"), resume_timeo
 
 
 def cluster(hidden: HiddenNodes, *rows: SlurmNodeRow, partitions: dict[str, PartitionRow] = MAIN) -> Cluster:
-    return cluster_of(hidden.with_hidden(rows, partitions), (), {}, partitions)
+    return cluster_from_rows(hidden.with_hidden(rows, partitions), (), {}, partitions)
 
 
 def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
@@ -35,10 +35,9 @@ def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
 
 
 def job(asked: int, **directive: int) -> Job:
-    known = replace(
-        KNOWN, requested_shape=replace(KNOWN.requested_shape, gpus_per_node=asked), directive=Directive(**directive)
-    )  # type: ignore[arg-type]
-    return job_of(row(partition="main"), known, {}, is_paused=False)
+    shape = replace(KNOWN.requested_shape, gpus_per_node=asked)
+    known = replace(KNOWN, requested_shape=shape, directive=Directive(**directive))  # type: ignore[arg-type]
+    return job_from_row(row(partition="main"), known, {}, is_paused=False)
 
 
 def why(asked: int, gpus: int | None, **directive: int) -> str:

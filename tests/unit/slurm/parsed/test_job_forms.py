@@ -8,10 +8,10 @@ from synergyd.slurm.parsed.job_forms import (
     SPLITS_AN_EPOCH,
     TASKS_AHEAD,
     Forms,
-    forms_of,
     is_pending_array_remainder,
+    read_throttle,
     slurm_name,
-    throttle_of,
+    sort_by_form,
 )
 from synergyd.slurm.parsed.rows import JobRow
 from tests.unit.slurm.fake_slurm import row
@@ -23,7 +23,7 @@ def task(job_id: int, tasks: str, state: str = "PENDING", array_id: int = 10) ->
 
 def forms(*rows: JobRow, throttle: int = 0, **those: set[int]) -> Forms:
     given: dict[str, set[int]] = {"in_transit": set(), "untouched": set(), "fixed": set(), **those}
-    return forms_of(rows, {10: throttle}, given["in_transit"], given["untouched"], given["fixed"])
+    return sort_by_form(rows, {10: throttle}, given["in_transit"], given["untouched"], given["fixed"])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def forms(*rows: JobRow, throttle: int = 0, **those: set[int]) -> Forms:
 )
 def test_names_of_an_arrays_records(text: str, name: str, rest: bool, throttle: int) -> None:
     record = task(10, text)
-    assert (slurm_name(record), is_pending_array_remainder(record), throttle_of(record)) == (name, rest, throttle)
+    assert (slurm_name(record), is_pending_array_remainder(record), read_throttle(record)) == (name, rest, throttle)
 
 
 def test_a_plain_job_is_named_by_its_id() -> None:
@@ -85,7 +85,7 @@ def test_without_a_throttle_a_bounded_number_of_tasks_are_ready() -> None:
     assert forms(*ready, task(10, "32-999")).split == []
     assert set(forms(*ready, task(10, "32-999")).waits) == {10}
     arrays = [task(1000 * a, "0-99", array_id=1000 * a) for a in range(1, 9)]
-    assert len(forms_of(arrays, {}, (), (), ()).split) == SPLITS_AN_EPOCH
+    assert len(sort_by_form(arrays, {}, (), (), ()).split) == SPLITS_AN_EPOCH
     assert forms(task(10, "2,5-9:4,20-29"), throttle=3).split == [(10, 2), (10, 5), (10, 9), (10, 20)]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from synergyd.slurm.parsed.node_states import NodeOffer, offer_of, registered_state
+from synergyd.slurm.parsed.node_states import NodeOffer, read_offer, registered_state
 from synergyd.slurm.parsed.rows import SlurmNodeRow, node_state
-from synergyd.slurm.parsed.snapshot import node_of
+from synergyd.slurm.parsed.snapshot import node_from_row
 
 UP, SHUT = NodeOffer(up=True), NodeOffer()
 RESERVED = NodeOffer(up=True, reserved=True)
@@ -79,8 +79,8 @@ OTHERS = [
 
 @pytest.mark.parametrize(("state", "offer"), [*STATES, *OTHERS])
 def test_what_a_node_offers(state: str, offer: NodeOffer) -> None:
-    assert offer_of(node_state(state)) == offer
-    node = node_of(SlurmNodeRow("n1", node_state(state), "gpu:a100:4", "", (), (), ""))
+    assert read_offer(node_state(state)) == offer
+    node = node_from_row(SlurmNodeRow("n1", node_state(state), "gpu:a100:4", "", (), (), ""))
     assert NodeOffer(node.up, node.reserved, node.wakeable, node.waking) == offer
 
 

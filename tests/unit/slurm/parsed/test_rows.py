@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergyd.slurm.parsed.rows import gpu_items, gpus_of, gres_items, memory_is_per_cpu, mib_of, per_gpu, seconds_of
+from synergyd.slurm.parsed.rows import (
+    gpu_items,
+    gres_items,
+    memory_is_per_cpu,
+    parse_gpus,
+    parse_mib,
+    parse_seconds,
+    per_gpu,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ from synergyd.slurm.parsed.rows import gpu_items, gpus_of, gres_items, memory_is
     ],
 )
 def test_gpus_of(text: str, found: tuple[str, int]) -> None:
-    assert gpus_of(text) == found
+    assert parse_gpus(text) == found
 
 
 def test_items_keep_what_is_no_gpu() -> None:
@@ -47,7 +55,7 @@ def test_items_keep_what_is_no_gpu() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet="gpures:/=,()0123a²", max_size=20))
 def test_no_text_raises(text: str) -> None:
-    found = gpus_of(text)
+    found = parse_gpus(text)
     assert found in [*gpu_items(text), ("", 0)]
 
 
@@ -70,7 +78,7 @@ def test_no_text_raises(text: str) -> None:
     ],
 )
 def test_durations(text: str, seconds: float | None) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ def test_durations(text: str, seconds: float | None) -> None:
      ("1.x5G", 0), ("²G", 0), ("64000+", 0)],
 )  # fmt: skip
 def test_memory(text: str, mib: int) -> None:
-    assert mib_of(text) == mib
+    assert parse_mib(text) == mib
 
 
 def test_memory_of_a_cpu_or_of_a_node() -> None:

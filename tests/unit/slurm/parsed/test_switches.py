@@ -9,14 +9,14 @@ import pytest
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Shape
 
 from synergyd.slurm.parsed.needs import placement_obstacle
-from synergyd.slurm.parsed.snapshot import SubmittedJob, job_of
+from synergyd.slurm.parsed.snapshot import SubmittedJob, job_from_row
 from synergyd.slurm.parsed.switches import Leaves
 from tests.unit.slurm.fake_slurm import row
 
 
 def job(job_id: int = 1, nodes: int = 1, **changes: Any) -> Job:
     known = SubmittedJob(Directive(), "", Shape("", nodes, 4), 1)
-    found = job_of(row(job_id, switches=1, tres_per_node="gres:gpu:4"), known, {}, is_paused=False, topology=True)
+    found = job_from_row(row(job_id, switches=1, tres_per_node="gres:gpu:4"), known, {}, is_paused=False, topology=True)
     return replace(found, **changes)
 
 
@@ -43,28 +43,35 @@ B, A = ("a0", "a1"), ("b0", "b1", "b2")  # what is excluded from a job in leaf b
 def test_a_job_sees_the_leaf_where_it_fits_best(
     used: dict[str, int], changes: dict[str, Any], excluded: tuple[str, ...]
 ) -> None:
-    assert set(Leaves(cluster(**used)).within(job(**changes), 1).exclude) == {*excluded, *changes.get("exclude", ())}
+    assert set(Leaves(cluster(**used)).keep_in_one_leaf(job(**changes), 1).exclude) == {
+        *excluded,
+        *changes.get("exclude", ()),
+    }
 
 
 def test_jobs_leave_each_other_room() -> None:
     leaves = Leaves(cluster())
-    chosen = [leaves.within(job(i, nodes=2), 1).exclude for i in range(3)]
+    chosen = [leaves.keep_in_one_leaf(job(i, nodes=2), 1).exclude for i in range(3)]
     assert chosen == [B, A, B]
 
 
 def test_as_many_leaves_as_there_are_bind_nobody() -> None:
-    assert Leaves(cluster()).within(job(), 2).exclude == () == Leaves(cluster()).within(job(), 0).exclude
+    assert (
+        Leaves(cluster()).keep_in_one_leaf(job(), 2).exclude
+        == ()
+        == Leaves(cluster()).keep_in_one_leaf(job(), 0).exclude
+    )
 
 
 def test_a_running_job_on_more_leaves_keeps_them() -> None:
     running = job(state=JobState.RUNNING, node_names=("a0", "b0"))
-    assert Leaves(cluster()).within(running, 1).exclude == ()
+    assert Leaves(cluster()).keep_in_one_leaf(running, 1).exclude == ()
 
 
 def test_what_no_leaf_could_hold_is_slurms() -> None:
-    left = Leaves(cluster()).within(job(nodes=4), 1)
+    left = Leaves(cluster()).keep_in_one_leaf(job(nodes=4), 1)
     assert left.directive is None and "no 1 leaf switch has 4 nodes for it (--switches)" in left.directive_error
-    assert Leaves(cluster()).within(job(nodes=3), 1).directive is not None
+    assert Leaves(cluster()).keep_in_one_leaf(job(nodes=3), 1).directive is not None
 
 
 def test_without_a_topology_it_is_slurms() -> None:
