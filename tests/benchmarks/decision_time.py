@@ -60,7 +60,7 @@ def main() -> None:
         f"{given.jobs},{given.hours}", "a100", given.nodes * given.gpus_per_node, given.gpus_per_node, given.seed
     )
     scenario = Scenario(made, build_cluster({"a100": (given.nodes, given.gpus_per_node)}), seed=given.seed)
-    deciding, decide_s = vars(synergy_director)["decide_simulated"], []
+    deciding, decide_s = vars(synergy_director)["decide_simulated_epoch"], []
 
     def decide(*args: Any, **more: Any) -> Any:
         begin = time.process_time()
@@ -69,7 +69,7 @@ def main() -> None:
         return answer
 
     # as the director looks them up; processor time, since other work of this machine is no part of it
-    vars(synergy_director).update(decide_simulated=decide, time=SimpleNamespace(perf_counter=time.process_time))
+    vars(synergy_director).update(decide_simulated_epoch=decide, time=SimpleNamespace(perf_counter=time.process_time))
     forecast = LearntForecast(seed=given.seed)
     director = _Timed(Settings(), load_policy("synergy"), forecast, scenario.costs)
     director.epochs = given.epochs
