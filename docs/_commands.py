@@ -31,7 +31,7 @@ PROGRAMS = {
 
 
 def programs() -> dict[str, tuple[click.Command, str]]:
-    """Each installed program (setup.cfg's console scripts): its command, and one line of what it is."""
+    """Return each installed program (setup.cfg's console scripts): its command, and one line of what it is."""
     setup = ConfigParser()
     setup.read(Path(__file__).parents[1] / "setup.cfg")
     lines = setup["options.entry_points"]["console_scripts"].split("\n")
@@ -45,7 +45,7 @@ def programs() -> dict[str, tuple[click.Command, str]]:
 
 
 def contention() -> click.Command:
-    """What `synergyctl simulate` is with `--workload contention`."""
+    """Return what `synergyctl simulate` is with `--workload contention`."""
     from synergy_sim.cli.contention import contention_verb
 
     found: click.Command = contention_verb
@@ -53,7 +53,7 @@ def contention() -> click.Command:
 
 
 def walk(command: click.Command, words: str, parent: click.Context | None = None) -> Iterator[Shown]:
-    """A command and all below it."""
+    """Yield a command and all below it."""
     settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     # click keeps the help option of the first context: one without our -h where a test called this command by itself
     setattr(command, "_help_option", None)  # noqa: B010
@@ -69,7 +69,7 @@ def walk(command: click.Command, words: str, parent: click.Context | None = None
 
 
 def cli_page(warning: str) -> str:
-    """docs/reference/cli.md: the help of every command, as the command prints it."""
+    """Return docs/reference/cli.md: the help of every command, as the command prints it."""
     parts = [
         f"{warning}# Command line\n",
         "Each command prints this with `-h` or `--help`. A user's mistake is one line and exit code 2. If something is away "
@@ -90,13 +90,13 @@ def cli_page(warning: str) -> str:
 
 
 def man_pages() -> dict[str, str]:
-    """File name -> roff: one page a program, and one a verb of synergyctl."""
+    """Return file name -> roff: one page a program, and one a verb of synergyctl."""
     pages = {f"{name}.1": man_page(name, command, what) for name, (command, what) in programs().items()}
     return pages | {f"{name}.1": text for name, text in verb_pages("synergyctl")}
 
 
 def verb_pages(program: str) -> Iterator[tuple[str, str]]:
-    """(Name, roff) of each verb's own page, with the verbs below it."""
+    """Yield (name, roff) of each verb's own page, with the verbs below it."""
     shown = list(walk(programs()[program][0], program))
     for one in shown[1:]:
         words = one.words.split()
@@ -108,7 +108,7 @@ def verb_pages(program: str) -> Iterator[tuple[str, str]]:
 
 
 def verb_page(name: str, one: Shown, below: list[Shown], what: str) -> str:
-    """One verb's page."""
+    """Return one verb's page."""
     command = one.context.command
     out = [
         f'.\\" Written by docs/generate.py from the command itself.\n.TH {name.upper()} 1 "" Synergy "Synergy Manual"',
@@ -131,7 +131,7 @@ def verb_page(name: str, one: Shown, below: list[Shown], what: str) -> str:
 
 
 def settings_man_page() -> str:
-    """synergy.conf(5): each setting, what it takes, and its default."""
+    """Return synergy.conf(5): each setting, what it takes, and its default."""
     from synergyd.settings import TABLE
     from synergyd.settings.text import default_text
 
@@ -156,7 +156,7 @@ def settings_man_page() -> str:
 
 
 def man_page(name: str, command: click.Command, what: str) -> str:
-    """One page: the program's own options, then a section a verb."""
+    """Return one page: the program's own options, then a section a verb."""
     shown = list(walk(command, name))
     out = [
         f'.\\" Written by docs/generate.py from the command itself.\n.TH {name.upper()} 1 "" Synergy "Synergy Manual"'
@@ -177,7 +177,7 @@ def man_page(name: str, command: click.Command, what: str) -> str:
 
 
 def described(command: click.Command) -> list[str]:
-    """A command's help: paragraphs are filled, those after a `\\b` line stay as they are."""
+    """Return a command's help: paragraphs are filled, those after a `\\b` line stay as they are."""
     out: list[str] = []
     for part in re.split(r"\n\s*\n", (command.help or "").replace("\f", "").strip()):
         lines = [line.strip() if "\b" not in part else line for line in part.splitlines()]
@@ -189,7 +189,7 @@ def described(command: click.Command) -> list[str]:
 
 
 def options(context: click.Context, heading: str) -> list[str]:
-    """The options with their help, as `.TP` items."""
+    """Return the options with their help, as `.TP` items."""
     found = [p.get_help_record(context) for p in context.command.get_params(context)]
     records = [record for record in found if record is not None]
     out = [heading] if heading and records else []
@@ -199,6 +199,6 @@ def options(context: click.Context, heading: str) -> list[str]:
 
 
 def roff(text: str) -> str:
-    """Text that roff takes as it is: no escapes, no requests, minus signs that can be copied."""
+    """Return text that roff takes as it is: no escapes, no requests, minus signs that can be copied."""
     safe = text.replace("\b", "").replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{safe}" if safe.startswith((".", "'")) else safe

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def about(folder: str, sources: Mapping[str, Path]) -> str:
-    """The first sentence of a package's or module's docstring."""
+    """Return the first sentence of a package's or module's docstring."""
     path = sources[folder.partition(".")[0]].joinpath(*folder.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not source.is_file():

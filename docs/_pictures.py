@@ -128,7 +128,7 @@ def _box(box: Box) -> str:
 
 
 def _way(boxes: Mapping[str, Box], arrow: Arrow) -> tuple[tuple[float, float], ...]:
-    """Where an arrow starts, what it bends towards, and where it ends."""
+    """Return where an arrow starts, what it bends towards, and where it ends."""
     start, end = boxes[arrow.start], boxes[arrow.end]
     dx, dy = end.x - start.x, end.y - start.y
     length = (dx * dx + dy * dy) ** 0.5 or 1.0
@@ -137,7 +137,7 @@ def _way(boxes: Mapping[str, Box], arrow: Arrow) -> tuple[tuple[float, float], .
 
 
 def _border(box: Box, towards: tuple[float, float]) -> tuple[float, float]:
-    """The point of a box's border on the line from its centre towards a point."""
+    """Return the point of a box's border on the line from its centre towards a point."""
     dx, dy = towards[0] - box.x, towards[1] - box.y
     share = min(box.width / 2 / abs(dx) if dx else 1e9, box.height / 2 / abs(dy) if dy else 1e9)
     return box.x + dx * share, box.y + dy * share

@@ -41,7 +41,7 @@ class StaleTextError(Exception):
 
 
 def described(names: Iterable[str], texts: dict[str, Any], section: str) -> dict[str, str]:
-    """The text of each name, in the order of `names`. Raises StaleTextError."""
+    """Return the text of each name, in the order of `names`. Raises StaleTextError."""
     wanted = list(dict.fromkeys(names))
     missing, stale = [n for n in wanted if n not in texts], [n for n in texts if n not in wanted]
     if missing or stale:
@@ -51,7 +51,7 @@ def described(names: Iterable[str], texts: dict[str, Any], section: str) -> dict
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; `|` in a cell is escaped."""
+    """Return a Markdown table; `|` in a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
@@ -62,7 +62,7 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def page(title: str, *parts: str) -> str:
-    """One generated page."""
+    """Return one generated page."""
     return f"{WARNING}# {title}\n\n" + "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -77,7 +77,7 @@ def settings_page() -> str:
 
 
 def escape(text: str) -> str:
-    """Prose from the code, where `*`, `_` and `<` mean themselves."""
+    """Escape prose from the code, where `*`, `_` and `<` mean themselves."""
     return re.sub(r"([*_<])", r"\\\1", text)
 
 
@@ -105,7 +105,7 @@ def directive_page() -> str:
 
 @functools.cache
 def environment_names() -> set[str]:
-    """Every SYNERGY_ name that is a string of its own somewhere in the product, so that the code reads or sets it."""
+    """Return every SYNERGY_ name that is a string of its own somewhere in the product, so that the code reads or sets it."""
     found = set()
     for folder in ("launch", "synergyd", "sim"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -169,7 +169,7 @@ def fields_list(record: type) -> str:
 
 
 def summary(record: type) -> str:
-    """The first paragraph of a record's docstring."""
+    """Return the first paragraph of a record's docstring."""
     return prose(" ".join((inspect.getdoc(record) or "").partition("\n\n")[0].split()))
 
 
@@ -180,7 +180,7 @@ def json_page() -> str:
 
 
 def records_of(module: ModuleType) -> list[type]:
-    """The public dataclasses that a module defines."""
+    """Return the public dataclasses that a module defines."""
     return [
         value
         for name, value in vars(module).items()
@@ -250,7 +250,7 @@ def wire_page() -> str:
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: tables and indented blocks stay, `*` and `_` of other lines are escaped outside of backticks."""
+    """Return a docstring as Markdown: tables and indented blocks stay, `*` and `_` of other lines are escaped outside of backticks."""
     lines = []
     for line in text.splitlines():
         parts = line.split("`")
@@ -286,7 +286,7 @@ def maturity_list() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file with what it should hold."""
+    """Return every generated file with what it should hold."""
     reference = DOCS / "reference"
     made = {
         reference / "cli.md": cli_page(WARNING),
@@ -332,7 +332,7 @@ def pictures() -> dict[Path, str]:
 
 
 def with_block(text: str, name: str, block: str, path: Path) -> str:
-    """`text` with what stands between the marks of `name` replaced. Raises StaleTextError where there are none."""
+    """Return `text` with what stands between the marks of `name` replaced. Raises StaleTextError where there are none."""
     begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
     before, mark, rest = text.partition(begin)
     _, close, after = rest.partition(end)

@@ -110,7 +110,7 @@ def copy_python(source: Path, target: Path) -> None:
 
 
 def fill_launch(root: Path, _system: System) -> None:
-    """The launcher for whatever Python a job's PATH names: torch is the user's."""
+    """Install the launcher for whatever Python a job's PATH names: torch is the user's."""
     library = root / LAUNCH
     copy_python(ROOT / "launch" / "synergy_launch", library / "synergy_launch")
     copy_python(ROOT / "launch" / "synergy_core", library / "synergy_core")
@@ -123,7 +123,7 @@ def fill_launch(root: Path, _system: System) -> None:
 
 
 def fill_ctl(root: Path, system: System) -> None:
-    """The virtual environment and synergyctl."""
+    """Install the virtual environment and synergyctl."""
     site = root / system.site
     with tempfile.TemporaryDirectory() as folder:
         pip("wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, str(source_copy(Path(folder))))
@@ -143,7 +143,7 @@ def fill_ctl(root: Path, system: System) -> None:
 
 
 def fill_daemon(root: Path, system: System) -> None:
-    """Units, settings, the files for Slurm."""
+    """Install units, settings and the files for Slurm."""
     for name in ("synergyd", "synergyrestd"):
         write(root / f"usr/bin/{name}", program(name), 0o755)
         unit = (ROOT / "slurm_plugins" / f"{name}.service").read_text()
@@ -164,12 +164,12 @@ def fill_daemon(root: Path, system: System) -> None:
 
 
 def program(name: str) -> str:
-    """-I: neither PYTHONPATH nor packages in the caller's home are seen."""
+    """Return a start script. -I: neither PYTHONPATH nor packages in the caller's home are seen."""
     return f'#!/bin/sh\nexec /{PREFIX}/bin/python3 -I -m synergyd.cli.{name} "$@"\n'
 
 
 def source_copy(folder: Path) -> Path:
-    """What the wheel is made of: setuptools would take what an earlier build left in the checkout."""
+    """Copy what the wheel is made of: setuptools would take what an earlier build left in the checkout."""
     target = folder / "source"
     target.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -222,7 +222,7 @@ PACKAGES = {
 
 
 def commands(names: Iterable[str]) -> dict[str, click.Command]:
-    """The click command of each program."""
+    """Return the click command of each program."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.entry_points"]["console_scripts"].split("\n")
@@ -235,7 +235,7 @@ def commands(names: Iterable[str]) -> dict[str, click.Command]:
 
 
 def add_programs(package: Package, root: Path) -> None:
-    """Man pages, one a program and one a verb, and completion."""
+    """Add man pages, one a program and one a verb, and completion."""
     for name, command in commands(package.programs).items():
         for page in (ROOT / "docs/man").glob("*.1"):
             if page.stem == name or (name == "synergyctl" and page.stem.startswith("synergyctl-")):
@@ -251,7 +251,7 @@ def add_programs(package: Package, root: Path) -> None:
 
 
 def settle(root: Path, date_s: float) -> None:
-    """One mode and one time for all files: the same sources give the same bytes."""
+    """Give one mode and one time for all files: the same sources give the same bytes."""
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             executable = path.is_dir() or (
@@ -262,7 +262,7 @@ def settle(root: Path, date_s: float) -> None:
 
 
 def maintainer() -> str:
-    """DEBFULLNAME <DEBEMAIL>. Exits where they would spoil the control file."""
+    """Return DEBFULLNAME <DEBEMAIL>. Exits where they would spoil the control file."""
     name, address = (os.environ.get(key) or NOBODY[i] for i, key in enumerate(("DEBFULLNAME", "DEBEMAIL")))
     if not re.fullmatch(r"[^<>,@\s]+@[^<>,@\s]+", address) or not name.isprintable() or set(name) & set("<>,@"):
         sys.exit("packages: DEBFULLNAME or DEBEMAIL is not right; give a name, and an address as x@example.org alone")
@@ -270,7 +270,7 @@ def maintainer() -> str:
 
 
 def source_date_s() -> float:
-    """Of the last commit, or SOURCE_DATE_EPOCH; now where neither is known."""
+    """Return the time of the last commit, or SOURCE_DATE_EPOCH; now where neither is known."""
     if given := os.environ.get("SOURCE_DATE_EPOCH", ""):
         return float(given)
     log = subprocess.run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True)

@@ -19,7 +19,7 @@ MADE = (1980, 1, 1, 0, 0, 0)  # equal sources make equal files
 
 
 def build(out: Path) -> None:
-    """Writes the archive, executable."""
+    """Write the archive, executable."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, out.open("wb") as file:
         fill_launch(Path(folder), SYSTEMS["debian12"])
@@ -35,7 +35,7 @@ def build(out: Path) -> None:
 
 
 def main() -> None:
-    """From the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Build the launcher as one file.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "synergy-launch.pyz", help="default: %(default)s")
     out = parser.parse_args().out

@@ -416,7 +416,7 @@ class Alternative:
 
     @property
     def why_not(self) -> str:
-        """The reason as a sentence that names all jobs."""
+        """Return the reason as a sentence that names all jobs."""
         return format_reasons((self.reason,))
 
 
@@ -447,7 +447,7 @@ class Decision:
 
     @property
     def why(self) -> str:
-        """The reasons as sentences that name all jobs: for the job's story and an admin's eyes."""
+        """Return the reasons as sentences that name all jobs: for the job's story and an admin's eyes."""
         return format_reasons(self.reasons)
 
 

@@ -15,7 +15,7 @@ __all__ = ["Pipeline", "SynergyTask", "data_mesh", "plan_mesh", "stage_blocks"]
 
 
 def __getattr__(name: str) -> Any:
-    """`from synergy_launch import SynergyTask` imports torch; importing `synergy_launch` alone does not."""
+    """Import torch for `from synergy_launch import SynergyTask`; importing `synergy_launch` alone does not."""
     if name == "SynergyTask":
         from synergy_launch.pytorch.training import SynergyTask
 

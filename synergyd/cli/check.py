@@ -16,8 +16,8 @@ from synergy_core.errors import UsageError, one_line
 from synergy_core.ordinary_file import read_bytes
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
 from synergy_launch.launcher.batch_script import LAUNCHER, find_command
-from synergy_launch.launcher.detection import detect
-from synergy_launch.launcher.script_kind import DISTRIBUTIONS
+from synergy_launch.launcher.script.detection import detect
+from synergy_launch.launcher.script.kind import DISTRIBUTIONS
 
 from synergyd.cli.checks import run_command
 from synergyd.cli.shared.context import Context, pass_context

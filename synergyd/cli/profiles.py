@@ -25,7 +25,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.group(context_settings={"max_content_width": 120})
 def profiles() -> None:
-    """Measured rows: fit the performance and memory model to them, and score its predictions; measure this machine.
+    """Fit the performance and memory model to measured rows, and score its predictions; measure this machine.
 
     Rows are CSV files, one measured step time or memory peak a line with its full configuration.
 

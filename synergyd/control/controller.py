@@ -1,8 +1,8 @@
 """All that Synergy keeps of its jobs between two looks at the cluster, as one pure class: events in, instructions out.
 
-    QueueRead, JobObserved, NodesRead ──┐                        ┌── Instruction (to Slurm) ── answered by Answered
-    Reported, CheckpointTaken ──────────┤── Controller.handle ──├── Remember (to the store, before what follows it)
-    SnapshotTaken, Decided, Ticked ─────┘   one TrackedJob a job    └── TellBatch, ParkAgain
+    QueueRead, JobObserved, NodesRead ────┐                        ┌── Instruction (to Slurm), with InstructionAnswered
+    ReportsReceived, CheckpointTaken ─────┤── Controller.handle ──├── Remember (to the store, before what follows it)
+    SnapshotTaken, JobDecided, TimePassed ┘   one TrackedJob a job └── TellBatch, ParkAgain
 
 The daemon's loop and the simulator's director are shells over it: they ask `decide` for decisions, hand events in, and carry out what
 comes back, each output in its order. No clock, no I/O: every event comes with its time. `validate` says what may never be.
@@ -65,14 +65,12 @@ from synergyd.control.resize.start_time import put_off_until_s
 from synergyd.control.resize_request import resize_request
 from synergyd.control.restart_budgets import RestartBudgets
 from synergyd.control.reviews import review_batch, review_health, review_time
-from synergyd.control.state.believed_profiles import believed_profiles
-from synergyd.control.state.job_durations import JobDurations
-from synergyd.control.state.progress import compute_progress, with_likely
+from synergyd.control.state.progress import JobDurations, compute_progress, with_likely
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import KeepReport, Output, Remember, StoryEntry, TrackedJob
 from synergyd.control.waiting import count_held_back_time, park_if_waiting
 from synergyd.jobmodel.likely_lengths import LearntLengths
-from synergyd.jobmodel.shared_profiles import SharedProfiles
+from synergyd.jobmodel.shared_profiles import SharedProfiles, believed_profiles
 from synergyd.links.sharing import find_slowdowns
 from synergyd.scheduler.problem.records import Progress
 

@@ -51,7 +51,7 @@ from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.heartbeat import Heartbeat, compute_grace_s
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
-from synergyd.daemon.links.members import find_members
+from synergyd.daemon.links.process import find_members
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.plain_jobs import held_gpus, hypothetical_jobs, plain_rows
 from synergyd.daemon.restart_place import RestartPlace

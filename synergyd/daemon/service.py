@@ -294,13 +294,18 @@ def _loop(
             if once:
                 return 1
             stop.wait(min(back_off, 1.0))
-        wait_s = BUSY_TICK_S if daemon.is_resizing else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
-        if not led and not settings.dry_run:
-            wait_s = min(wait_s, STAND_BY_TICK_S)
-        inbox = daemon.dependencies.inbox
-        if inbox is None or not daemon.is_resizing:
-            stop.wait(wait_s)
-        else:
-            inbox.arrived.wait(wait_s)
-            stop.wait(0.05)  # many reports at once are one tick: each tick asks Slurm
+        _wait_for_tick(daemon, stop, next_epoch_s, stands_by=not led and not settings.dry_run)
     return 0
+
+
+def _wait_for_tick(daemon: Daemon, stop: threading.Event, next_epoch_s: float, *, stands_by: bool) -> None:
+    """Wait until `stop`, the next tick or the next epoch; with a resize under way until a report arrives, too."""
+    wait_s = BUSY_TICK_S if daemon.is_resizing else min(CALM_TICK_S, max(0.05, next_epoch_s - time.monotonic()))
+    if stands_by:
+        wait_s = min(wait_s, STAND_BY_TICK_S)
+    inbox = daemon.dependencies.inbox
+    if inbox is None or not daemon.is_resizing:
+        stop.wait(wait_s)
+    else:
+        inbox.arrived.wait(wait_s)
+        stop.wait(0.05)  # many reports at once are one tick: each tick asks Slurm

@@ -16,7 +16,7 @@ from functools import lru_cache
 from synergy_core.records import Job, Measurement, Plan, Profile, Shape
 
 from synergyd.jobmodel.alike_programs import AlikePrograms
-from synergyd.jobmodel.learning import round_to_grid
+from synergyd.jobmodel.learning import inherit_profile, round_to_grid
 
 PREFIX = "like:"  # prefix of the stored keys: `like:PROGRAM:KIND`
 _SAME = 0.05  # |log| of two step times that count as equal
@@ -232,3 +232,24 @@ def _merge_measurements(
         if of_shape[m.shape] <= _KEPT_A_SHAPE:
             kept.append(m)
     return tuple(reversed(kept[:_KEPT]))
+
+
+def believed_profiles(jobs: Iterable[Job], own: Mapping[int, Profile], shared: SharedProfiles) -> dict[int, Profile]:
+    """Return by job id the job's own profile, with what runs of the same program have measured.
+
+    Before its first report it also has what its user's jobs that name the same model have learnt together. Reports
+    of one user's jobs decide for that user alone: a wrong peak would take another's plans away.
+    """
+    jobs = tuple(jobs)
+    of_model: dict[tuple[int, str], list[Profile]] = {}
+    for job in jobs:
+        profile = own.get(job.job_id)
+        if job.directive is not None and job.directive.model and profile is not None and profile.samples:
+            of_model.setdefault((job.uid, job.directive.model), []).append(profile)
+    of_models = {key: inherit_profile(Profile(), profiles) for key, profiles in of_model.items()}
+    answer = {}
+    for job in jobs:
+        profile = shared.complete_profile(job, own.get(job.job_id, Profile()))
+        others = of_models.get((job.uid, (job.directive.model if job.directive else None) or ""))
+        answer[job.job_id] = profile if others is None or profile.samples else inherit_profile(profile, [others])
+    return answer

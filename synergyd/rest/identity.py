@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import jwt
 from synergy_core.errors import SynergyError
 from synergy_core.wire import munge
-from synergy_core.wire.request_signature import request_digest
+from synergy_core.wire.munge import request_digest
 
 from synergyd.rest.sessions import PREFIX, Sessions
 

@@ -14,7 +14,7 @@ from synergy_core.errors import UnavailableError, UsageError, one_line
 
 from synergyd.rest.caller import SlurmRights
 from synergyd.slurm.parsed.associations import private_data
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 log = logging.getLogger("synergyrestd")
 FRESH_S = 60.0  # an admin's change of rights holds here after so long

@@ -78,7 +78,7 @@ class ExplanationContext:
         return max(0, count - _NAMED)
 
     def waits(self, index: int) -> tuple[Reasons, tuple[Alternative, ...]]:
-        """`explain` for jobs[index], which waits and goes on waiting; computed once for all jobs like it."""
+        """Explain jobs[index], which waits and goes on waiting; computed once for all jobs like it."""
         job = self.problem.jobs[index]
         like = (
             id(job.cells),

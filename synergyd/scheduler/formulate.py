@@ -17,7 +17,7 @@ from synergyd.scheduler.problem.gpu_limits import usage_limits, with_own_limits
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import weights, with_claims, with_need_bonus, without_partial_nodes
 from synergyd.scheduler.problem.records import JobRequest, Problem, Progress
-from synergyd.scheduler.problem.restart_horizon import with_horizon
+from synergyd.scheduler.problem.restart_bound import with_horizon
 from synergyd.scheduler.problem.room_rows import room_rows
 from synergyd.scheduler.spares import with_spares
 

@@ -16,7 +16,7 @@ from synergy_core.records import Action, Cell, Decision, Job, JobState, Plan, Sn
 
 @dataclass(frozen=True)
 class ForcedShrinks:
-    """The epoch as it is decided about. `remaining_cells`: by job id, the Cell and the nodes that remain to the jobs that give GPUs back."""
+    """The epoch as it is decided about. `remaining_cells`: by job id, the Cell and nodes that remain to jobs that give GPUs back."""
 
     snapshot: Snapshot
     plans: Mapping[int, Plan]

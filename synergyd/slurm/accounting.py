@@ -19,7 +19,7 @@ from synergyd.slurm.parsed.associations import (
     qos_rules,
     takes_tokens,
 )
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 log = logging.getLogger("synergyd")
 TOKEN_S = 60  # lifetime of a token: enough for one command

@@ -34,12 +34,11 @@ from synergyd.slurm.commands import Commands
 from synergyd.slurm.pace import make_token_bucket
 from synergyd.slurm.parsed.array_rows import MERGES_TASKS, TASK_FIELDS, may_hide, separate_tasks
 from synergyd.slurm.parsed.associations import ALL_PRIVATE, AccountingRules
-from synergyd.slurm.parsed.config_values import config_values
 from synergyd.slurm.parsed.launcher_steps import launcher_steps
 from synergyd.slurm.parsed.node_states import UNHEARD
 from synergyd.slurm.parsed.partitions import partition_rows
 from synergyd.slurm.parsed.reservations import SHIELD_FLAGS, SHIELD_S
-from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow
+from synergyd.slurm.parsed.rows import JobRow, PartitionRow, SlurmNodeRow, config_values
 from synergyd.slurm.parsed.switches import leaf_switches
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights

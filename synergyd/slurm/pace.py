@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 # slurm.conf(5), SlurmctldParameters: tokens that a user has at first, and how many come back each so many seconds
 BUCKET, REFILL, PERIOD_S = 30, 2, 1

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from synergyd.slurm.client import DeniedError, SlurmError
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 USERS = ("scontrol", "show", "assoc_mgr", "flags=users")
 ENOUGH = "run synergyd as root, SlurmUser, or with AdminLevel=Admin"

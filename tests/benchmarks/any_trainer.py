@@ -27,7 +27,7 @@ from pathlib import Path
 from synergy_core.errors import SynergyError
 from synergy_core.records import Plan
 from synergy_launch.agent import run_folder
-from synergy_launch.launcher.detection import detect
+from synergy_launch.launcher.script.detection import detect
 from synergy_launch.launcher.trial import Leg, Subject, own_plan, plan_of, saved_step
 from synergy_launch.launcher.trial_table import Comparison, StepRecord, compare, format_examples, format_loss
 

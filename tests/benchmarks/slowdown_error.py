@@ -15,8 +15,7 @@ import random
 import statistics
 import sys
 
-from synergy_sim.contention.engine import Engine
-from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.workload import NETWORKS, JobSpec
 
 from synergyd.links.disciplines import Discipline, Srsf

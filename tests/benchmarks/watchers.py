@@ -28,7 +28,7 @@ from typing import Any
 
 from sqlalchemy import select
 from synergy_core.wire import munge
-from synergy_core.wire.request_signature import request_digest
+from synergy_core.wire.munge import request_digest
 
 from synergyd.cli.shared.rest_client import RestClient
 from synergyd.control.decision_log import JobStatus

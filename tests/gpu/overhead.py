@@ -81,7 +81,7 @@ def megatron(run: Any, sizes: Sizes, micro_batches: int, finalize: Any) -> dict[
     """The same of a MegatronRun, on one model: its own finalize_model_grads is put back for the steps without."""
     from synergy_launch.agent.agent import Agent
     from synergy_launch.agent.settings import AgentSettings
-    from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+    from synergy_launch.pytorch.device import device_memory, peak_memory
 
     micro = sizes.overhead_micro
     plan = Plan(micro_batch=micro, global_batch=micro * micro_batches)

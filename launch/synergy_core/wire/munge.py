@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import hashlib
 import os
 from dataclasses import dataclass
 
@@ -101,3 +102,9 @@ def _free(pointer: ctypes.c_void_p) -> None:
         libc = ctypes.CDLL(None)
         libc.free.argtypes = [ctypes.c_void_p]
         libc.free(pointer)
+
+
+def request_digest(method: str, target: str, body: bytes) -> bytes:
+    """Return the request's digest: a credential that was seen on its way serves for nothing else. `target`: path with its query."""
+    digest = hashlib.sha256(f"{method} {target}\n".encode() + body).hexdigest()
+    return f"synergy-rest-1 {digest}".encode()

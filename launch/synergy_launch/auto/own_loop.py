@@ -195,7 +195,7 @@ class LoopWatch:
             self._spent_s += spent_s
 
     def before_step(self, optimizer: Any) -> None:
-        """Before the weights change: report what was saved since the last step, and answer a request with it."""
+        """Report, before the weights change, what was saved since the last step, and answer a request with it."""
         if not self._saved or optimizer is not self._optimizer:
             return
         with contextlib.suppress(OSError):

@@ -34,9 +34,8 @@ from synergy_launch.deepspeed.engine_state import EngineState
 from synergy_launch.deepspeed.gradient_norms import EngineNorms
 from synergy_launch.deepspeed.refused import check_engine
 from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
-from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.device import device_memory, on_device, peak_memory
 from synergy_launch.pytorch.mesh import Degrees
-from synergy_launch.pytorch.on_device import on_device
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
 

@@ -59,7 +59,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
     # Imported here: wrong settings are reported without waiting for torch.
     from synergy_launch.examples.text import TextWindows
     from synergy_launch.megatron_core.training import MegatronRun, start_process_group
-    from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+    from synergy_launch.pytorch.device import device_memory, peak_memory
 
     ranks = start_process_group()
     agent = Agent(settings, plan, ranks, peak_memory=peak_memory, device_memory=device_memory)

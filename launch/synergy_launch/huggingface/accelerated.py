@@ -17,7 +17,7 @@ from typing import Any
 from synergy_core.errors import UsageError
 
 from synergy_launch.agent.user_errors import exit_on_error
-from synergy_launch.pytorch.on_device import on_device
+from synergy_launch.pytorch.device import on_device
 from synergy_launch.pytorch.training import SynergyTask
 
 

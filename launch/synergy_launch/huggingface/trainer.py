@@ -33,7 +33,7 @@ from synergy_launch.agent.user_errors import exit_on_error
 from synergy_launch.huggingface.accumulation import TrainerAccumulation, batch_obstacle
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
 from synergy_launch.pytorch.accumulation import round_batch
-from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.device import device_memory, peak_memory
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 

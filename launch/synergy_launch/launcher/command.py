@@ -29,15 +29,17 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import TRY, read_number
 from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import job_secret, more_nodes, no_adapter, old_names, other_launchers, script_kind, trial
+from synergy_launch.launcher import job_secret, more_nodes, other_launchers, trial
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
 from synergy_launch.launcher.kept_output import OutputKeeper
+from synergy_launch.launcher.launcher_group import LauncherGroup
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
-from synergy_launch.launcher.node_run import run_node
+from synergy_launch.launcher.node_run import python_path, run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
+from synergy_launch.launcher.script import kind as script_kind
+from synergy_launch.launcher.script import no_adapter
 from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
 from synergy_launch.launcher.status_reports import describe_launcher
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -120,31 +122,31 @@ def _run_with_guard(
     # a job that is not Synergy's ends as it would without Synergy
     crashes = read_number(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
     in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
-    crew, able, several = None, in_place != "0", len(allocation.nodes) > 1
+    group, able, several = None, in_place != "0", len(allocation.nodes) > 1
 
-    def new_crew() -> Crew:
+    def new_group() -> LauncherGroup:
         secret = job_secret.read_secret(os.environ)
-        return Crew(allocation, slurm.find_address(allocation.nodes[0]), os.getuid(), secret)
+        return LauncherGroup(allocation, slurm.find_address(allocation.nodes[0]), os.getuid(), secret)
 
     def start(number: int, names: tuple[str, ...], joining: Membership) -> MoreNodes:
         return MoreNodes(number, names, joining, allocation, os.environ)
 
     if able and (plan_file or in_place == "nodes") and allocation.job_id is not None and several:
-        crew = new_crew()
+        group = new_group()
     # after a failure on several nodes only if the user asks for it: one node's end is then another's too
     mends = in_place == "nodes" or not several or member is not None
     # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
     grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
     grows = grows and more_nodes.can_start_steps(os.environ)
-    grow = Grow(new_crew, start) if grows and allocation.node_rank == 0 else None
+    grow = Grow(new_group, start) if grows and allocation.node_rank == 0 else None
     restarts = Restarts(
-        allocation, folder, crashes=crashes, crew=crew, able=able, mends=mends, grow=grow, member=member
+        allocation, folder, crashes=crashes, group=group, able=able, mends=mends, grow=grow, member=member
     )
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
     starter = _starter(options, allocation)
     if member is not None:
-        starter.prepare({**os.environ, **old_names.python_path(os.environ)})
+        starter.prepare({**os.environ, **python_path(os.environ)})
         starter.await_ready(WARM_JOIN_S)  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
@@ -159,7 +161,7 @@ def _run_with_guard(
             guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
     starter.close()
-    crew = restarts.crew
+    group = restarts.group
     if guard.waits and not guard.ending and allocation.job_id is not None:
         failed = None
         if guard.tells and guard.failure is not None:
@@ -167,15 +169,15 @@ def _run_with_guard(
             told = restarts.report_part if restarts.report_part.number else None
             over = {**describe_launcher(allocation), "ended": True}
             failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
-        lost = mends and crew is not None and bool(crew.lost_ranks)
+        lost = mends and group is not None and bool(group.lost_ranks)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
     code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code
     output.close()
     restarts.close(0.0 if guard.ending else LEAVE_S)
     alone = restarts.is_alone
-    if crew is not None:
-        crew.close()  # last: the first node takes it as the end of this one
+    if group is not None:
+        group.close()  # last: the first node takes it as the end of this one
     if alone:
         more_nodes.release(os.environ)
     return code

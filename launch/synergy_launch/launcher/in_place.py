@@ -9,7 +9,7 @@ its user asks for it (`mends`).
 
 An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
-On several nodes the first one decides for all (crew.py); without a connection to each of them nothing is restarted.
+On several nodes the first one decides for all (group.py); without a connection to each of them nothing is restarted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synergy_core.wire.report import ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.crew import Crew, NextRun
+from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
@@ -55,9 +55,9 @@ def may_restart(crashes: tuple[Crash, ...], step: int, now_s: float, most: int =
 
 @dataclass(frozen=True)
 class Grow:
-    """What a first node needs to bring nodes in: `crew` makes its side of the connections, `start` asks Slurm for nodes."""
+    """What a first node needs to bring nodes in: `group` makes its side of the connections, `start` asks Slurm for nodes."""
 
-    crew: Callable[[], Crew]
+    group: Callable[[], LauncherGroup]
     start: Callable[[int, tuple[str, ...], Membership], MoreNodes]
 
 
@@ -66,8 +66,8 @@ class Restarts:
 
     `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts after a crash in WINDOW_S. `able` False: no
     run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node. Give `hear`
-    what the daemon says and `look` the run's status, and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run` says
-    whether another follows, on `allocation`.
+    what the daemon says and `look` the run's status, and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run`
+    says whether another follows, on `allocation`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Restarts:
         folder: Path | None,
         *,
         crashes: int = CRASHES,
-        crew: Crew | None = None,
+        group: LauncherGroup | None = None,
         able: bool = True,
         mends: bool = True,
         grow: Grow | None = None,
@@ -86,7 +86,7 @@ class Restarts:
     ) -> None:
         self.report_part = InPlace() if member is None else InPlace(number=member.run, order=member.order)
         self._member = member  # this node is beside the job's own allocation
-        self.allocation, self.crew = allocation, crew
+        self.allocation, self.group = allocation, group
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
         self._able, self._mends, self._grow = able, mends, grow
         self._growth: MoreNodes | None = None  # the latest
@@ -113,9 +113,9 @@ class Restarts:
     @property
     def can_restart(self) -> bool:
         """Return whether this launcher can restart the job's processes."""
-        crew = self.crew
-        alone = crew is None and len(self.allocation.nodes) == 1
-        together = alone or (crew is not None and crew.is_connected and not crew.lost_ranks - self._gone)
+        group = self.group
+        alone = group is None and len(self.allocation.nodes) == 1
+        together = alone or (group is not None and group.is_connected and not group.lost_ranks - self._gone)
         return self._able and self.allocation.job_id is not None and together
 
     @property
@@ -126,8 +126,8 @@ class Restarts:
         """
         if not self.can_restart:
             return None
-        crew = self.crew
-        here = crew is not None and any(peer.rank in self._leaving for peer in crew.peers)
+        group = self.group
+        here = group is not None and any(peer.rank in self._leaving for peer in group.peers)
         answered = self._growth if self._growth is not None and self._growth.is_answered else None
         return replace(
             self.report_part,
@@ -151,33 +151,33 @@ class Restarts:
     @property
     def follows(self) -> bool:
         """Return whether another node decides what follows the present run."""
-        here = self.crew is not None and not self.crew.first and self.crew.is_connected
+        here = self.group is not None and not self.group.first and self.group.is_connected
         return here and (self._mends or self._word is not None)
 
     @property
     def is_decided(self) -> bool:
         """Return whether the run is to end and it is known what follows."""
         if self._order is not None:
-            return self.crew is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
+            return self.group is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
         return self._word is not None or bool(self.code)
 
     @property
     def code(self) -> int:
         """Return the exit code with which the first node has ended the job; 0 if it has not ended it, or ended well."""
-        return self.crew.word.code if self.crew is not None and self.crew.word is not None else 0
+        return self.group.word.code if self.group is not None and self.group.word is not None else 0
 
     @property
     def is_broken_elsewhere(self) -> bool:
         """Return whether the run has ended on another node in a way that this node's processes do not know."""
-        crew = self.crew
-        if crew is None or not crew.first or not self._mends:
+        group = self.group
+        if group is None or not group.first or not self._mends:
             return False
-        return self.has_lost_node or any(code not in (0, 130, 143) for _, code, _ in self._ends(crew))
+        return self.has_lost_node or any(code not in (0, 130, 143) for _, code, _ in self._ends(group))
 
     @property
     def has_lost_node(self) -> bool:
         """Return whether a node is lost and nothing has followed from it yet."""
-        return self.crew is not None and self.crew.first and self._mends and bool(self.crew.lost_ranks - self._gone)
+        return self.group is not None and self.group.first and self._mends and bool(self.group.lost_ranks - self._gone)
 
     @property
     def must_end_at_once(self) -> bool:
@@ -208,10 +208,10 @@ class Restarts:
         """Read what the other nodes say, and tell them of an order. Bring nodes in."""
         if self._join is not None:
             self._begin_growth(self._join)
-        if self.crew is None:
+        if self.group is None:
             return
-        self.crew.poll()
-        self._watch_growth(self.crew)
+        self.group.poll()
+        self._watch_growth(self.group)
         if self._order is not None and self._said_at is None:
             self._said_at = self._monotonic()
             self._tell(self._order.order, self._order.plan, self._order.nodes)
@@ -237,18 +237,18 @@ class Restarts:
         `own`: this node's processes ended by themselves, with `code`; another node's message counts where it says more. Waits for the other
         nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
         """
-        crew = self.crew
-        if crew is None or not crew.first or not self._mends or code in (0, 130, 143) or not crew.expected_ranks:
+        group = self.group
+        if group is None or not group.first or not self._mends or code in (0, 130, 143) or not group.expected_ranks:
             return code, ""
         until = self._monotonic() + _CREW_S
-        while self._monotonic() < until and not crew.is_connected:
+        while self._monotonic() < until and not group.is_connected:
             time.sleep(_POLL_S)
-            crew.poll()
+            group.poll()
         until = self._monotonic() + _CAUSE_S
         while self._monotonic() < until and not self.is_broken_elsewhere:
             time.sleep(_POLL_S)
-            crew.poll()
-        for _, other, kind in self._ends(crew):
+            group.poll()
+        for _, other, kind in self._ends(group):
             if other not in (0, 130, 143) and (kind != "exit" or not own):
                 return other, kind
         return code, ""
@@ -276,24 +276,24 @@ class Restarts:
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             return True
-        if self.crew is not None and self.crew.first and self._mends:
-            self.crew.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
+        if self.group is not None and self.group.first and self._mends:
+            self.group.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
         return False
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     @property
     def _is_follower(self) -> bool:
-        return self.crew is not None and not self.crew.first
+        return self.group is not None and not self.group.first
 
     @property
     def _word(self) -> NextRun | None:
         """Return the first node's message if it is about a later run than the present one."""
-        word = self.crew.word if self.crew is not None else None
+        word = self.group.word if self.group is not None else None
         return word if word is not None and word.number > self.report_part.number else None
 
-    def _ends(self, crew: Crew) -> list[tuple[int, int, str]]:
-        return [end for end in crew.ends.values() if end[0] == self.report_part.number]
+    def _ends(self, group: LauncherGroup) -> list[tuple[int, int, str]]:
+        return [end for end in group.ends.values() if end[0] == self.report_part.number]
 
     def _restart_after_crash(self, code: int) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
@@ -320,11 +320,11 @@ class Restarts:
 
         If there is none, nothing runs until Slurm sees the loss too.
         """
-        crew = self.crew
-        assert crew is not None
-        self._gone |= crew.lost_ranks
-        names = {crew.members[rank] for rank in self._gone}
-        left, plan = tuple(n for n in crew.members if n not in names), guard.plan
+        group = self.group
+        assert group is not None
+        self._gone |= group.lost_ranks
+        names = {group.members[rank] for rank in self._gone}
+        left, plan = tuple(n for n in group.members if n not in names), guard.plan
         lost = ", ".join(sorted(names))
         for count in range(len(left), 0, -1):
             fits = fit_plan(plan, self.allocation.processes * count)[0]
@@ -337,24 +337,24 @@ class Restarts:
             guard.follow(fits, self.allocation)
             self.message = f"{lost} lost: started again in place on {', '.join(left[:count])}"
             return True
-        crew.tell(NextRun(0, holds=True))
+        group.tell(NextRun(0, holds=True))
         guard.waits, guard.tells = True, False
         self.message = f"{lost} lost: waits for Slurm"
         return False
 
     def _follow(self, code: int, guard: PlanGuard) -> bool:
         """Wait for the message of the node that decides. Return whether another run follows."""
-        crew = self.crew
-        assert crew is not None
+        group = self.group
+        assert group is not None
         if self._word is None:
-            crew.report_end(self.report_part.number, min(code, 255), guard.kind(code))
+            group.report_end(self.report_part.number, min(code, 255), guard.kind(code))
         well = code in (0, 130, 143)  # other nodes may go on for long
-        until, name = self._monotonic() + (float("inf") if well else HOLD_S), crew.members[crew.allocation.node_rank]
-        while not guard.ending and crew.is_connected:
+        until, name = self._monotonic() + (float("inf") if well else HOLD_S), group.members[group.allocation.node_rank]
+        while not guard.ending and group.is_connected:
             word = self._word
             if word is not None:
                 ordered = word.order > self.report_part.order
-                self._mends = self._mends or bool(set(word.nodes) - set(crew.allocation.nodes))
+                self._mends = self._mends or bool(set(word.nodes) - set(group.allocation.nodes))
                 self.report_part = replace(self.report_part, number=word.number, order=word.order)
                 if ordered and name not in word.nodes:
                     self.leaves, guard.waits, guard.tells = True, False, False
@@ -365,30 +365,30 @@ class Restarts:
                     self.message = ""
                     return True
                 until = float("inf")  # left out: its GPUs wait for a later run
-            elif crew.word is not None and not crew.word.number:
-                guard.waits, guard.tells = crew.word.holds, False
+            elif group.word is not None and not group.word.number:
+                guard.waits, guard.tells = group.word.holds, False
                 return False
             if self._monotonic() >= until:
                 return False
             time.sleep(_POLL_S)
-            crew.poll()
+            group.poll()
         return False
 
     def _tell(self, order: int, plan: Plan | None, nodes: tuple[str, ...] = ()) -> None:
-        if self.crew is not None and self.crew.first:
-            self.crew.tell(NextRun(self.report_part.number + 1, order, nodes or self.allocation.nodes, plan))
+        if self.group is not None and self.group.first:
+            self.group.tell(NextRun(self.report_part.number + 1, order, nodes or self.allocation.nodes, plan))
 
     def _keep(self, nodes: tuple[str, ...]) -> None:
         """Go on with `nodes` alone: the others leave by an order, and are not lost."""
-        crew = self.crew
-        assert crew is not None
-        stays = {rank for rank, name in enumerate(crew.members) if name in nodes}
-        gone = set(range(len(crew.members))) - stays
+        group = self.group
+        assert group is not None
+        stays = {rank for rank, name in enumerate(group.members) if name in nodes}
+        gone = set(range(len(group.members))) - stays
         self._leaving = (self._leaving | (gone - self._gone)) - stays
         self._gone = (self._gone | gone) - stays
         self._order_before = self.report_part.order
-        crew.lost_ranks = (crew.lost_ranks | gone) - stays
-        crew.expected_ranks = stays - {0}
+        group.lost_ranks = (group.lost_ranks | gone) - stays
+        group.expected_ranks = stays - {0}
         if (growth := self._growth) is not None and set(growth.names) & set(nodes):
             growth.use()
             self._mends = True  # Slurm does not end or requeue a job for the loss of a node beside its allocation
@@ -406,45 +406,45 @@ class Restarts:
         """Ask Slurm for the nodes that `told` names and the run does not have."""
         self._join = None
         assert self._grow is not None
-        if self.crew is None:
-            self.crew = self._grow.crew()
-        crew, have = self.crew, self.allocation.nodes
+        if self.group is None:
+            self.group = self._grow.group()
+        group, have = self.group, self.allocation.nodes
         names = tuple(n for n in told.nodes if n not in have)
-        crew.members += tuple(n for n in names if n not in crew.members)
-        waiting = {crew.members.index(name) for name in names}
+        group.members += tuple(n for n in names if n not in group.members)
+        waiting = {group.members.index(name) for name in names}
         self._gone |= waiting
         self._leaving -= waiting
         step, run = self.allocation.step, self.report_part.number
         member = Membership(
             job_id=self.allocation.job_id or 0, restarts=self.allocation.restarts, step=step, run=run,
-            order=self.report_part.order, members=crew.members,
+            order=self.report_part.order, members=group.members,
         )  # fmt: skip
         self._growth = self._grow.start(told.order, names, member)
         self._growths.append(self._growth)
 
-    def _watch_growth(self, crew: Crew) -> None:
+    def _watch_growth(self, group: LauncherGroup) -> None:
         """See which nodes have joined, and which of them have gone."""
         for each in self._growths:
-            each.poll(frozenset(crew.members[rank] for rank in crew.ranks))
+            each.poll(frozenset(group.members[rank] for rank in group.ranks))
         self._growths = [each for each in self._growths if not each.is_over]
 
     def await_first_run(self, guard: PlanGuard) -> bool:
         """Wait, on a node that joins a running job, for the run that it is to take part in. Return whether there is one."""
-        crew = self.crew
-        assert crew is not None
+        group = self.group
+        assert group is not None
         until = self._monotonic() + JOIN_S
-        while not crew.is_connected and self._monotonic() < until and not guard.ending:
+        while not group.is_connected and self._monotonic() < until and not guard.ending:
             time.sleep(_POLL_S)
-            crew.poll()
-        return crew.is_connected and self._follow(0, guard)
+            group.poll()
+        return group.is_connected and self._follow(0, guard)
 
     @property
     def is_alone(self) -> bool:
         """Return whether this node, which is beside the job's allocation, is not connected to the first one, which has not ended it."""
-        crew = self.crew
-        if crew is None or crew.first or self._member is None:
+        group = self.group
+        if group is None or group.first or self._member is None:
             return False
-        return not (crew.is_connected or self.leaves or (crew.word is not None and not crew.word.number))
+        return not (group.is_connected or self.leaves or (group.word is not None and not group.word.number))
 
     @property
     def is_orphan(self) -> bool:
@@ -459,8 +459,8 @@ class Restarts:
         """Give the allocations with more nodes back: their launchers have ended with the run, or are made to."""
         until = self._monotonic() + within_s
         while any(each.used and not each.is_over for each in self._growths) and self._monotonic() < until:
-            if self.crew is not None:
-                self.crew.poll()
+            if self.group is not None:
+                self.group.poll()
             time.sleep(_POLL_S)
         for each in self._growths:
             each.end("the job has ended")

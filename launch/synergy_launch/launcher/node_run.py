@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,6 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
-from synergy_launch.launcher import old_names
 from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
@@ -31,6 +31,8 @@ from synergy_launch.warm_start.client import Child
 from synergy_launch.warm_start.starter import Starter
 
 POLL_S = 0.2
+# the import names of release 0.1.0 (`from launch import SynergyTask`), which go on working for one release
+BRIDGE = Path(__file__).resolve().parents[1] / "bridge"
 
 
 def run_node(
@@ -148,7 +150,7 @@ class _NodeRun:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         here = environment_of_run(self._allocation, os.environ)
-        environment = {**os.environ, **here, **old_names.python_path(os.environ), **self._command.environment}
+        environment = {**os.environ, **here, **python_path(os.environ), **self._command.environment}
         output, errors = self._supervisor is not None, self._guard.can_take_back
         child = self._starter.start(self._command.argv, environment, output=output, errors=errors)
         if child.stderr is not None:
@@ -225,3 +227,11 @@ class _NodeRun:
         # Slurm signals every process of the step itself, and a second SIGTERM makes torchrun give up its clean end
         if self._allocation.job_id is None and self._child is not None and self._child.poll() is None:
             self._child.send_signal(number)
+
+
+def python_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH with the folder of the old names at its end, behind all that the user put there."""
+    before = environment.get("PYTHONPATH", "")
+    if str(BRIDGE) in before.split(os.pathsep):
+        return {"PYTHONPATH": before}
+    return {"PYTHONPATH": f"{before}{os.pathsep}{BRIDGE}" if before else str(BRIDGE)}

@@ -26,8 +26,8 @@ from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.meeting import NO_MEETING
-from synergy_launch.launcher.own_fault import has_refused_options, script_mistake
 from synergy_launch.launcher.run_history import RunHistory
+from synergy_launch.launcher.script.own_fault import has_refused_options, script_mistake
 from synergy_launch.launcher.start import fit_plan
 
 #: seconds for a run that reports no steps: one that fails later has got past its first steps

@@ -35,7 +35,7 @@ from synergy_launch.lightning.loader import SampleLoader
 from synergy_launch.lightning.progress import rewrite
 from synergy_launch.lightning.refused import batch_obstacle, check_optimizers, check_trainer
 from synergy_launch.pytorch.accumulation import Accumulation, round_batch
-from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.device import device_memory, peak_memory
 from synergy_launch.pytorch.rng_state import load_random, save_random
 
 FILE = "lightning.ckpt"  # in the checkpoint's folder

@@ -45,7 +45,7 @@ from synergy_launch.communication.choice import choose_exchange, set_up_communic
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
-from synergy_launch.pytorch.device_memory import device_memory, peak_memory
+from synergy_launch.pytorch.device import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients
 from synergy_launch.pytorch.mesh import data_rank, mesh_degrees

@@ -89,7 +89,7 @@ def contention_verb(
     given: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Jobs whose all-reduces share links, under rules of who may send when.
+    """Simulate jobs whose all-reduces share links, under rules of who may send when.
 
     The set-up is that of arXiv 2002.10105: 16 nodes x 4 GPUs on 10 GbE, 160 jobs of four models; with k tasks on a link each
     needs k b + (k-1) h ms for a MB. look-ahead tries the rules on a copy of the present state at each change and follows the

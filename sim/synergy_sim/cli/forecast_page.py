@@ -71,9 +71,9 @@ def headline(found: Forecast) -> str:
     shares = found.of_prior(MEASURED.name)
     half = next(one for one in shares if one.share == median(s.share for s in shares))
     return (
-        f"If {100 * half.share:.0f} % of the jobs with several GPUs had taken part, jobs would have waited {format_range(half.wait_s)} "
-        f"on average instead of {format_s(found.measured_outcome.wait_s)}, and would have been complete {format_range(half.completion_s)} after "
-        f"submission instead of {format_s(found.measured_outcome.completion_s)}."
+        f"If {100 * half.share:.0f} % of the jobs with several GPUs had taken part, jobs would have waited "
+        f"{format_range(half.wait_s)} on average instead of {format_s(found.measured_outcome.wait_s)}, and would have been complete "
+        f"{format_range(half.completion_s)} after submission instead of {format_s(found.measured_outcome.completion_s)}."
     )
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from synergy_core.errors import UsageError
 
-from synergy_sim.contention.machine import Machine
 from synergy_sim.contention.workload import JobSpec
 from synergyd.links.disciplines import Discipline
-from synergyd.links.model import Link
+from synergyd.links.model import Link, Topology
 
 _EPS = 1e-9
 _COMM, _GPU, _ARRIVAL = 0, 1, 2
@@ -27,6 +27,20 @@ _COMM, _GPU, _ARRIVAL = 0, 1, 2
 _FORWARD, _BACKWARD, _STEP, _ALL = 0, 1, 2, 3
 
 Placer = Callable[["Engine", int], Sequence[int] | None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`nodes` nodes of `gpus` GPUs with `memory_mb` each; with `exclusive` a GPU has one resident at most."""
+
+    nodes: int = 16
+    gpus: int = 4
+    memory_mb: float = 32768.0
+    exclusive: bool = False
+    topology: Topology = field(default_factory=Topology)
+
+    def node_name(self, index: int) -> str:
+        return f"n{index}"
 
 
 class Engine:

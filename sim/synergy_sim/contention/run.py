@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from synergy_core.errors import UsageError
 
-from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.lookahead import LookAhead
-from synergy_sim.contention.machine import Machine
 from synergy_sim.contention.placers import find_placer
 from synergy_sim.contention.workload import MIX, JobSpec, paper_workload
 from synergyd.links.disciplines import LOOK_AHEAD, Discipline, make_discipline

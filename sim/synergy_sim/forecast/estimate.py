@@ -72,7 +72,11 @@ class ShareForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """`measured_outcome`: the history's own means; `replayed_outcome`: those of the queue model for the same jobs, all plain; `sigmas`: its own error."""
+    """A forecast of what Synergy would have changed.
+
+    `measured_outcome`: the history's own means; `replayed_outcome`: those of the queue model for the same jobs, all plain; `sigmas`: its
+    own error.
+    """
 
     history: History
     measured_outcome: Outcome

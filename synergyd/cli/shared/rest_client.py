@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, one_line
 from synergy_core.wire import munge
-from synergy_core.wire.request_signature import request_digest
+from synergy_core.wire.munge import request_digest
 
 MAX_ANSWER_BYTES = 256 * 2**20
 ANSWER_S = 40.0  # above the service's longest long poll

@@ -8,7 +8,9 @@ ended it).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from synergy_core.field_marks import renamed_from
 
 LEAST_S = 60.0  # Slurm counts limits in minutes
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -20,7 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from synergy_core.job_report import Report
+from synergy_core.records import Job, JobState
 
 from synergyd.daemon.links.arbiter import LinkArbiter, Member, listen
 from synergyd.daemon.links.sessions import ArbiterCounts
@@ -164,6 +168,27 @@ def _tell(arbiter: LinkArbiter, file: int) -> None:
     while True:
         os.pwrite(file, _COUNTS.pack(*dataclasses.astuple(arbiter.counts), arbiter.connections), 0)
         time.sleep(_COUNTS_S)
+
+
+def find_members(jobs: Iterable[Job], reports: Mapping[int, Report]) -> dict[int, Member]:
+    """Return the running jobs on several nodes, by id."""
+    return {
+        job.job_id: Member(job.uid, job.restarts, job.node_names, job.shape.gpus, left_s(job, reports.get(job.job_id)))
+        for job in jobs
+        if job.state is JobState.RUNNING and len(job.node_names) > 1
+    }
+
+
+def left_s(job: Job, report: Report | None) -> float:
+    """Return the seconds of training left at the pace that the job reports: (total - done) examples, a global batch a step.
+
+    Return inf if it does not tell, which puts it behind those that do.
+    """
+    if report is None or report.restarts != job.restarts or report.plan is None:
+        return math.inf
+    if report.step_s is None or report.done is None or report.total is None:
+        return math.inf
+    return max(0.0, report.total - report.done) / report.plan.global_batch * report.step_s
 
 
 if __name__ == "__main__":

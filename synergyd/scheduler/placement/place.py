@@ -32,7 +32,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True)
 class Placement:
-    """The nodes of the requests. `nodes` by job id; `unplaced_reasons`: why, by job id; `free_gpus`: free GPUs by node name after all of it."""
+    """The nodes of the requests. `nodes` by job id; `unplaced_reasons`: why, by job id; `free_gpus`: by node name, after all of it."""
 
     nodes: dict[int, tuple[str, ...]]
     unplaced_reasons: dict[int, str]

@@ -187,7 +187,7 @@ class Objective:
     | restart | s of a change is multiplied by utility.restart_factor | RestartCost 0 |
     | weight | JobRequest.weight: directive x QOS x Slurm priority | weight 1 |
     | short | and x (median time left / own)^ShortFirst within [1/3, 3], at an equal share | ShortFirst 0 |
-    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches JobRequest.needed_goodput (deadlines, fairness) | need 0 |
+    | need | `need_bonus`, more than all others can gain together, for a Cell that reaches `needed_goodput` (deadlines, fairness) | 0 |
     | growth | a running job's GPUs at most `max_growth` times the present ones | 0 |
     | first start | a waiting job's GPUs at most `first_start` times those asked for, while unmeasured (first_start.py) | 0 |
 

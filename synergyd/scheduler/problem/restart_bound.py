@@ -13,6 +13,9 @@ A restart may also be spent on a Cell that brings the end so much nearer that th
 saved, by half of what is believed to be left. Otherwise a job that shrank for others while it had long to go would end far
 later for it. A job that is behind the size that it asked for is owed as much: by the same half, a restart to that goodput or
 more need only save what it costs.
+
+A size lasts until others come and go or the noise scale grows, not to the job's end. So a change must gain what its restart costs within
+KEPT_SHARE of the time left (`with_horizon`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest
 
 _BELIEVED = 0.5  # share of the time left that counts once a restart was spent: a job may be twice as fast as believed
+# Mean over changes of (time to the job's next change, or its end) / (time to its end), of made-up jobs that were themselves priced so:
+# 0.39, 0.35, 0.38 and 0.31 with generate:80,4, 160,8 and 100,4 (two seeds) on 16 x 4 GPUs
+KEPT_SHARE = 0.4
 
 
 def ban_costly_restarts(job: JobRequest) -> JobRequest:
@@ -107,3 +113,15 @@ def _most(job: JobRequest, restarts: int) -> float | None:
     left = job.progress.remaining
     believed = _BELIEVED if job.restart.lost_s else 1.0
     return 0.0 if left is None or job.progress.is_claim_refuted else believed * left / missing_s
+
+
+def with_horizon(job: JobRequest) -> JobRequest:
+    """Return a running job whose restarts count as if only that share of its time were left to make up for them.
+
+    Sia's r = 1 / (1 + c), c the restart's cost over the time that makes up for it, becomes 1 / (1 + c / KEPT_SHARE), and so does the share
+    by the work left. 0 (no change pays) and 1 (a change is free) stay.
+    """
+    if job.current is None or job.discount <= 0.0:
+        return job
+    r = min(job.discount, 1.0)
+    return replace(job, discount=r / (r + (1.0 - r) / KEPT_SHARE), restart_drag=job.restart_drag / KEPT_SHARE)

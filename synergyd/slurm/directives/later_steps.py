@@ -28,14 +28,17 @@ def step_after_training(script: str) -> tuple[int, str] | None:
     starts = [number for number, line in enumerate(lines) if _LAUNCHER.search(line)]
     if not starts:
         return 1, "it has no synergy-launch line"
-    first = starts[0]
+    last = _last_line(lines, starts[0])
     for number, line in enumerate(lines):
-        late = number > first and not _continues(lines, first, number)
+        late = number > last
         if _WAITS.search(line) or (late and (_NEEDS_NODES.search(line) or _LOOP_END.match(line))):
             return number + 1, line.strip()[:80]
     return None
 
 
-def _continues(lines: list[str], first: int, number: int) -> bool:
-    """Return whether line `number` is a part of the command on line `first`."""
-    return all(line.rstrip().endswith("\\") for line in lines[first:number])
+def _last_line(lines: list[str], first: int) -> int:
+    """Return the number of the last line of the command that begins on line `first`."""
+    last = first
+    while lines[last].rstrip().endswith("\\") and last + 1 < len(lines):
+        last += 1
+    return last

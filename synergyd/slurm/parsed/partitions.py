@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from synergy_core.errors import UsageError
 from synergy_core.wire.hostlist import expand
 
-from synergyd.slurm.parsed.config_values import config_values
-from synergyd.slurm.parsed.rows import PartitionRow, parse_seconds
+from synergyd.slurm.parsed.rows import PartitionRow, config_values, parse_seconds
 
 _NONE = ("", "ALL", "NONE", "N/A", "(null)", "UNLIMITED", "INFINITE")
 

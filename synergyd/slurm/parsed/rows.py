@@ -237,3 +237,8 @@ def parse_gpus(gres: str) -> tuple[str, int]:
     """
     items = sorted(gpu_items(gres), key=lambda item: (item[1] == 0, item[0] == ""))
     return items[0] if items else ("", 0)
+
+
+def config_values(text: str) -> dict[str, str]:
+    """Return the values by key. Each key=value ends at the first `=`; no value has white space at its ends that matters."""
+    return {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from synergy_sim.contention.engine import Engine
-from synergy_sim.contention.machine import Machine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.workload import JobSpec
 
 from synergyd.links.arbiter import (

@@ -6,7 +6,7 @@ import pytest
 
 from synergyd.rest.caller import Owner, SlurmRights, commands, sees, sees_all
 from synergyd.rest.slurm_rights import parse_rights
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 CONFIG = """
 AccountingStorageType   = accounting_storage/slurmdbd

@@ -75,7 +75,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr("synergyd.rest.identity.login_name", lambda uid: {1: "ann", 2: "bob"}[uid])
 
     def decode(text: str, socket: str = "") -> Credential:
-        from synergy_core.wire.request_signature import request_digest
+        from synergy_core.wire.munge import request_digest
 
         if text not in ("1", "2"):
             raise SynergyError("munge", "forged")

@@ -7,7 +7,7 @@ from synergy_core.records import Action
 from synergy_core.restarts import RestartBudget
 
 from synergyd.scheduler.problem.records import Progress
-from synergyd.scheduler.problem.restart_horizon import HELD, with_horizon
+from synergyd.scheduler.problem.restart_bound import KEPT_SHARE, with_horizon
 from synergyd.scheduler.problem.utility import restart_factor
 from tests.unit.scheduler.builders import ask, cells
 from tests.unit.scheduler.test_restart_bound import COST, decided
@@ -18,8 +18,8 @@ GOOD = cells(1.0, 1.9, 3.6)  # 1, 2, 4 GPUs
 def test_a_cost_counts_as_if_that_share_of_the_time_were_left() -> None:
     # 40 s and 700 sequences left at 3.6 a second; Sia's (T - N S) / (T + S) for T = 500 s, N = 1
     job = with_horizon(ask(1, GOOD, current=1, discount=460 / 540, restart_drag=40 / 700))
-    assert job.discount == pytest.approx(1 / (1 + (80 / 460) / HELD))
-    assert restart_factor(job, 2) == pytest.approx(1 / (1 + 40 * 3.6 / (HELD * 700)))
+    assert job.discount == pytest.approx(1 / (1 + (80 / 460) / KEPT_SHARE))
+    assert restart_factor(job, 2) == pytest.approx(1 / (1 + 40 * 3.6 / (KEPT_SHARE * 700)))
 
 
 @pytest.mark.parametrize("discount", [0.0, 1.0])

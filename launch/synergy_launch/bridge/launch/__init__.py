@@ -1,7 +1,7 @@
 """`launch`, as release 0.1.0 called what is now `synergy_launch`: for scripts that still say so, until release 0.3.0.
 
 This folder is no package of Synergy's: synergy-launch appends the folder around it to PYTHONPATH of what it starts
-(synergy_launch/launcher/old_names.py). A `launch` of the user's own comes first. One beside the script is found before this
+(synergy_launch/launcher/node_run.py). A `launch` of the user's own comes first. One beside the script is found before this
 one; one in site-packages, which Python searches after PYTHONPATH, is taken in place of this one below.
 """
 
@@ -30,7 +30,7 @@ def _other_launch() -> ModuleSpec | None:
 
 @functools.cache
 def warn() -> None:
-    """One line, on rank 0. Python's own warnings module would hide it from whoever imports this in a second file."""
+    """Print one line, on rank 0. Python's own warnings module would hide it from whoever imports this in a second file."""
     if (os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0") == "0":
         text = "`launch` is called `synergy_launch` since release 0.2.0: the name `launch` ends with 0.3.0"
         print(f"synergy: DeprecationWarning: {text}", file=sys.stderr, flush=True)

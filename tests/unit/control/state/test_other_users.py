@@ -9,12 +9,11 @@ import pytest
 from synergy_core.records import Directive, Job, JobState, Measurement, Plan, Profile, Shape
 from synergy_core.restarts import RestartTimes
 
-from synergyd.control.state.believed_profiles import believed_profiles
 from synergyd.jobmodel.fit.population import UserPriors
 from synergyd.jobmodel.model.hardware import figures
 from synergyd.jobmodel.model.throughput import PRIOR
 from synergyd.jobmodel.restart_cost import RestartCostModel
-from synergyd.jobmodel.shared_profiles import SharedProfiles
+from synergyd.jobmodel.shared_profiles import SharedProfiles, believed_profiles
 
 PRIOR_S = 30.0
 SHAPE = Shape("a100", 1, 4)

@@ -8,8 +8,7 @@ from synergyd.control.controller import Controller
 from synergyd.control.resize.events import GpuTimeKnown, JobObserved, Observed, ReportsReceived, SnapshotTaken
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState, ResizeTimes
 from synergyd.control.resize.restart_history import RestartHistory
-from synergyd.control.state.job_durations import JobDurations
-from synergyd.control.state.progress import compute_progress
+from synergyd.control.state.progress import JobDurations, compute_progress
 from synergyd.control.tracked import KeepReport, Output
 from synergyd.scheduler.problem.records import Progress
 from tests.unit.scheduler.builders import job

@@ -20,8 +20,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Job, JobState, Plan, Shape
 
 from synergyd.daemon.links.arbiter import Member, listen
-from synergyd.daemon.links.members import find_members, left_s
-from synergyd.daemon.links.process import LinkProcess, members_line, parse_members_line
+from synergyd.daemon.links.process import LinkProcess, find_members, left_s, members_line, parse_members_line
 from synergyd.daemon.links.sessions import ArbiterCounts
 from synergyd.daemon.metrics import PrometheusMetrics
 from tests.paths import python_path

@@ -11,12 +11,12 @@ from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher import in_place
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.crew import Crew
 from synergy_launch.launcher.in_place import Grow, Restarts
+from synergy_launch.launcher.launcher_group import LauncherGroup
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import PlanGuard
 
-from tests.unit.launch.launcher.test_crew import SECRET, Seals, port, seals
+from tests.unit.launch.launcher.test_launcher_group import SECRET, Seals, port, seals
 
 __all__ = ["port", "seals"]  # fixtures
 FIRST = JobAllocation(job_id=9, restarts=0, nodes=("n1",), node_rank=0, gpus=2, in_step=True, leader=True, step="0")
@@ -52,10 +52,10 @@ class Job:
     def __init__(self) -> None:
         self.given: list[Allocation] = []
         self.guard = PlanGuard(FIRST, PlanFile(9, NARROW), None)
-        grow = Grow(lambda: Crew(FIRST, "127.0.0.1", 1000, SECRET), self._start)
+        grow = Grow(lambda: LauncherGroup(FIRST, "127.0.0.1", 1000, SECRET), self._start)
         self.first = Restarts(FIRST, None, grow=grow)
         self.first.look({"state": "training", "step": 100, "checkpoint_step": 100})
-        self.open: list[Crew] = []
+        self.open: list[LauncherGroup] = []
 
     def _start(self, number: int, names: tuple[str, ...], member: Membership) -> MoreNodes:
         self.given.append(Allocation(number, names, member))
@@ -67,9 +67,9 @@ class Job:
         there = JobAllocation(
             job_id=9, restarts=0, nodes=member.members, node_rank=1, gpus=2, in_step=True, leader=False, step="0"
         )
-        crew = Crew(there, "127.0.0.1", 1000, SECRET)
-        self.open.append(crew)
-        return Restarts(there, None, crew=crew, member=member), PlanGuard(there, PlanFile(9, NARROW), None)
+        group = LauncherGroup(there, "127.0.0.1", 1000, SECRET)
+        self.open.append(group)
+        return Restarts(there, None, group=group, member=member), PlanGuard(there, PlanFile(9, NARROW), None)
 
     def until(self, true: Callable[[], object], *others: Restarts) -> None:
         end = time.monotonic() + 60
@@ -84,8 +84,8 @@ class Job:
 def job(seals: Seals, port: int) -> Iterator[Job]:
     made = Job()
     yield made
-    for crew in (*made.open, *filter(None, (made.first.crew,))):
-        crew.close()
+    for group in (*made.open, *filter(None, (made.first.group,))):
+        group.close()
 
 
 def test_a_node_joins_before_the_run_ends_and_takes_part_in_the_next(job: Job) -> None:
@@ -105,9 +105,9 @@ def test_a_node_joins_before_the_run_ends_and_takes_part_in_the_next(job: Job) -
         assert (node.allocation.nodes, its.plan, node.report_part.number) == (("n1", "n2"), WIDE, 1)
     assert other.allocation.node_rank == 1 and not other.is_alone
     assert job.first.together, "a lost node is made good from now on: Slurm does not see it"
-    assert job.first.crew is not None and other.crew is not None
+    assert job.first.group is not None and other.group is not None
     job.first.look({"state": "training", "step": 120, "checkpoint_step": 120})
-    other.crew.close()
+    other.group.close()
     job.until(lambda: job.first.has_lost_node)
     assert job.first.begin_next_run(137, job.guard) and job.first.allocation.nodes == ("n1",)
 
@@ -137,8 +137,8 @@ def test_a_node_that_finds_no_first_node_is_alone(job: Job, monkeypatch: pytest.
     monkeypatch.setattr(in_place, "ORPHAN_S", 0.0)
     job.first.hear(JOIN)
     job.until(lambda: job.given)
-    assert job.first.crew is not None
-    job.first.crew.close()
+    assert job.first.group is not None
+    job.first.group.close()
     other, guard = job.joining()
     assert not other.await_first_run(guard) and other.is_alone and other.is_orphan
 

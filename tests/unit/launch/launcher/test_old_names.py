@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher import old_names
+from synergy_launch.launcher import node_run
 
 from tests.paths import SOURCES
 
@@ -41,10 +41,10 @@ LAST = "import os, sys\nsys.path.append(os.environ['SITE'])\n"
 
 
 def test_the_folder_comes_last_and_once() -> None:
-    bridge = str(old_names.BRIDGE)
-    assert old_names.python_path({}) == {"PYTHONPATH": bridge}
-    assert old_names.python_path({"PYTHONPATH": "/a:"}) == {"PYTHONPATH": f"/a::{bridge}"}
-    assert old_names.python_path({"PYTHONPATH": f"/a:{bridge}"}) == {"PYTHONPATH": f"/a:{bridge}"}
+    bridge = str(node_run.BRIDGE)
+    assert node_run.python_path({}) == {"PYTHONPATH": bridge}
+    assert node_run.python_path({"PYTHONPATH": "/a:"}) == {"PYTHONPATH": f"/a::{bridge}"}
+    assert node_run.python_path({"PYTHONPATH": f"/a:{bridge}"}) == {"PYTHONPATH": f"/a:{bridge}"}
 
 
 def test_a_module_beside_the_script_is_the_one(script: Path) -> None:
@@ -110,10 +110,10 @@ def test_looking_whether_there_is_a_launch_warns_of_nothing(script: Path) -> Non
 def test_a_bridge_of_another_install_is_passed_by(script: Path, tmp_path: Path) -> None:
     other = tmp_path / "venv" / "synergy_launch" / "bridge"
     other.parent.mkdir(parents=True)
-    other.symlink_to(old_names.BRIDGE)
+    other.symlink_to(node_run.BRIDGE)
     copy = tmp_path / "second" / "synergy_launch" / "bridge" / "launch"
     copy.mkdir(parents=True)
-    for file in (old_names.BRIDGE / "launch").glob("*.py"):
+    for file in (node_run.BRIDGE / "launch").glob("*.py"):
         (copy / file.name).write_text(file.read_text())
     paths = os.pathsep.join((*SOURCES, str(other), str(copy.parent)))
     script.write_text("import launch\nprint(launch.__doc__[:8])\n")

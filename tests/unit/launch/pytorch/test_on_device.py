@@ -26,7 +26,7 @@ class Movable(UserDict[str, Any]):
 
 def test_what_can_move_itself_stays_what_it_is() -> None:
     import torch
-    from synergy_launch.pytorch.on_device import on_device
+    from synergy_launch.pytorch.device import on_device
 
     batch = Movable(rows=torch.ones(2))
     assert on_device("meta", batch) is batch and batch["rows"].device.type == "meta"
@@ -34,7 +34,7 @@ def test_what_can_move_itself_stays_what_it_is() -> None:
 
 def test_mappings_sequences_and_namedtuples() -> None:
     import torch
-    from synergy_launch.pytorch.on_device import on_device
+    from synergy_launch.pytorch.device import on_device
 
     rows = torch.ones(2)
     moved = on_device("meta", UserDict(rows=rows, n=3))

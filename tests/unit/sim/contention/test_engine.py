@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.errors import UsageError
-from synergy_sim.contention.engine import Engine
+from synergy_sim.contention.engine import Engine, Machine
 from synergy_sim.contention.lookahead import LookAhead, forecast
-from synergy_sim.contention.machine import Machine
 from synergy_sim.contention.placers import find_placer
 from synergy_sim.contention.workload import MIX, JobSpec, paper_workload
 

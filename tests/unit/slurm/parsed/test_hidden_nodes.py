@@ -35,9 +35,8 @@ def test_one_that_was_shown_once_sleeps_while_it_is_not() -> None:
 
 
 def job(asked: int, **directive: int) -> Job:
-    known = replace(
-        KNOWN, requested_shape=replace(KNOWN.requested_shape, gpus_per_node=asked), directive=Directive(**directive)
-    )  # type: ignore[arg-type]
+    shape = replace(KNOWN.requested_shape, gpus_per_node=asked)
+    known = replace(KNOWN, requested_shape=shape, directive=Directive(**directive))  # type: ignore[arg-type]
     return job_from_row(row(partition="main"), known, {}, is_paused=False)
 
 

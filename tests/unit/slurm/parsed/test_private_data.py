@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synergyd.slurm.parsed.associations import ALL_PRIVATE, private_data
-from synergyd.slurm.parsed.config_values import config_values
+from synergyd.slurm.parsed.rows import config_values
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class _Peer:
 
 
 @dataclass
-class Crew:
+class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
     Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind) and `lost_ranks`; the others hear `word`.
@@ -207,7 +207,7 @@ class Crew:
                 self.peers.append(peer)
 
     def _listen(self) -> None:
-        """Listen on the first free port; where all are taken there is no crew."""
+        """Listen on the first free port; where all are taken there is no group."""
         for port in self._places:
             with contextlib.suppress(OSError):
                 listener = socket.create_server(("", port), backlog=BACKLOG)
@@ -288,13 +288,13 @@ class Crew:
         if not self.secret:
             credential = munge.decode(line)
             if credential.uid != self.uid:
-                raise UsageError("crew", "the sender is another user")
+                raise UsageError("group", "the sender is another user")
             return credential.payload.decode("ascii"), None
         if peer.greeting is not None:
             return peer.greeting.verify_answer(line).decode("ascii"), None
         signed, payload = job_key.open_line(line, self.secret, time.time())
         if signed.signature in self._seen_signatures:
-            raise UsageError("crew", "the line was sent before")
+            raise UsageError("group", "the line was sent before")
         self._seen_signatures[signed.signature] = None
         return payload.decode("ascii"), signed
 

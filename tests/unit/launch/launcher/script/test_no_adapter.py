@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
-from synergy_launch.launcher.no_adapter import check, find_framework
+from synergy_launch.launcher.script.no_adapter import check, find_framework
 
 from tests.paths import python_path
 

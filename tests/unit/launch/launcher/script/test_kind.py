@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher.detection import detect
-from synergy_launch.launcher.script_kind import (
+from synergy_launch.launcher.script.detection import detect
+from synergy_launch.launcher.script.kind import (
     ACCELERATE,
     DEEPSPEED,
     LIGHTNING,

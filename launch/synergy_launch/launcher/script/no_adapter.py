@@ -8,7 +8,7 @@ from pathlib import Path
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
 
-from synergy_launch.launcher.script_kind import ScriptKind
+from synergy_launch.launcher.script.kind import ScriptKind
 
 _READ_BYTES = 1 << 18
 _IMPORTS = re.compile(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergy_launch.launcher import script_kind
-from synergy_launch.launcher.script_kind import ScriptKind
+from synergy_launch.launcher.script import kind as script_kind
+from synergy_launch.launcher.script.kind import ScriptKind
 from synergy_launch.megatron_lm import options
 
 # the adapter to use in a script whose loop can't be hooked from outside

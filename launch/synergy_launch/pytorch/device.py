@@ -1,4 +1,4 @@
-"""Batches on the device of a model."""
+"""The device of this process: its memory, and batches on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+
+def peak_memory() -> int | None:
+    """Return the most bytes that torch had allocated; None without a GPU, where a plan's memory has nothing to compare with."""
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
+
+
+def device_memory() -> int | None:
+    """Return the bytes of the GPU; None without one."""
+    return (
+        int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        if torch.cuda.is_available()
+        else None
+    )
 
 
 def on_device(device: Any, batch: Any) -> Any:

@@ -15,11 +15,11 @@ from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
-from synergy_launch.launcher import crew as crews
 from synergy_launch.launcher import in_place
+from synergy_launch.launcher import launcher_group as groups
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.crew import Crew, NextRun, next_run
 from synergy_launch.launcher.in_place import Restarts
+from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun, next_run
 from synergy_launch.launcher.plan_guard import PlanGuard
 
 PLAN = Plan(dp=4, global_batch=8)
@@ -44,7 +44,7 @@ class Seals:
 
 @pytest.fixture
 def seals(monkeypatch: pytest.MonkeyPatch) -> Seals:
-    monkeypatch.setattr(crews, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(groups, "_AGAIN_S", 0.05)
     return Seals(monkeypatch)
 
 
@@ -53,14 +53,14 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
-    monkeypatch.setattr(crews, "meeting_ports", lambda secret, job, restarts, run: (number,))
+    monkeypatch.setattr(groups, "meeting_ports", lambda secret, job, restarts, run: (number,))
     return number
 
 
 @pytest.fixture(params=[b"", SECRET], ids=["munge", "secret"])
-def nodes(seals: Seals, port: int, request: pytest.FixtureRequest) -> Iterator[list[Crew]]:
+def nodes(seals: Seals, port: int, request: pytest.FixtureRequest) -> Iterator[list[LauncherGroup]]:
     """Of a job on three nodes, all connected."""
-    made = [Crew(at(rank), "127.0.0.1", 1000, request.param) for rank in range(3)]
+    made = [LauncherGroup(at(rank), "127.0.0.1", 1000, request.param) for rank in range(3)]
     until(made, lambda: all(c.is_connected for c in made))
     yield made
     for one in made:
@@ -71,7 +71,7 @@ def at(rank: int) -> JobAllocation:
     return JobAllocation(job_id=9, restarts=0, nodes=NODES, node_rank=rank, gpus=2, in_step=True, leader=rank == 0)
 
 
-def until(some: list[Crew], true: Callable[[], bool]) -> None:
+def until(some: list[LauncherGroup], true: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
@@ -80,7 +80,7 @@ def until(some: list[Crew], true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
+def test_the_first_node_says_what_runs_next(nodes: list[LauncherGroup]) -> None:
     nodes[2].report_end(0, 7, "memory")
     until(nodes, lambda: bool(nodes[0].ends))
     assert nodes[0].ends == {2: (0, 7, "memory")}
@@ -96,7 +96,7 @@ def test_the_first_node_says_what_runs_next(nodes: list[Crew]) -> None:
     assert not nodes[0].ends
 
 
-def test_a_node_that_is_gone_is_lost(nodes: list[Crew]) -> None:
+def test_a_node_that_is_gone_is_lost(nodes: list[LauncherGroup]) -> None:
     nodes[1].close()
     until(nodes[:1], lambda: nodes[0].lost_ranks == {1})
     assert nodes[0].is_connected, "with all that are left"
@@ -104,7 +104,7 @@ def test_a_node_that_is_gone_is_lost(nodes: list[Crew]) -> None:
     until(nodes[2:], lambda: not nodes[2].is_connected)
 
 
-def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> None:
+def test_strangers_are_not_heard(nodes: list[LauncherGroup], seals: Seals, port: int) -> None:
     for uid, words in ((1001, "synergy-node 9 0 1"), (1000, "synergy-node 8 0 1"), (1000, "synergy-node 9 1 1"),
                        (1000, "synergy-node 9 0 1"), (1000, "synergy-node 9 0 5"), (1000, "ended 0 1 exit")):  # fmt: skip
         with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
@@ -122,8 +122,8 @@ def test_strangers_are_not_heard(nodes: list[Crew], seals: Seals, port: int) -> 
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["munge", "secret"])
 def test_silent_strangers_keep_no_node_out(seals: Seals, port: int, secret: bytes) -> None:
-    first = Crew(at(0), "127.0.0.1", 1000, secret)
-    others = [Crew(at(rank), "127.0.0.1", 1000, secret) for rank in (1, 2)]
+    first = LauncherGroup(at(0), "127.0.0.1", 1000, secret)
+    others = [LauncherGroup(at(rank), "127.0.0.1", 1000, secret) for rank in (1, 2)]
     first.poll()
     with contextlib.ExitStack() as held:
         for said in (b"", b"MUNGE:10", b"MUNGE:1001:synergy-node 9 0 1\n") * 100:
@@ -132,7 +132,7 @@ def test_silent_strangers_keep_no_node_out(seals: Seals, port: int, secret: byte
         for _ in range(300):
             held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
         others[0].close()
-        others[0] = Crew(at(1), "127.0.0.1", 1000, secret)
+        others[0] = LauncherGroup(at(1), "127.0.0.1", 1000, secret)
         until([first], lambda: first.lost_ranks == {1})
         assert first.is_connected and others[1].is_connected
     for one in (first, *others):
@@ -140,14 +140,14 @@ def test_silent_strangers_keep_no_node_out(seals: Seals, port: int, secret: byte
 
 
 def test_a_node_passes_over_strangers_on_the_first_nodes_ports(seals: Seals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crews, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(groups, "_ANSWER_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as taken:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             free = probe.getsockname()[1]
         ports = (silent.getsockname()[1], taken.getsockname()[1], free)
-        monkeypatch.setattr(crews, "meeting_ports", lambda secret, job, restarts, run: ports)
-        made = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
+        monkeypatch.setattr(groups, "meeting_ports", lambda secret, job, restarts, run: ports)
+        made = [LauncherGroup(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
         until(made, lambda: all(one.is_connected for one in made))
         assert not made[0].lost_ranks
         for one in made:
@@ -155,7 +155,7 @@ def test_a_node_passes_over_strangers_on_the_first_nodes_ports(seals: Seals, mon
 
 
 def test_a_line_that_was_sent_before_is_not_heard(seals: Seals, port: int) -> None:
-    first, other = (Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
+    first, other = (LauncherGroup(at(rank), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
     line, _ = other._hello(other._words("node", 1).encode())
     first.poll()
     answers = []
@@ -178,7 +178,7 @@ def test_a_line_that_was_sent_before_is_not_heard(seals: Seals, port: int) -> No
 
 def test_another_users_first_node_is_not_followed(seals: Seals, port: int) -> None:
     seals.uid = 1001
-    first, other = Crew(at(0), "127.0.0.1", 1001), Crew(at(1), "127.0.0.1", 1000)
+    first, other = LauncherGroup(at(0), "127.0.0.1", 1001), LauncherGroup(at(1), "127.0.0.1", 1000)
     for _ in range(30):
         first.poll()
         other.poll()
@@ -214,12 +214,12 @@ def test_what_is_said_is_read_back() -> None:
 class Node:
     """One node's restarts with its guard, whose run has trained."""
 
-    def __init__(self, crew: Crew, *, mends: bool = True) -> None:
-        self.guard = PlanGuard(crew.allocation, PlanFile(9, Plan(dp=6, global_batch=24)), None)
-        self.restarts = Restarts(crew.allocation, None, crew=crew, mends=mends)
+    def __init__(self, group: LauncherGroup, *, mends: bool = True) -> None:
+        self.guard = PlanGuard(group.allocation, PlanFile(9, Plan(dp=6, global_batch=24)), None)
+        self.restarts = Restarts(group.allocation, None, group=group, mends=mends)
         for step in (1, 100):
             status = {"state": "training", "step": step, "checkpoint_step": step}
-            if crew.first:
+            if group.first:
                 self.guard.look(status)
                 self.restarts.look(status)
 
@@ -235,8 +235,8 @@ def poll_until(some: list[Node], true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def job(nodes: list[Crew]) -> list[Node]:
-    return [Node(crew) for crew in nodes]
+def job(nodes: list[LauncherGroup]) -> list[Node]:
+    return [Node(group) for group in nodes]
 
 
 def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node]) -> None:
@@ -256,8 +256,8 @@ def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node
 
 
 @pytest.mark.parametrize("mends", [True, False])
-def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[Crew], mends: bool) -> None:
-    job = [Node(crew, mends=mends) for crew in nodes]
+def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[LauncherGroup], mends: bool) -> None:
+    job = [Node(group, mends=mends) for group in nodes]
     first, leaver, third = job
     assert first.restarts.sheds_nodes
     first.restarts.hear(ReportAnswer(Plan(dp=4, global_batch=24), 1, nodes=("n1", "n3")))
@@ -266,8 +266,8 @@ def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[Crew], mends: 
     assert [node.restarts.begin_next_run(0, node.guard) for node in job] == [True, False, True]
     assert [node.restarts.leaves for node in job] == [False, True, False]
     assert not leaver.guard.waits
-    assert leaver.restarts.crew is not None
-    leaver.restarts.crew.close()
+    assert leaver.restarts.group is not None
+    leaver.restarts.group.close()
     for node in (first, third):
         assert (node.guard.plan, node.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
     for _ in range(20):
@@ -289,13 +289,13 @@ def test_an_order_without_the_first_node_or_with_unknown_ones_is_not_followed(
     assert not job[0].restarts.is_decided
 
 
-def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[Crew]) -> None:
-    job = [Node(crew, mends=False) for crew in nodes]
+def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[LauncherGroup]) -> None:
+    job = [Node(group, mends=False) for group in nodes]
     first, other, _ = job
-    assert other.restarts.crew is not None
-    other.restarts.crew.report_end(0, 9, "memory")
-    other.restarts.crew.close()
-    poll_until([first], lambda: bool(first.restarts.crew and first.restarts.crew.lost_ranks))
+    assert other.restarts.group is not None
+    other.restarts.group.report_end(0, 9, "memory")
+    other.restarts.group.close()
+    poll_until([first], lambda: bool(first.restarts.group and first.restarts.group.lost_ranks))
     assert not first.restarts.is_broken_elsewhere and not first.restarts.can_restart and not first.restarts.together
     assert first.restarts.cause(137, own=True) == (137, "")
     assert not first.restarts.begin_next_run(137, first.guard) and not other.restarts.follows
@@ -303,8 +303,8 @@ def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[Cr
 
 def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
     first, other, third = job
-    assert other.restarts.crew is not None
-    other.restarts.crew.report_end(0, 9, "memory")
+    assert other.restarts.group is not None
+    other.restarts.group.report_end(0, 9, "memory")
     end = time.monotonic() + 60
     while not first.restarts.is_broken_elsewhere:
         assert time.monotonic() < end
@@ -325,12 +325,12 @@ def test_a_crash_before_the_other_nodes_have_connected_reaches_them(
 ) -> None:
     """The first node alone has trained when its run crashes: the others, whose launchers start late, must not run on alone."""
     monkeypatch.setattr(in_place, "_CAUSE_S", 0.0)
-    crews_of_job = [Crew(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
-    first, *others = (Node(crew) for crew in crews_of_job)
+    groups_of_job = [LauncherGroup(at(rank), "127.0.0.1", 1000, SECRET) for rank in range(3)]
+    first, *others = (Node(group) for group in groups_of_job)
     first.restarts.poll()
     assert not first.restarts.can_restart
     connects = threading.Thread(
-        target=until, args=(crews_of_job[1:], lambda: all(c.is_connected for c in crews_of_job[1:]))
+        target=until, args=(groups_of_job[1:], lambda: all(c.is_connected for c in groups_of_job[1:]))
     )
     connects.start()
     try:
@@ -339,14 +339,14 @@ def test_a_crash_before_the_other_nodes_have_connected_reaches_them(
         assert first.restarts.begin_next_run(9, first.guard)
         assert all(node.restarts.begin_next_run(137, node.guard) for node in others)
     finally:
-        for crew in crews_of_job:
-            crew.close()
+        for group in groups_of_job:
+            group.close()
 
 
 def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> None:
     first, lost, third = job
-    assert lost.restarts.crew is not None
-    lost.restarts.crew.close()
+    assert lost.restarts.group is not None
+    lost.restarts.group.close()
     end = time.monotonic() + 60
     while not first.restarts.is_broken_elsewhere:
         assert time.monotonic() < end
@@ -386,7 +386,7 @@ def test_the_other_nodes_processes_do_not_outlive_a_failed_job(job: list[Node]) 
 
 def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> None:
     """More than are kept come between two polls, from the nodes' own address, before a node's line and after it."""
-    first, other = (Crew(replace(at(rank), nodes=NODES[:2]), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
+    first, other = (LauncherGroup(replace(at(rank), nodes=NODES[:2]), "127.0.0.1", 1000, SECRET) for rank in (0, 1))
     first.poll()
     with contextlib.ExitStack() as held:
         for turn in range(2):

@@ -1,0 +1,1 @@
+"""What the user's training script is, and what it does wrong."""
