@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from synergy_core.restarts import RestartBudget, RestartCost
 
-from synergyd.scheduler.borrowed_gpus import with_returns
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.give_back import ForcedShrinks, give_back
 from synergyd.scheduler.preemption import stoppable
@@ -113,12 +112,6 @@ def _pose(draft: Draft) -> Draft:
     return replace(draft, problem=problem)
 
 
-def _call_back(draft: Draft) -> Draft:
-    if draft.by_rule:
-        return draft
-    return replace(draft, problem=with_returns(draft.problem, draft.rules.objective, draft.rules.claims.epoch_s))
-
-
 FORMULATE = (
     Stage(
         name="shrink",
@@ -152,10 +145,5 @@ FORMULATE = (
     ),
     Stage(
         name="pose", text="Nodes, limits of accounts and partitions, CPUs and memory complete the problem.", run=_pose
-    ),
-    Stage(
-        name="borrowed",
-        text="Jobs that hold more than they asked for give GPUs back to waiting jobs, which would start on them under Slurm alone.",
-        run=_call_back,
     ),
 )

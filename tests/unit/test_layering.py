@@ -110,7 +110,8 @@ ROWS: tuple[tuple[str, str], ...] = (
     (
         "synergyd.cli",
         f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store {PORTS} synergyd.daemon "
-        "synergyd.views synergyd.rest synergy_launch.launcher synergyd.cli.shared synergyd.cli.planning",
+        "synergyd.views synergyd.rest synergy_launch.launcher synergy_launch.launcher.script synergyd.cli.shared "
+        "synergyd.cli.planning",
     ),
     # the simulator: the daemon's pure folders in simulated time
     ("synergy_sim.policies", f"{BASE} {SOLVER}"),

@@ -142,7 +142,7 @@ def heavy_imports(script: str, arguments: Sequence[str] = (), style: str = "auto
     path: Path | None = Path(script)
     if script.startswith("module:"):
         name = script.removeprefix("module:")
-        path = _module_path(Path(__file__).parents[2] if name.startswith("synergy_launch.") else Path.cwd(), name)
+        path = _module_path(Path(__file__).parents[3] if name.startswith("synergy_launch.") else Path.cwd(), name)
     texts = _texts(path, path.parent).values() if path is not None else ()
     if any(_SETS_READ_AT_IMPORT.search(text) for text in texts):
         return ()
