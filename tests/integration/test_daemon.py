@@ -17,7 +17,6 @@ from tests.integration.daemon_site import (
     ELASTIC,
     Shim,
     explain,
-    failed,
     shown,
     sizes,
     status,
