@@ -50,7 +50,8 @@ class Starter:
     def prepare(self, environment: Mapping[str, str]) -> None:
         """Start the waiting process, once."""
         modules, self._modules = self._modules, ()
-        if modules and (host_memory.read_free_bytes() or FREE_BYTES) >= FREE_BYTES:
+        free = host_memory.read_free_bytes()
+        if modules and (free is None or free >= FREE_BYTES):
             self._waiting = WaitingProcess.launch(modules, environment)
 
     def await_ready(self, within_s: float) -> None:

@@ -195,6 +195,13 @@ def test_a_waiting_process_that_was_killed_is_done_without(tmp_path: Path) -> No
         each.stdout.close()
 
 
+def test_nobody_waits_on_a_host_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synergy_launch.agent.host_memory.read_free_bytes", lambda: 0)
+    starter = Starter(("decimal",))
+    starter.prepare(os.environ)
+    assert starter._waiting is None
+
+
 def test_it_ends_with_the_one_that_asks(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom synergy_launch.warm_start.client import WaitingProcess\n"
