@@ -52,6 +52,7 @@ from synergyd.daemon.heartbeat import Heartbeat, compute_grace_s
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
 from synergyd.daemon.links.process import find_members
+from synergyd.daemon.lost_allocations import LostAllocations
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.plain_jobs import held_gpus, hypothetical_jobs, plain_rows
 from synergyd.daemon.restart_place import RestartPlace
@@ -111,6 +112,7 @@ class Daemon:
             dependencies.store, self.actuator, settings.state_dir, dependencies.clock, self.observer.exceeded_limit
         )
         self.forecast = Forecast(settings)
+        self.lost_allocations = LostAllocations(dependencies.writer)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, dependencies.paced_s)
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
@@ -297,6 +299,9 @@ class Daemon:
                 self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded_nodes})
             self._cleared = True
             self.executor.renew_parking()
+            if self._loaded:  # or jobs that have such an allocation may not be known yet
+                at_rest = {i for i, life in lives.items() if life.state is ResizeState.RUNNING}
+                self.lost_allocations.end(self.observer.unclaimed_allocations(at_rest), self.now_s())
             self.heartbeat.note_completed_epoch(self.now_s())
 
     def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> tuple[Decision, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -41,7 +41,7 @@ from synergyd.slurm.parsed.crowded import (
     wait_reason,
     who_gives_back,
 )
-from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, find_expanders, with_expanders
+from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, find_expanders, find_unclaimed, with_expanders
 from synergyd.slurm.parsed.het_jobs import avoid_other_components, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
 from synergyd.slurm.parsed.job_forms import Forms, sort_by_form
@@ -171,6 +171,10 @@ class Observer:
         uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
+
+    def unclaimed_allocations(self, at_rest: Collection[int]) -> Iterator[int]:
+        """Yield the allocations beside jobs' own that the last read showed and that are no run's (`find_unclaimed`)."""
+        return find_unclaimed(self.everybodys, self._expanders, at_rest)
 
     def queue_events(self, moving: Iterable[int] = ()) -> Iterator[JobObserved | QueueRead]:
         """Yield what the last read showed of each job, and which jobs have left: for those `moving`, also how. Raises SlurmError."""

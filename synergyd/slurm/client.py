@@ -165,6 +165,10 @@ class SlurmWriter(Protocol):
         """Let no new job start on a node. Raises SlurmError, DeniedError."""
         ...
 
+    def end_allocation(self, job: int | str) -> None:
+        """End a job that has no batch script. Raises SlurmError, DeniedError."""
+        ...
+
     def signal_launchers(self, job: int | str, name: str) -> None:
         """Send a signal to the processes of the steps in which the job's launchers run, and to no other step."""
         ...

@@ -334,6 +334,9 @@ class CommandLine(Commands):
             raise SlurmError("scontrol update", f"{node!r}, {reason!r} are no node and reason", transient=False)
         self._write("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
+    def end_allocation(self, job: int | str) -> None:
+        self._write("scancel", _check_name(job), timeout_s=SIGNAL_TIMEOUT_S)
+
     def signal_launchers(self, job: int | str, name: str) -> None:
         # never the job, nor a step that is none of ours: whoever does not handle the signal dies of it
         text = self.run("squeue", "-a", "-s", "-h", "-j", _check_name(job), "-o", "%i %j").decode(errors="replace")

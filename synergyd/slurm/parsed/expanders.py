@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from synergy_core.records import JobState
@@ -38,6 +38,25 @@ def find_expanders(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) ->
         if named[1] == job.restarts == asked.restarts and row.node_names and set(row.node_names) <= asked.names:
             beside[job.job_id] = (*beside.get(job.job_id, ()), row)
     return beside
+
+
+def find_unclaimed(
+    rows: Iterable[JobRow], beside: Mapping[int, tuple[JobRow, ...]], at_rest: Collection[int]
+) -> Iterator[int]:
+    """Yield the running allocations that bear such a name and have no run: `find_expanders` has returned `beside` for these rows.
+
+    `at_rest`: the jobs that run and are not being changed. Such an allocation has no batch script: nothing that a user would miss.
+    """
+    rows = tuple(rows)
+    claimed = {other.job_id for others in beside.values() for other in others}
+    running = {r.job_id: r for r in rows if state_from_row(r) in (JobState.RUNNING, JobState.SUSPENDED)}
+    for row in running.values():
+        named = None if row.batch or row.job_id in claimed else job_of_expander(row.name)
+        if named is not None:
+            job = running.get(named[0])
+            has_run = job is not None and (job.uid, job.restarts) == (row.uid, named[1])
+            if not has_run or named[0] in at_rest:
+                yield row.job_id
 
 
 def with_expanders(row: JobRow, beside: Iterable[JobRow]) -> JobRow:

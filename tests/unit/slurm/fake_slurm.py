@@ -203,6 +203,10 @@ class FakeSlurm:
         self._write("drain", node, reason)
         self.drained[node] = reason
 
+    def end_allocation(self, job: int | str) -> None:
+        self._write("scancel", str(job))
+        del self.jobs[self.named(job)]
+
     def signal_launchers(self, job: int | str, name: str) -> None:
         job_id = self.named(job)
         self._write("signal", str(job_id), name)
