@@ -87,7 +87,7 @@ def running(kind: str) -> Iterator[tuple[SlurmCluster, int, Path, Rivals]]:
                     job = submit(cluster, GPT_JOB, f"--nodes={first}")
                     log = work_folder(cluster, GPT_JOB) / "checkpoints" / "steps.jsonl"
                 else:
-                    size = f"min_gpus={GPUS} max_gpus={most * GPUS}"
+                    size = f"min_gpus={GPUS} max_gpus={most * GPUS} global_batch=24"  # which 2, 4 and 6 GPUs divide
                     job = light_job.submit(
                         cluster, "wide", gpus=GPUS, directive=size, options=(f"--nodes={first}",),
                         before="export CHECKPOINT_EVERY=50\n",

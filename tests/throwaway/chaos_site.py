@@ -61,7 +61,8 @@ class ChaosDaemon:
             url = url.replace(f":{site.postgres.port}/", f":{self.database.port}/")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, chaos_daemon.__file__, str(self._epochs), str(self.clock), url],
+                # until it has its handler, SIGUSR1 would end it
+                ["env", "--ignore-signal=USR1", sys.executable, chaos_daemon.__file__, str(self._epochs), str(self.clock), url],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.wanted = True
