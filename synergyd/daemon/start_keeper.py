@@ -7,7 +7,6 @@ accounting too, and takes a bounded share of the time.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from synergy_core.records import JobState
 from synergy_core.usage import RESIZING, PastRun
 from synergy_core.wire.codec import encode
 
+from synergyd.daemon.look_thread import LookThread
 from synergyd.daemon.queue_look import QueueLook, name_of_program, program_of, queue_of
 from synergyd.daemon.usage_look import gpus_of_job
 from synergyd.slurm.parsed.job_forms import squeue_name
@@ -49,8 +49,7 @@ class StartKeeper:
         past_runs: Callable[[float, float], Iterable[PastRun]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._open_store, self._past_runs, self._monotonic = open_store, past_runs, monotonic
-        self._store: Store | None = None
+        self._past_runs, self._monotonic = past_runs, monotonic
         self._forecaster = StartForecaster()
         self._began: dict[
             int, tuple[float, float, Program]
@@ -62,49 +61,11 @@ class StartKeeper:
         self._freed: dict[str, float] = {}  # when a job on it ended last, by node
         self._learnt = False
         self._rest_until = 0.0
-        self._problem = ""
-        self._look: QueueLook | None = None
-        self._arrived = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="starts", daemon=True)
-        self._thread.start()
+        self._thread = LookThread("starts", open_store, self.take, log, "no forecast of starts")
+        self.see, self.close = self._thread.see, self._thread.close
 
-    def see(self, look: QueueLook) -> None:
-        """Hand a look to the thread. Never waits; the next look replaces one that waits."""
-        with self._arrived:
-            self._look = look
-            self._arrived.notify()
-
-    def close(self) -> None:
-        """End the thread. Return when it has ended, or after 5 s."""
-        with self._arrived:
-            self._closing = True
-            self._arrived.notify()
-        self._thread.join(5.0)
-
-    def _run(self) -> None:
-        while True:
-            with self._arrived:
-                while self._look is None and not self._closing:
-                    self._arrived.wait()
-                look, self._look = self._look, None
-                if look is None or self._closing:
-                    break
-            try:
-                self._take(look)
-                self._problem = ""
-            except Exception as error:  # no job depends on it
-                if str(error) != self._problem:
-                    log.warning("no forecast of starts: %s", error, exc_info=not isinstance(error, SynergyError))
-                self._problem = str(error)
-                if self._store is not None:
-                    self._store.close()
-                    self._store = None
-        if self._store is not None:
-            self._store.close()
-
-    def _take(self, look: QueueLook) -> None:
-        store = self._store = self._store or self._open_store()
+    def take(self, store: Store, look: QueueLook) -> None:
+        """Learn from a look, and store a forecast if it is time."""
         if not self._learnt:
             self._learnt = True
             self._learn_past(store, look.at_s)

@@ -7,7 +7,6 @@ is taken over: exact ends, and runs that began and ended between two looks.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from synergy_core.errors import SynergyError
 from synergy_core.usage import PastRun, Totals, Usage, UsageSum, clip_usage, reconcile_usage
 
 from synergyd.control.usage_ledger import Holding, UsageLedger
+from synergyd.daemon.look_thread import LookThread
 from synergyd.daemon.usage_look import midnight
 from synergyd.store.months import present_month
 from synergyd.store.records import RefusedError
@@ -52,9 +52,7 @@ class UsageKeeper:
         clock: Callable[[], float],
         ask_s: float = ASK_S,
     ) -> None:
-        self._open_store, self._past_runs, self._keep_s, self._clock = open_store, past_runs, keep_s, clock
-        self._ask_s = ask_s
-        self._store: Store | None = None
+        self._past_runs, self._keep_s, self._clock, self._ask_s = past_runs, keep_s, clock, ask_s
         self._ledger = UsageLedger(midnight)
         self._term: int | None = None
         self._loaded = False
@@ -64,54 +62,17 @@ class UsageKeeper:
         self.month: Totals | None = (
             None  # of all jobs in the present month, as `synergyctl usage` shows it; not known yet
         )
-        self._problem = ""
-        self._waiting: list[Look] = []
-        self._arrived = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
-        self._thread.start()
+        self._thread = LookThread(
+            "usage", open_store, self.take, log, "GPU hours are not stored", most=2, finishes=True
+        )
+        self.close = self._thread.close
 
     def see(self, at_s: float, jobs: Sequence[Holding], term: int | None) -> None:
         """Hand a look to the thread. Never waits. The next look replaces one that waits: ends are found by their own times."""
-        with self._arrived:
-            self._waiting = [*self._waiting[:1], Look(at_s, jobs, term)]
-            self._arrived.notify()
+        self._thread.see(Look(at_s, jobs, term))
 
-    def close(self) -> None:
-        """End the thread. Return after what was handed over has been stored, or after 5 s."""
-        with self._arrived:
-            self._closing = True
-            self._arrived.notify()
-        self._thread.join(5.0)
-
-    def _run(self) -> None:
-        while True:
-            with self._arrived:
-                while not self._waiting and not self._closing:
-                    self._arrived.wait()
-                looks, self._waiting = self._waiting, []
-                if not looks:
-                    break
-            for look in looks:
-                try:
-                    self._take(look)
-                    self._problem = ""
-                except Exception as error:  # no job depends on it
-                    self._log_failure(error)
-        if self._store is not None:
-            self._store.close()
-
-    def _log_failure(self, error: Exception) -> None:
-        """Log one line for each kind of trouble, and close the database so that it is opened anew."""
-        if str(error) != self._problem:
-            log.warning("GPU hours are not stored: %s", error, exc_info=not isinstance(error, SynergyError))
-        self._problem = str(error)
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    def _take(self, look: Look) -> None:
-        store = self._store = self._store or self._open_store()
+    def take(self, store: Store, look: Look) -> None:
+        """Store what a look shows, and what Slurm's accounting says since it was asked last."""
         if not self._loaded or look.term != self._term:
             self._ledger = UsageLedger(midnight)
             kept, seen_s = store.open_usage(), store.usage_seen_s()

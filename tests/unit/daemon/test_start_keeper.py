@@ -83,7 +83,7 @@ class Kept:
     """A keeper whose thread has stopped: the tests take its looks themselves."""
 
     def __init__(self, store: Store, *past: PastRun, accounts: bool = True) -> None:
-        self.monotonic_s = 0.0
+        self.monotonic_s, self.store = 0.0, store
 
         def past_runs(_from_s: float, _to_s: float) -> tuple[PastRun, ...]:
             if not accounts:
@@ -95,7 +95,7 @@ class Kept:
 
     def take(self, of: QueueLook) -> None:
         self.monotonic_s += 1000.0
-        self.keeper._take(of)
+        self.keeper.take(self.store, of)
 
 
 def test_a_plain_job_is_explained(store: Store) -> None:

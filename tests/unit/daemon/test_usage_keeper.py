@@ -41,7 +41,7 @@ class Kept:
 
     def look(self, *jobs: Holding, passed_s: float = 60.0, term: int | None = None) -> None:
         self.now_s += passed_s
-        self.keeper._take(Look(self.now_s, jobs, term))
+        self.keeper.take(self.store, Look(self.now_s, jobs, term))
 
     def rows(self) -> list[Usage]:
         return sorted(self.store.usage_between(0.0, 1e12), key=lambda p: (p.job_id, p.from_s))
