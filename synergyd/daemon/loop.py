@@ -225,6 +225,7 @@ class Daemon:
             self._loaded = self._cleared = False
             self.executor.orders, self.executor.requests = {}, {}
             self.adoption.forget_all()
+            self.actuator.forget_running_jobs()
         self._acted = term
         if store.is_loaded and not self._loaded:
             self._loaded = True
@@ -299,6 +300,7 @@ class Daemon:
                 self.actuator.shields.take_down_all({i for i, life in lives.items() if life.shielded_nodes})
             self._cleared = True
             self.executor.renew_parking()
+            self.actuator.stamp_running_jobs(self.now_s())
             if self._loaded:  # or jobs that have such an allocation may not be known yet
                 at_rest = {i for i, life in lives.items() if life.state is ResizeState.RUNNING}
                 self.lost_allocations.end(self.observer.unclaimed_allocations(at_rest), self.now_s())

@@ -44,6 +44,8 @@ from synergyd.slurm.parsed.snapshot import SubmittedJob, has_launch_failed, size
 from synergyd.slurm.shields import Shields
 
 log = logging.getLogger("synergyd")
+#: Slurm 22.05 without slurmdbd refuses each update of a job for a minute after nodes have left it, and scontrol asks for 5 s
+STAMP_WITHIN_S, STAMP_AGAIN_S = 1.0, 60.0
 CHECKPOINT_SIGNAL = "USR2"  # NCCL may catch USR1
 # above all priorities that Slurm's plugins give, whose first is 0xffff0000 (priority/basic), and within its 32 bits
 _FIRST_PRIORITY = 4_294_960_000
@@ -93,6 +95,8 @@ class Actuator:
     names: Mapping[int, int | str] = field(default_factory=dict)  # a job's name to Slurm, if that is not its id
     check: PlaceCheck = field(default_factory=PlaceCheck)
     only_reports: bool = False  # a dry run: jobs are handed where to report, in a file, and Slurm is not written to
+    # (incarnation, plan, time of the next try) of running jobs whose plan has changed since AdminComment was written
+    _unstamped: dict[int, tuple[int, Plan, float]] = field(default_factory=dict)
 
     @cached_property
     def shields(self) -> Shields:
@@ -128,6 +132,31 @@ class Actuator:
             log.error("job %d: %s failed", job_id, type(instruction).__name__, exc_info=problem)
             return Refused(instruction, f"{type(problem).__name__}: {one_line(str(problem), 200)}", transient=False)
         return Refused(instruction, *error) if error else CarriedOut(instruction)
+
+    def stamp_running_jobs(self, now_s: float) -> None:
+        """Write into AdminComment which plans running jobs have got. Raises DeniedError.
+
+        Their launchers have heard it already, and the plan's file has it: they do not wait for this. What is refused ends this round.
+        """
+        for job_id, (restarts, plan, from_s) in list(self._unstamped.items()):
+            if now_s < from_s:
+                continue
+            del self._unstamped[job_id]
+            try:
+                row, submission = self.slurm.job(job_id), self.submissions.get(job_id)
+                if row is None or submission is None or row.restarts != restarts:
+                    continue
+                stamp = self._stamp(self._with_present_note(job_id, submission), plan)
+                self.slurm.update(slurm_name(row), {"AdminComment": stamp}, within_s=STAMP_WITHIN_S)
+            except SlurmError as problem:
+                if problem.transient:
+                    self._unstamped[job_id] = restarts, plan, now_s + STAMP_AGAIN_S
+                log.info("job %d: its AdminComment has its former plan: %s", job_id, one_line(str(problem), 200))
+                return
+
+    def forget_running_jobs(self) -> None:
+        """Leave the plans of running jobs to a daemon that has led meanwhile."""
+        self._unstamped.clear()
 
     def adopt(self, job_id: int, plan: Plan | None) -> None:
         """Tell a job that Synergy does not start where to report. Raise SlurmError, OSError."""
@@ -229,19 +258,6 @@ class Actuator:
     def _hand_over(self, job_id: int, submission: SubmittedJob, plan: Plan | None) -> None:
         plan_file.write(self._plan_file(job_id, submission, plan), self.state_dir, self._show_to(submission.uid))
 
-    def _note_plan(self, name: int | str, job_id: int, submission: SubmittedJob, plan: Plan) -> None:
-        """Write a running job's new plan into its AdminComment, too, where Slurm takes it now.
-
-        Slurm 22.05 without slurmdbd refuses each update for a minute after nodes have left the job. Meanwhile the file has the plan.
-        """
-        stamp = self._stamp(self._with_present_note(job_id, submission), plan)
-        try:
-            self.slurm.update(name, {"AdminComment": stamp})
-        except SlurmError as problem:
-            if not problem.transient:
-                raise
-            log.info("job %d: its AdminComment has its former plan: %s", job_id, one_line(str(problem), 200))
-
     def _reserve(self, job_id: int, submission: SubmittedJob) -> None:
         """Reserve room for the hand-over before a job is stopped or changed: a full disk shows now, not when it is to be written."""
         plan_file.reserve(self._plan_file(job_id, submission, Plan()), self.state_dir, self._show_to(submission.uid))
@@ -295,7 +311,7 @@ class Actuator:
             case Restart(plan=plan):
                 # an incarnation that Slurm starts by itself finds this, such as after a node's failure
                 self._hand_over(job_id, submission, plan)
-                self._note_plan(name, job_id, submission, plan)
+                self._unstamped[job_id] = row.restarts, plan, 0.0
             case ReturnNodes(kept_nodes=kept, joined_nodes=joined):
                 return return_nodes(self.slurm, row, kept, joined)
             case Park(park_s=park_s, time=time):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -107,8 +108,8 @@ class SlurmWriter(Protocol):
         """Return the job's script, or None if Slurm has none to give."""
         ...
 
-    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
-        """Run `scontrol update`. It is not atomic: read back."""
+    def update(self, job: int | str, fields: Mapping[str, str], *, within_s: float = math.inf) -> None:
+        """Run `scontrol update`, for `within_s` at most. It is not atomic: read back."""
         ...
 
     @property

@@ -241,10 +241,10 @@ class CommandLine(Commands):
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
+    def update(self, job: int | str, fields: Mapping[str, str], *, within_s: float = math.inf) -> None:
         self._check_fields(fields)
         # one that waited for another slurmctld would let the job start on nodes that have not registered there
-        timeout_s = START_TIMEOUT_S if self._may_take_over and fields.get("StartTime") == "now" else math.inf
+        timeout_s = START_TIMEOUT_S if self._may_take_over and fields.get("StartTime") == "now" else within_s
         words = (f"JobId={_check_name(job)}", *(f"{k}={v}" for k, v in fields.items()))
         self._write("scontrol", "update", *words, timeout_s=timeout_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -169,7 +170,7 @@ class FakeSlurm:
         self._reach("scontrol write")
         return self.script
 
-    def update(self, job: int | str, fields: Mapping[str, str]) -> None:
+    def update(self, job: int | str, fields: Mapping[str, str], *, within_s: float = math.inf) -> None:
         self._write("update", str(self.named(job)), *(f"{k}={v}" for k, v in fields.items()), fields=fields)
 
     def delay(self, jobs: Sequence[int | str], seconds: int) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -438,8 +440,8 @@ def test_a_job_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None:
     slurm, actuator = make(tmp_path)
 
     class Starts(FakeSlurm):
-        def update(self, job: int | str, fields: object) -> None:
-            super().update(job, fields)  # type: ignore[arg-type]
+        def update(self, job: int | str, fields: Mapping[str, str], *, within_s: float = math.inf) -> None:
+            super().update(job, fields, within_s=within_s)
             if "NumNodes" in str(fields):
                 self.set(int(job), state="RUNNING")
 
@@ -634,6 +636,32 @@ def test_a_running_jobs_nodes_are_given_back_once(tmp_path: Path) -> None:
         assert actuator.carry_out(given_back) == CarriedOut(given_back)
     assert [call for call in slurm.calls if call[0] == "keep"] == [["keep", "1", "n1,n2"]]
     assert slurm.jobs[1].node_names == ("n1", "n2")
+
+
+def test_the_launchers_do_not_wait_for_the_stamp_of_a_new_plan(tmp_path: Path) -> None:
+    """Without slurmdbd Slurm refuses it for a minute after nodes have left the job, and scontrol tries for 5 s."""
+    slurm, actuator = running_on_four(tmp_path)
+    slurm.refuse["AdminComment"] = ("Job update not available right now, the DB index is being set", True)
+    assert actuator.carry_out(LEAVE) == CarriedOut(LEAVE)
+    assert not [call for call in slurm.calls if call[0] == "update"]
+    actuator.stamp_running_jobs(1000.0)
+    del slurm.refuse["AdminComment"]
+    actuator.stamp_running_jobs(1001.0)
+    assert slurm.comments == {}, "the refusal lasts"
+    actuator.stamp_running_jobs(1060.0)
+    told = plan_file.from_admin_comment(slurm.comments[1], 1)
+    assert told is not None and told.plan == PLAN
+    writes = len(slurm.calls)
+    actuator.stamp_running_jobs(2000.0)
+    assert len(slurm.calls) == writes
+
+
+def test_a_later_incarnation_keeps_its_stamp(tmp_path: Path) -> None:
+    slurm, actuator = running_on_four(tmp_path)
+    assert actuator.carry_out(LEAVE) == CarriedOut(LEAVE)
+    slurm.set(1, restarts=1)
+    actuator.stamp_running_jobs(1000.0)
+    assert slurm.comments == {}
 
 
 def test_a_refused_return_is_tried_again(tmp_path: Path) -> None:

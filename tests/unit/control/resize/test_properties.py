@@ -196,7 +196,6 @@ STUBBORN: dict[str, dict[str, tuple[str, bool]]] = {
     "requeue, called transient": {"requeue": ("busy", True)},
     "signal": {"signal": ("no", False)},
     "signal, called transient": {"signal": ("busy", True)},
-    "order": {"AdminComment": ("no", False)},
     "release": {"StartTime=now ": ("no", False)},
     "all updates": {"update": ("no", False)},
     "all updates, called transient": {"update": ("busy", True)},
