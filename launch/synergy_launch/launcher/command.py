@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -146,7 +146,7 @@ def _run_with_guard(
     output.start()
     starter = _starter(options, allocation)
     if member is not None:
-        starter.prepare({**os.environ, **python_path(os.environ)})
+        starter.prepare(environment_at_import(os.environ))
         starter.await_ready(WARM_JOIN_S)  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
@@ -187,6 +187,16 @@ def _starter(options: LaunchOptions, allocation: JobAllocation) -> Starter:
     """Return what starts this node's command: from a process that has made its imports, where torchrun runs ranks of this job."""
     warm = options.runner == "torchrun" and allocation.job_id is not None and os.environ.get(WARM_START, "1") != "0"
     return Starter(script_kind.heavy_imports(options.script[0], options.script[1:], options.style) if warm else ())
+
+
+def compute_threads(environment: Mapping[str, str]) -> str:
+    """Return OMP_NUM_THREADS of a rank: one unless the user asks for more, which is torchrun's own default, without its warning."""
+    return environment.get("OMP_NUM_THREADS", "1")
+
+
+def environment_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the ranks' imports will see, as far as it is known before the run's plan."""
+    return {**environment, **python_path(environment), "OMP_NUM_THREADS": compute_threads(environment)}
 
 
 def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
@@ -242,8 +252,7 @@ def _run(
         runner=options.runner,
         master=slurm.find_address(allocation.nodes[0]) if len(allocation.nodes) > 1 else "",
         style=options.style,
-        # one compute thread a process unless the user asks for more: torchrun's own default, without its warning
-        threads=os.environ.get("OMP_NUM_THREADS", "1"),
+        threads=compute_threads(os.environ),
         trained=trained,
         batch_limits=limits,
         version=megatron_arguments.find_version(Path(options.script[0])),

@@ -115,7 +115,7 @@ class _NodeRun:
             restarts.look(status)
             restarts.poll()
             if restarts.can_restart:
-                self._starter.poll()
+                self._starter.poll(trains=status is not None and status.get("state") == "training")
             if guard.wants_status:
                 guard.look(status)
             self._requests = max(self._requests, reports.request - restarts.acknowledged_checkpoints)

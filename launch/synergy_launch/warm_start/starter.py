@@ -10,7 +10,7 @@ from synergy_launch.agent import host_memory
 from synergy_launch.warm_start.client import Child, WaitingProcess
 
 FORKED = "SYNERGY_FORKED"  # set for a command that was forked: it may fork its own processes
-#: seconds after a start: its ranks import the same files from the same file system, and come first
+#: seconds after the start of a run that says nothing of its steps: its ranks import the same files, and come first
 AFTER_S = 20.0
 #: seconds for the imports, beyond which Python is started afresh
 IMPORT_S = 60.0
@@ -41,9 +41,9 @@ class Starter:
         out, err = (subprocess.PIPE if piped else None for piped in (output, errors))
         return subprocess.Popen(argv, env=environment, stdout=out, stderr=err)
 
-    def poll(self) -> None:
-        """Start the waiting process once the command has run for a while, and the host has room for it."""
-        if self._environment is None or self._monotonic() < self._started_s + AFTER_S:
+    def poll(self, *, trains: bool = False) -> None:
+        """Start the waiting process once the command `trains` or has run for a while, and the host has room for it."""
+        if self._environment is None or not (trains or self._monotonic() >= self._started_s + AFTER_S):
             return
         self.prepare(self._environment)
 

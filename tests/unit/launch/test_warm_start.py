@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_launch.launcher.command import environment_at_import
 from synergy_launch.warm_start import server
 from synergy_launch.warm_start.client import ForkedProcess, WaitingProcess
 from synergy_launch.warm_start.starter import AFTER_S, Starter
@@ -164,6 +165,25 @@ def test_nobody_waits_where_a_fork_would_not_be_whole(tmp_path: Path) -> None:
     )
     process = WaitingProcess.launch(("starts_a_thread",), {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert process is not None and not process.is_ready(60)
+    process.close()
+
+
+def test_a_run_that_trains_has_done_its_imports() -> None:
+    starter = Starter(("decimal",), lambda: 0.0)
+    starter.poll(trains=True)
+    assert starter._waiting is None, "nothing was started"
+    assert starter.start((sys.executable, "-c", ""), os.environ, output=False, errors=False).wait() == 0  # type: ignore[attr-defined]
+    starter.poll(trains=True)
+    starter.await_ready(60)
+    assert starter._waiting is not None and starter._waiting.is_ready(0)
+    starter.close()
+
+
+def test_a_process_that_waits_for_its_first_run_starts_no_threads() -> None:
+    """OpenBLAS starts one a core as numpy is imported, unless the environment says one, as it does for ranks."""
+    bare = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    process = WaitingProcess.launch(("numpy",), environment_at_import(bare))
+    assert process is not None and process.is_ready(60)
     process.close()
 
 
