@@ -132,10 +132,20 @@ def _fused(core: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> A
 
 def restart(sizes: Sizes, work: Path) -> Iterator[Part]:
     """Restart in place."""
+    from tests.gpu import device, saves
     from tests.gpu import restart as module
 
     kind = "tiny" if sizes is TINY else "full"
-    yield "restart in place", lambda: module.measure(work / "plain", kind)
+    for warm in (False, True):
+        yield (
+            f"restart in place, {'warm' if warm else 'cold'}",
+            lambda warm=warm: module.measure(work / "plain", kind, warm=warm),  # type: ignore[misc]
+        )
+    size_bytes = sum(path.stat().st_size for path in (work / "plain").rglob("*") if path.is_file())
+    with module.memory_folder(2 * size_bytes) as folder:
+        yield "checkpoint in memory", lambda: saves.plain(sizes.model, folder, 1)
+        device.free_memory()
+        yield "restart in place, warm, from memory", lambda: module.measure(folder, kind, warm=True)
 
 
 def adapters(sizes: Sizes, work: Path) -> Iterator[Part]:

@@ -92,9 +92,13 @@ def _summary(parts: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[s
         some = [p for p in found["predictions"] if p["row_id"].startswith(software)]
         rows.append((f"{software}, predicted step time", errors(some, "step_s", "predicted_s")))
         rows.append((f"{software}, predicted peak memory", errors(some, "peak_bytes", "predicted_bytes")))
-    for value in parts.get("restart", {}).values():
+    for name, value in parts.get("restart", {}).items():
+        if name == "checkpoint in memory":
+            rows.append((f"pytorch, {name}", _checkpoint(value)))
+            continue
         phases = ", ".join(f"{key[:-2]} {value[key]:.2f}" for key in value if key.endswith("_s"))
-        rows.append(("restart in place, seconds", f"{phases}; went on from step {value['went_on_from_step']}"))
+        warm = "forked" if value["warm"] else "a new Python"
+        rows.append((f"{name}, seconds", f"{phases}; {warm}; went on from step {value['went_on_from_step']}"))
     for name, value in parts.get("adapters", {}).items():
         rows.append((name, ", ".join(f"{key} {_short(number)}" for key, number in value.items())))
     figures = parts.get("hardware", {}).get("figures")

@@ -149,7 +149,9 @@ def heavy_imports(script: str, arguments: Sequence[str] = (), style: str = "auto
     megatron = classify_script(script, arguments, style).trainer == MEGATRON or any(
         b"megatron" in text for text in texts
     )
-    return ("numpy", "torch", "torch.distributed.run", *(("megatron.core",) if megatron else ()))
+    ours = any(b"synergy_launch" in text for text in texts)
+    optional = (("megatron.core", megatron), ("synergy_launch.pytorch.training", ours))
+    return ("numpy", "torch", "torch.distributed.run", *(name for name, needed in optional if needed))
 
 
 def _texts(path: Path, base: Path) -> dict[str, bytes]:

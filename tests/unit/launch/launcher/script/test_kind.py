@@ -76,7 +76,8 @@ def test_imports_that_may_come_before_the_script(tmp_path: Path) -> None:
     assert imports("import torch\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n# OMP_NUM_THREADS\n") == plain
     assert imports("from megatron.core import mpu\n") == (*plain, "megatron.core")
     assert imports("import torch\n", "--num-layers", "2", "--micro-batch-size", "1") == (*plain, "megatron.core")
-    assert heavy_imports("module:synergy_launch.examples.gpt") == (*plain, "megatron.core")
+    ours = "synergy_launch.pytorch.training"
+    assert heavy_imports("module:synergy_launch.examples.gpt") == (*plain, "megatron.core", ours)
     assert heavy_imports("module:no_such_module") == plain
     for line in (
         "os.environ['OMP_NUM_THREADS'] = '8'",
