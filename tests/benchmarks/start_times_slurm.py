@@ -97,7 +97,7 @@ def measure(jobs: int, minutes: float, seed: int) -> dict[str, object]:
                 at_s = time.time()
                 began = time.perf_counter()
                 keeper._rest_until = 0.0 if is_due else math.inf  # in between it learns, as often as a daemon does
-                keeper._take(QueueLook(at_s=at_s, rows=line.jobs(), nodes=line.nodes(), partitions=partitions))
+                keeper.take(store, QueueLook(at_s=at_s, rows=line.jobs(), nodes=line.nodes(), partitions=partitions))
                 if not is_due:
                     time.sleep(0.5)
                     continue
