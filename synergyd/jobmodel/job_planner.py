@@ -19,6 +19,7 @@ from synergyd.jobmodel.learning import level, refine_figures
 from synergyd.jobmodel.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.jobmodel.model import throughput
 from synergyd.jobmodel.model.arrays import from_plans
+from synergyd.jobmodel.model.efficiency import UNKNOWN_NOISE
 from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.model.spec import check_spec
@@ -221,13 +222,14 @@ class JobPlanner:
     def limits(self) -> PlanLimits:
         """Return what the search may choose from.
 
-        The batch moves only inside the directive's range and once a noise scale is known.
+        The batch moves only inside the directive's range. Until a noise scale is known it is the smallest, from the present one up,
+        that a size divides (efficiency.UNKNOWN_NOISE).
         """
         directive = self._directive()
         batch = self._batch()
-        low, high = batch, batch
-        if self.job.batch_range is not None and self.profile.noise_scale is not None:
-            low, high = self.job.batch_range
+        low, high = self.job.batch_range or (batch, batch)
+        if self.profile.noise_scale is None:  # one outside the range, or a fixed one, stays
+            low, high = batch, high if low <= batch < high else batch
         present, accepts = self.present or Plan(), self.profile.accepts
         limits = PlanLimits(
             low,
@@ -273,7 +275,8 @@ class JobPlanner:
 
     def _smallest_batch(self) -> int:
         """Return M0 of the statistical efficiency."""
-        return self.job.batch_range[0] if self.job.batch_range else self._batch()
+        known = self.job.batch_range is not None and self.profile.noise_scale is not None
+        return self.job.batch_range[0] if self.job.batch_range and known else self._batch()
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
         found, choice = self._exchanging(gpu_type, shapes, EXACT), self.exchange
@@ -290,7 +293,9 @@ class JobPlanner:
             limits, shapes = alone, [shape for shape in shapes if may_exchange_less(gpu, shape)]
         speed, samples = self._find_speed(gpu_type)
         # a fixed batch has one efficiency for all plans: it counts as 1
-        noise = profile.noise_scale if limits.low < limits.high else None
+        noise = (
+            None if limits.low == limits.high else UNKNOWN_NOISE if profile.noise_scale is None else profile.noise_scale
+        )
         if model is None:
             return unknown_model.cells(
                 gpu,

@@ -16,6 +16,7 @@ from synergyd.jobmodel.exchange_choice import limits_to_replicas, may_exchange_l
 from synergyd.jobmodel.job_planner import memory_reason, needs
 from synergyd.jobmodel.memory_belief import MemoryBelief
 from synergyd.jobmodel.model.counts import flops_per_step
+from synergyd.jobmodel.model.efficiency import UNKNOWN_NOISE
 from synergyd.jobmodel.model.exchange_cost import options, prior_worth
 from synergyd.jobmodel.model.hardware import GpuFigures, canonical, figures, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
@@ -109,7 +110,7 @@ def plan_table(
 ) -> PlanTable:
     """Return the `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
-    Without `noise_scale` the batch stays at the range's low end, as it does for a job that never reported one. Degrees
+    Without `noise_scale` the batch is the smallest of the range that a plan divides, as for a job that never reported one. Degrees
     that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. `comm`: kinds of
     less communication to try beside the exact one, as a job may be given them, for replicas that no other degree splits. Raises
     UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
@@ -143,9 +144,8 @@ def plan_table(
     check_fixed(model, limits, "", max(gpus))
     if "fp8" in limits.precisions and gpu.fp8_speedup <= 1:
         raise UsageError("precision", f"{gpu_type} has no fp8", "it has come with Ada and Hopper (l40s, h100)")
-    if noise_scale is None:
-        limits = replace(limits, high=low)
-        check_fixed(model, limits, "", max(gpus))
+    if noise_scale is None and low < high:
+        noise_scale = UNKNOWN_NOISE
     less = options(comm)
     counts = [_count(model, gpu, gpu_type, n, gpus_per_node, limits, noise_scale, top, less) for n in sorted(set(gpus))]
     if not any(count.rows for count in counts):

@@ -178,7 +178,7 @@ def plan(
     data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
     those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
     statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
-    Without a noise scale the batch stays at the low end of --global-batch. +- % is one sigma of the step's time, OOM %
+    Without a noise scale the batch is the smallest of --global-batch that a plan divides. +- % is one sigma of the step's time, OOM %
     how likely the plan is to need more memory than there is. The second table says where a step goes, the third where
     the memory goes. The last lines name the one measurement that would narrow +- most, and the kernels that are assumed.
 

@@ -6,6 +6,10 @@ import numpy as np
 
 from synergyd.jobmodel.model.arrays import Floats, Ints
 
+#: the noise scale of a job that has reported none: examples beyond the smallest batch of its range count as nothing. The batch then stays
+#: as small as a size allows, and a size that no plan with the very smallest batch divides takes the next larger one.
+UNKNOWN_NOISE = 0.0
+
 
 def efficiency(batch: Ints | Floats, noise_scale: float, smallest: float) -> Floats:
     """Return EFF(M) = (phi + M0) / (phi + M): progress of one sample at batch M relative to one at M0, in (0, 1] for M >= M0.

@@ -45,7 +45,7 @@ def test_another_plan_for_the_same_gpus_needs_no_requeue(site: Site) -> None:
     site.tick(1)
     assert (site.life(1).state, site.life(1).plan, site.post.answers) == (ResizeState.RUNNING, plan, {})
     assert site.slurm.requeued == [] and "restarted in place: 2 a100 GPUs" in site.story(1)
-    # what an incarnation finds that Slurm starts by itself
+    site.epoch(1)  # what an incarnation finds that Slurm starts by itself
     assert "tp:1,pp:1,dp:2" in site.slurm.comments[1]
 
 

@@ -165,8 +165,10 @@ def test_a_batch_of_multiples_stays_one_and_its_unit_is_shared_out(model: ModelS
 
 def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
     ranged = job(global_batch=(32, 512))
-    assert {c.plan.global_batch for c in task(ranged).cells(MIXED)} == {32}
-    assert {c.plan.global_batch for c in task(ranged, Profile(global_batch=128)).cells(MIXED)} == {128}
+    divides = [c for c in task(ranged).cells(MIXED) if 32 % c.shape.gpus == 0]
+    assert {(c.plan.global_batch, c.efficiency) for c in divides} == {(32, 1.0)}
+    divides = [c for c in task(ranged, Profile(global_batch=128)).cells(MIXED) if 128 % c.shape.gpus == 0]
+    assert {(c.plan.global_batch, c.efficiency) for c in divides} == {(128, 1.0)}
     moved = task(ranged, Profile(noise_scale=5000.0)).cells(MIXED)
     assert len({c.plan.global_batch for c in moved}) > 1
     for cell in moved:
@@ -174,6 +176,18 @@ def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
         assert cell.efficiency == pytest.approx(5032 / (5000 + cell.plan.global_batch))
     fixed = task(replace(job(), directive=Directive()), Profile(noise_scale=5000.0, global_batch=48)).cells(MIXED)
     assert {c.plan.global_batch for c in fixed} == {48} and {c.efficiency for c in fixed} == {1.0}
+
+
+@pytest.mark.parametrize("model", [GPT, None], ids=["gpt", "plain"])
+def test_a_size_that_does_not_divide_the_smallest_batch_takes_the_next_one_of_the_range(
+    model: ModelSpec | None,
+) -> None:
+    twelve = job(Shape("v100", 3, 4), global_batch=(128, 4096), tp=1, pp=1)
+    best = task(twelve, model=model).best_plan(Shape("v100", 3, 4))
+    assert best is not None
+    assert best.plan.global_batch == 132 and best.efficiency == pytest.approx(128 / 132)
+    fixed = job(Shape("v100", 3, 4), global_batch=(128, 128), tp=1, pp=1)
+    assert task(fixed, model=model).best_plan(Shape("v100", 3, 4)) is None, "that is its user's word"
 
 
 def test_corrections_scale_and_reports_make_surer() -> None:
