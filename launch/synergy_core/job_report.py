@@ -45,7 +45,7 @@ class InPlace:
     order: int = 0
     #: restarts after a crash
     crashes: int = 0
-    #: exit code of the latest crash; 0: it was the loss of a node
+    #: exit code of the latest crash, 128 + the signal where one ended it; 0: it was the loss of a node
     code: int = 0
     #: step at which it came
     step: int = 0
@@ -57,6 +57,20 @@ class InPlace:
     joined: int = field(default=0, metadata=ADDED_AFTER_0_1)
     #: why these nodes can't be had; empty: they are there
     join_refusal: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: what the latest crash was: one of wire.report.FAILURES; empty: the loss of a node, or not known
+    cause: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: nodes where the latest crash began, as far as that is known
+    crash_nodes: tuple[str, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
+    #: nodes of the job that the run goes on without, because they were lost
+    lost_nodes: tuple[str, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
+
+    def describe_crash(self) -> str:
+        """Return what the latest crash was, such as `ended with exit code 137 (killed) on n2 at step 120`."""
+        nodes = ", ".join(self.crash_nodes)
+        if not self.code:
+            return f"lost {nodes or 'a node'} at step {self.step}"
+        cause = f" ({self.cause})" if self.cause not in ("", "exit") else ""
+        return f"ended with exit code {self.code}{cause}{nodes and f' on {nodes}'} at step {self.step}"
 
 
 @dataclass(frozen=True)

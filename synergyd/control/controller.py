@@ -25,7 +25,7 @@ from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import decidable_job
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.fault_monitor import FaultMonitor, is_stall_common
-from synergyd.control.in_place import clear_speed_of_last_report, join_event, restart_event, tell_crash
+from synergyd.control.in_place import clear_speed_of_last_report, join_event, loss_event, restart_event, tell_crash
 from synergyd.control.in_transit import decisions_under_way, keeps_allocation, with_changes_done
 from synergyd.control.learning import learn_safely
 from synergyd.control.power_up import PowerUps, find_power_ups
@@ -318,6 +318,8 @@ class Controller:
         found = [
             o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
         ]
+        losses = {i: loss for i, t in self.jobs.items() if (loss := loss_event(t, self._cluster)) is not None}
+        found += [o for job_id, loss in losses.items() for o in self._tell(job_id, loss, now_s)]
         return [*found, *self.faults.look(self._cluster.nodes, now_s)]
 
     def _take_reports(self, event: ReportsReceived, now_s: float) -> list[Output]:

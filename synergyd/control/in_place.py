@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from synergy_core.job_report import Report
+from synergy_core.records import Cluster, JobState
 
-from synergyd.control.resize.events import NodesJoined, RestartedInPlace
+from synergyd.control.resize.events import NodesJoined, NodesLost, RestartedInPlace
+from synergyd.control.resize.instructions import Target
 from synergyd.control.tracked import KeepReport, Remember, TrackedJob
 
 
@@ -35,6 +37,32 @@ def join_event(report: Report) -> NodesJoined | None:
     return NodesJoined(report.restarts, report.in_place.joined, report.in_place.join_refusal)
 
 
+def loss_event(tracked: TrackedJob, cluster: Cluster) -> NodesLost | None:
+    """Return which nodes the running job can give back because its run goes on without them, or None if there are none.
+
+    These are nodes of its own allocation that its launchers have lost and on which Slurm starts no job, such as those that it does not hear
+    from either. An allocation beside the job's ends by itself.
+    """
+    report, job = tracked.report, tracked.job
+    if (
+        report is None
+        or report.in_place is None
+        or job is None
+        or report.restarts != job.restarts
+        or report.plan is None
+    ):
+        return None
+    if job.state is not JobState.RUNNING or tracked.is_training_over:
+        return None
+    lost = set(report.in_place.lost_nodes) - set(tracked.lifecycle.joined_nodes)
+    lost -= {node.name for node in cluster.nodes if node.up} if lost else set()
+    kept = tuple(name for name in job.node_names if name not in lost)
+    if kept == job.node_names or kept[:1] != job.node_names[:1]:
+        return None
+    present = Target(job.shape, job.node_names, tracked.lifecycle.plan)
+    return NodesLost(report.restarts, kept, report.plan, present)
+
+
 def restart_event(report: Report) -> RestartedInPlace | None:
     """Return the order at which the reporting run began, or None if it began at none."""
     if report.in_place is None or not report.in_place.order:
@@ -59,9 +87,7 @@ def tell_crash(tracked: TrackedJob, before: Report | None) -> list[Remember]:
     )
     if report is None or report.in_place is None or report.in_place.crashes <= known:
         return []
-    crash = report.in_place
-    why = f"ended with exit code {crash.code}" if crash.code else "lost a node"
-    text = f"{why} at step {crash.step}: started again in place from its last checkpoint"
+    text = f"{report.in_place.describe_crash()}: started again in place from its last checkpoint"
     return [Remember(life, life.state, "Crashed", (text,))]
 
 

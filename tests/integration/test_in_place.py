@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from synergy_launch.agent.lost_loss import LOST_STEPS
 
@@ -23,11 +25,11 @@ GPUS = 2  # of each node
 POOR = 'export SYNERGY_IN_PLACE=nodes SYNERGY_PLAN_JSON=\'{{"pp": {}, "global_batch": 8}}\'\n'
 
 
-def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1, *options: str) -> int:
+def submit(cluster: SlurmCluster, name: str, before: str, nodes: int = 1, *options: str, runner: str = "python") -> int:
     """A job whose size is its user's own."""
     size = f"min_gpus={nodes * GPUS} max_gpus={nodes * GPUS}"
     return light_job.submit(
-        cluster, name, gpus=GPUS, directive=size, before=before, options=(f"--nodes={nodes}", *options)
+        cluster, name, gpus=GPUS, directive=size, before=before, options=(f"--nodes={nodes}", *options), runner=runner
     )
 
 
@@ -131,8 +133,8 @@ def test_a_loss_that_is_lost_at_a_larger_batch_is_had_again_below_it(cluster: Sl
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmCluster, stays: bool) -> None:
     """`stays`: the job may outlive a node in Slurm too, by its owner's options."""
-    before = "export SYNERGY_IN_PLACE=nodes CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=set" * stays + "\n"
-    job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays)
+    before = "export CHECKPOINT_EVERY=10" + " SLURM_NO_KILL=set" * stays + "\n"
+    job = submit(cluster, "lost", before, 2, *["--no-kill"] * stays, runner="torchrun")
     until_steps(cluster, job, steps=25, timeout_s=180)
     nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
     _, lost = cluster.run("scontrol", "show", "hostnames", nodes).stdout.split()
@@ -158,3 +160,56 @@ def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmC
         cluster.run("scancel", str(job))
         cluster.start_node(lost)
         cluster.run("scontrol", "update", f"NodeName={lost}", "State=RESUME", check=False)
+
+
+def node_state(cluster: SlurmCluster, name: str) -> str:
+    """Its state and flags, as Slurm shows them."""
+    return cluster.run("sinfo", "-h", "-N", "-n", name, "-O", "StateComplete:60").stdout.split()[0]
+
+
+def rank_of(job_id: int, rank: int) -> psutil.Process:
+    """The process of this rank of the job's present run."""
+    for process in psutil.process_iter():
+        try:
+            here = process.environ()
+            if here.get("SLURM_JOB_ID") == str(job_id) and here.get("RANK") == str(rank):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"job {job_id} has no rank {rank}")
+
+
+def test_a_lost_node_is_given_back_before_slurm_ends_the_job_for_it() -> None:
+    """Slurm asks a node each third of SlurmdTimeout whether it is there, and finds it down when that is over."""
+    made = make_cluster([NodeGroup("cpu", 3, GPUS)], epoch_s=2)
+    made.slurmd_timeout_s = 60
+    with made as cluster, synergyd(cluster):
+        until_beat(cluster)
+        job = submit(cluster, "lost", "export CHECKPOINT_EVERY=10\n", 2, runner="torchrun")
+        until_steps(cluster, job, steps=25, timeout_s=180)
+        nodes = cluster.run("squeue", "-h", "-j", str(job), "-o", "%N").stdout.strip()
+        _, lost = cluster.run("scontrol", "show", "hostnames", nodes).stdout.split()
+        power_off(cluster, lost)
+        cluster.wait_for(lambda: last_step(cluster, job).get("dp") == GPUS, 60, "steps on the node that is left")
+        cluster.wait_for(lambda: "lost, given back" in story(cluster, job), 90, "the node's return")
+        cluster.wait_for(lambda: node_state(cluster, lost).startswith("down"), 120, "Slurm to find the node down")
+        # the third node joins: the job is at its size again
+        cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 2 * GPUS, 180, "steps on two nodes")
+        assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0"), story(cluster, job)
+        log = steps(cluster, job)
+        assert {line["restarts"] for line in log} == {0}
+        assert sorted({line["step"] for line in log}) == list(range(1, int(log[-1]["step"]) + 1)), "no step is left out"
+
+
+@pytest.mark.parametrize("rank", [1, 2])  # of the first node, and of the other
+def test_a_stopped_rank_is_answered_in_place(cluster: SlurmCluster, rank: int) -> None:
+    job = submit(cluster, "stopped", "export CHECKPOINT_EVERY=10\n", 2, runner="torchrun")
+    until_steps(cluster, job, steps=25, timeout_s=180)
+    first = rank_of(job, rank)
+    first.send_signal(signal.SIGSTOP)
+    cluster.wait_for(lambda: "(hang)" in story(cluster, job), 60, "the answer")
+    cluster.wait_for(lambda: rank_of(job, rank).pid != first.pid, 60, "the next run")
+    at = last_step(cluster, job)["step"]
+    cluster.wait_for(lambda: last_step(cluster, job)["step"] > at + 5, 60, "further steps")
+    assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")
+    cluster.run("scancel", str(job))

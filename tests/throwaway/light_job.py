@@ -47,7 +47,7 @@ def main() -> int:
     # not by Slurm's count: where a node is lost the run goes on with fewer
     plan = Plan(**json.loads(text)) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
     step_s = GPU_STEP_S / plan.gpus
-    if environment.get("SLURM_NODEID", "0") != "0":
+    if environment.get("SLURM_NODEID", "0") != "0" or environment.get("RANK", "0") != "0":
         time.sleep(steps * step_s)
         while until and not Path(until).exists():
             time.sleep(step_s)
@@ -106,12 +106,12 @@ def crash(how: str, step: int, folder: Path) -> None:
 def submit(
     cluster: SlurmCluster, name: str = "light", *, gpus: int = 4, directive: str | None = "", steps: int = 100_000,
     options: tuple[str, ...] = (), script: Path = Path(__file__), before: str = "", beside: str = "", after: str = "",
-    **kwargs: Any,
+    runner: str = "python", **kwargs: Any,
 ) -> int:  # fmt: skip
     """Submits one such job with `directive` behind its #SYNERGY (None: a plain job). Its output: `output(cluster, job id)`.
 
-    `script`: another that takes the same argument, `before` and `after`: lines of the batch script before and after it is started,
-    `beside`: what stands behind its command, such as `&`, and the lines that follow.
+    `runner`: with torchrun all ranks but the first wait. `script`: another that takes the same argument, `before` and `after`: lines of the
+    batch script before and after it is started, `beside`: what stands behind its command, such as `&`, and the lines that follow.
     """
     folder = cluster.folder / "light"
     folder.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ def submit(
     )  # fmt: skip
     batch_script = (
         f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} --nodes=1 --open-mode=append\n{line}{before}"
-        f"srun {'--overlap ' * bool(beside)}synergy-launch --runner python --checkpoint {checkpoint} {script.resolve()} {steps} "
+        f"srun {'--overlap ' * bool(beside)}synergy-launch --runner {runner} --checkpoint {checkpoint} {script.resolve()} {steps} "
         f"{beside}\n{after}"
     )
     return cluster.sbatch(batch_script, f"--job-name={name}", f"--output={folder}/%j.out", *options, **kwargs)

@@ -31,7 +31,7 @@ _MAX_RESTARTS = 1_000_000  # in place, of one incarnation
 _MAX_ANSWER = 64 * 1024  # an order names the nodes that stay
 _RESTART, _LIVE, _JOIN = "synergy-restart", "synergy-live", "synergy-join"
 _CHECKPOINT = "synergy-checkpoint"
-_MAX_NODES = 16
+MAX_NODES = 16  # that a report names
 _MAX_RATIO = 1000.0  # a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # a model's size, in each direction
 _LAUNCHER = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}\Z")
@@ -108,7 +108,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     accepts = said if isinstance(said, dict) else {}
     precision, modules, refuses = (accepts.get(name) for name in ("precision", "modules", "refuses"))
     note, nodes = data.get("note"), data.get("slow_nodes")
-    names = nodes[:_MAX_NODES] if isinstance(nodes, list) else []
+    names = nodes[:MAX_NODES] if isinstance(nodes, list) else []
     names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
     times = data.get("slow_times")
     known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
@@ -190,6 +190,12 @@ def _in_place_problem(in_place: InPlace) -> str:
     for name, high in limits.items():
         if not 0 <= getattr(in_place, name) <= high:
             return f"{name} is {format_value(getattr(in_place, name))}; expected 0 to {high}"
+    if in_place.cause and in_place.cause not in FAILURES:
+        return f"cause is {format_value(in_place.cause)}; expected {', '.join(FAILURES)}"
+    for name in ("crash_nodes", "lost_nodes"):
+        names = getattr(in_place, name)
+        if len(names) > MAX_NODES or not all(map(_NODE.match, names)):
+            return f"{name} is {format_value(names)}; expected at most {MAX_NODES} names of nodes"
     return ""
 
 

@@ -133,8 +133,8 @@ def _run_with_guard(
 
     if able and (plan_file or in_place == "nodes") and allocation.job_id is not None and several:
         group = new_group()
-    # after a failure on several nodes only if the user asks for it: one node's end is then another's too
-    mends = in_place == "nodes" or not several or member is not None
+    # on several nodes under torchrun alone, unless the user asks for it: one node's end is then another's too
+    mends = in_place == "nodes" or not several or member is not None or options.runner == "torchrun"
     # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
     grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
     grows = grows and more_nodes.can_start_steps(os.environ)

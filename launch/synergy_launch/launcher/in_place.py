@@ -4,8 +4,8 @@ An order comes in the answer to a report, after the checkpoint that it builds on
 launchers of the others end with exit code 0, and the daemon gives their nodes back. A run that had got past its first steps and
 ends with an error is started again from its last checkpoint, at most CRASHES times in WINDOW_S, and each time only where it has
 come further than at the crash before: a script that fails at the same step again ends with its own exit code. Where a node is lost
-the run goes on with those that are left, as far as its plan can be cut down to them. On several nodes a run is mended so only if
-its user asks for it (`mends`).
+the run goes on with those that are left, as far as its plan can be cut down to them, and the daemon gives the lost node back before
+Slurm ends the job for it.
 
 An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
-from synergy_core.wire.report import ReportAnswer
+from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
@@ -37,6 +37,7 @@ CRASHES, WINDOW_S = 3, 3600.0
 LEAVE_S = 75.0
 #: Slurm ends or requeues a job that has lost a node when its SlurmdTimeout (300 s unless an admin sets it) is over
 LOST_HOLD_S = 900.0
+HUNG_CODE = 137  # its processes can only be killed
 _TELL_S = 0.5  # seconds before the first node ends its run: the others must know that it is to end
 _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
 _CREW_S = (
@@ -103,6 +104,8 @@ class Restarts:
         self._saved: int | None = None
         self._crashes: tuple[Crash, ...] = ()  # crashes of this incarnation: the file may not take them
         self._state: object = None  # the run's state, as it said last
+        self._crash: tuple[str, tuple[str, ...]] = ("", ())  # kind and nodes of the latest end that this node knows of
+        self._has_told_hang = False
         self.left = False  # the launcher has ended the run
         self.leaves = False  # this node has left the run for good, by an order
         self._gone: set[int] = set()  # nodes whose loss has been answered, and those that left by an order
@@ -133,10 +136,19 @@ class Restarts:
             self.report_part,
             order=self._order_before if here else self.report_part.order,
             live=self.sheds_nodes,
+            lost_nodes=self._lost_nodes,
             grows=self._grow is not None and not self._is_follower,
             joined=answered.number if answered is not None else 0,
             join_refusal=answered.refusal if answered is not None else "",
         )
+
+    @property
+    def _lost_nodes(self) -> tuple[str, ...]:
+        """Return the nodes that the run goes on without because their launchers were lost."""
+        group = self.group
+        if group is None or not group.first:
+            return ()
+        return tuple(group.members[rank] for rank in sorted(group.lost_ranks & self._gone - self._leaving))[:MAX_NODES]
 
     @property
     def sheds_nodes(self) -> bool:
@@ -172,7 +184,10 @@ class Restarts:
         group = self.group
         if group is None or not group.first or not self._mends:
             return False
-        return self.has_lost_node or any(code not in (0, 130, 143) for _, code, _ in self._ends(group))
+        ends = ((code, kind) for _, code, kind in self._ends(group))
+        return self.has_lost_node or any(
+            code not in (0, 130, 143) and (kind != "hang" or self._saved is not None) for code, kind in ends
+        )
 
     @property
     def has_lost_node(self) -> bool:
@@ -231,6 +246,18 @@ class Restarts:
         if self._order is not None and not self.left and self._state != "waiting":
             self._order = self._said_at = None
 
+    def answer_hang(self) -> bool:
+        """Return whether this node is to end the run, whose processes hang here: it decides, and there is a checkpoint to go back to.
+
+        Another node tells the first one, once.
+        """
+        if self.follows and self.group is not None:
+            if not self._has_told_hang:
+                self.group.report_end(self.report_part.number, HUNG_CODE, "hang")
+            self._has_told_hang = True
+            return False
+        return self.together and self._saved is not None
+
     def cause(self, code: int, *, own: bool) -> tuple[int, str]:
         """Return (exit code, kind) of what ended the run on the nodes.
 
@@ -238,6 +265,7 @@ class Restarts:
         nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
         """
         group = self.group
+        self._crash = ("", self.allocation.nodes[:1] if own else ())
         if group is None or not group.first or not self._mends or code in (0, 130, 143) or not group.expected_ranks:
             return code, ""
         until = self._monotonic() + _CREW_S
@@ -248,8 +276,9 @@ class Restarts:
         while self._monotonic() < until and not self.is_broken_elsewhere:
             time.sleep(_POLL_S)
             group.poll()
-        for _, other, kind in self._ends(group):
-            if other not in (0, 130, 143) and (kind != "exit" or not own):
+        for rank, (run, other, kind) in group.ends.items():
+            if run == self.report_part.number and other not in (0, 130, 143) and (kind != "exit" or not own):
+                self._crash = (kind, (group.members[rank],))
                 return other, kind
         return code, ""
 
@@ -272,7 +301,7 @@ class Restarts:
         plan = guard.plan_file.plan if guard.plan_file else None
         if self.has_lost_node:
             return self._restart_without_lost_nodes(guard)
-        if guard.again or (guard.is_past_first_steps and self._restart_after_crash(code)):
+        if guard.again or (guard.is_past_first_steps and self._restart_after_crash(code, guard)):
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             return True
@@ -295,7 +324,7 @@ class Restarts:
     def _ends(self, group: LauncherGroup) -> list[tuple[int, int, str]]:
         return [end for end in group.ends.values() if end[0] == self.report_part.number]
 
-    def _restart_after_crash(self, code: int) -> bool:
+    def _restart_after_crash(self, code: int, guard: PlanGuard) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
         if not self.together or code in _ENDED_WELL or self._saved is None:
             return False
@@ -306,12 +335,14 @@ class Restarts:
             return False
         self._crashes = (*self._crashes, Crash(self._step, now_s))
         run_history.write_history(self._folder, history.with_crash(Crash(self._step, now_s)))
-        self.message = (
-            f"ended with exit code {code} at step {self._step}: "
-            f"started again in place from its checkpoint of step {self._saved}"
-        )
+        kind, nodes = self._crash
+        cause = kind or guard.kind(code)
         self.report_part = replace(
-            self.report_part, crashes=self.report_part.crashes + 1, code=min(code, 255), step=self._step
+            self.report_part, crashes=self.report_part.crashes + 1, code=min(code, 255), step=self._step,
+            cause=cause if cause in FAILURES else "", crash_nodes=nodes if self.group is not None else (),
+        )  # fmt: skip
+        self.message = (
+            f"{self.report_part.describe_crash()}: started again in place from its checkpoint of step {self._saved}"
         )
         return True
 
@@ -330,7 +361,10 @@ class Restarts:
             fits = fit_plan(plan, self.allocation.processes * count)[0]
             if fits is None or plan is None or self._saved is None or self._most == 0:
                 continue
-            self.report_part = replace(self.report_part, crashes=self.report_part.crashes + 1, code=0, step=self._step)
+            self.report_part = replace(
+                self.report_part, crashes=self.report_part.crashes + 1, code=0, step=self._step, cause="",
+                crash_nodes=tuple(sorted(names & {group.members[rank] for rank in group.lost_ranks}))[:MAX_NODES],
+            )  # fmt: skip
             self.allocation = replace(self.allocation, nodes=left[:count], node_rank=0)
             self._tell(self.report_part.order, fits)
             self._count_new_run(self.report_part)
@@ -468,4 +502,4 @@ class Restarts:
     def _count_new_run(self, told: InPlace) -> None:
         self.report_part = replace(told, number=told.number + 1)
         self._acknowledged, self._present = self._acknowledged + self._present, 0
-        self._saved, self._state, self.left = None, None, False
+        self._saved, self._state, self.left, self._has_told_hang = None, None, False, False

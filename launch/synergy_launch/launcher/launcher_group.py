@@ -34,7 +34,8 @@ CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
 _ANSWER_S = 10.0  # from the first node, which polls in between
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a node without power is lost after 20 s
+# a node without power is lost after 8 s, whether or not something was sent to it
+_KEEPALIVE = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 8_000))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
+from synergy_launch.launcher.stall_detector import StoppedRanks
 from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.launcher.status_reports import StatusReports, read_status
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -71,6 +72,7 @@ class _NodeRun:
         self._starter = starter
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
         self._guard, self._restarts = guard, restarts
+        self._stopped = StoppedRanks()
         self._killed = False  # the child was killed, since the run was over on another node
         self._leaves_until = 0.0  # monotonic; 0: the child was not told to end
         self._errors: threading.Thread | None = None
@@ -108,6 +110,9 @@ class _NodeRun:
                 guard.ending = True
                 self._kill(child)
             elif guard.is_hanging(says_nothing_first=supervisor is not None):
+                self._kill(child)
+            elif restarts.can_restart and self._hangs(child) and restarts.answer_hang():
+                guard.note_hang()
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
@@ -186,10 +191,17 @@ class _NodeRun:
                     while piece:
                         piece = piece[os.write(2, piece) :]
 
+    def _ranks(self, child: Child) -> list[int]:
+        """Return the run's training processes, or the child where there are none."""
+        return (find_workers(child.pid) if self._command.has_torchrun else []) or [child.pid]
+
+    def _hangs(self, child: Child) -> bool:
+        """Return whether one of the run's processes has been stopped for long."""
+        return self._stopped.check(lambda: self._ranks(child), time.monotonic())
+
     def _kill(self, child: Child) -> None:
         """Kill the processes of a run that hangs, which may not answer SIGTERM; torchrun then ends by itself."""
-        pids = find_workers(child.pid) if self._command.has_torchrun else []
-        for pid in pids or [child.pid]:
+        for pid in self._ranks(child):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -42,6 +42,7 @@ _SIGKILL = 137
 _NOT_THE_PLANS = (130, 143, NO_MEETING)  # SIGINT, SIGTERM; the nodes could not meet
 _WORDS = (
     ("memory", re.compile(rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)),
+    ("killed", re.compile(rb"Signal 9 \(SIGKILL\) received by PID")),  # torchrun's words, whose own exit code is 1
     ("nccl", re.compile(rb"NCCL error|nccl(System|Internal|UnhandledCuda|Remote|InvalidUsage)Error|DistBackendError")),
     ("cuda", re.compile(rb"CUDA error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|cudaError")),
 )
@@ -152,6 +153,10 @@ class PlanGuard:
                 ran = replace(self._read_history(), ran=self.plan, ran_restarts=self._allocation.restarts)
                 run_history.write_history(self._folder, ran)
                 self._history = ran
+
+    def note_hang(self) -> None:
+        """Note that the run's processes are ended because they hang."""
+        self._hung = True
 
     def is_hanging(self, *, says_nothing_first: bool = False) -> bool:
         """Return whether the run's first step is overdue. `says_nothing_first`: a missing status means nothing yet."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 LEAST_S = 60.0
@@ -61,3 +63,35 @@ class StallDetector:
         if idle >= _STRIDE * self._told:
             self._told = idle
         return round(self._told, 1)
+
+
+#: seconds after which a process that was stopped counts as hung: a debugger or a job control of some seconds may go on
+STOPPED_S = 10.0
+_LOOK_S = 1.0
+
+
+def has_stopped_process(pids: Iterable[int]) -> bool:
+    """Return whether one of these processes is stopped by a signal (state T of /proc; one under a debugger has state t)."""
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError):
+            if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T":
+                return True
+    return False
+
+
+class StoppedRanks:
+    """A watch for training processes that a signal has stopped: they hold all others up, and nothing ends by itself."""
+
+    def __init__(self, has_stopped: Callable[[Iterable[int]], bool] = has_stopped_process) -> None:
+        self._has_stopped = has_stopped
+        self._looked_s = self._since_s = -_GAP_S
+
+    def check(self, find_pids: Callable[[], Iterable[int]], now_s: float) -> bool:
+        """Return whether one of the processes has been stopped for STOPPED_S. A suspended job's launcher is stopped with them."""
+        gap_s = now_s - self._looked_s
+        if gap_s < _LOOK_S:
+            return False
+        self._looked_s = now_s
+        if gap_s > STOPPED_S / 2 or not self._has_stopped(find_pids()):
+            self._since_s = now_s
+        return now_s - self._since_s >= STOPPED_S

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synergy_core.job_report import Report
-from synergy_core.records import Cell, Cluster, Decision, Job, Shape, Snapshot
+from synergy_core.records import Cell, Cluster, Decision, Job, Plan, Shape, Snapshot
 
 from synergyd.control.resize.instructions import Instruction, Target
 from synergyd.control.resize.walltime import UNTIMED, Walltime
@@ -89,6 +89,19 @@ class RestartedInPlace:
 
 
 @dataclass(frozen=True)
+class NodesLost:
+    """The run of incarnation `restarts` goes on with `plan` on `kept_nodes`: the others were lost, and Slurm starts no job there now.
+
+    `present`: what Slurm counts as the job's.
+    """
+
+    restarts: int
+    kept_nodes: tuple[str, ...]
+    plan: Plan
+    present: Target
+
+
+@dataclass(frozen=True)
 class NodesJoined:
     """The launchers' answer to order `number` to bring nodes in. `refusal`: why they can't be had, "" if they are there."""
 
@@ -157,6 +170,7 @@ ResizeEvent = (
     | Acknowledged
     | RestartedInPlace
     | NodesJoined
+    | NodesLost
     | CarriedOut
     | Refused
     | Tick

@@ -5,6 +5,7 @@
     RUNNING --decided: nodes join it--> JOINING --joined--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
     RUNNING --decided: another plan for the same GPUs--> CHECKPOINTING --acknowledged--> RESTARTING --reported--> RUNNING
     RUNNING --decided: some of its nodes leave--> CHECKPOINTING --> RESTARTING --reported--> RETURNING --given back--> RUNNING
+    RUNNING --goes on without a lost node--> RETURNING --given back--> RUNNING
     RUNNING --preempted--> CHECKPOINTING --acknowledged--> REQUEUING --pending--> QUEUED
     RUNNING --hung--> REQUEUING --pending--> QUEUED
 
@@ -28,7 +29,7 @@ from dataclasses import replace
 from synergy_core.job_report import Report
 
 from synergyd.control.resize import failed_starts as failed
-from synergyd.control.resize import joining, pending, running
+from synergyd.control.resize import joining, lost_nodes, pending, running
 from synergyd.control.resize.events import ResizeEvent
 from synergyd.control.resize.hooks import (
     account_walltime,
@@ -76,6 +77,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     row(RUNNING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_other_incarnation, OUTSIDE),
     row(RUNNING, T.DECIDED, JOINING, joining.ask_for_nodes, joining.is_growth_accepted),
     row(RUNNING, T.DECIDED, CHECKPOINTING, running.ask_before_resize, running.is_accepted),
+    row(RUNNING, T.NODES_LOST, RETURNING, lost_nodes.return_lost_nodes, lost_nodes.can_return_lost_nodes),
     row(RUNNING, T.PREEMPTED, CHECKPOINTING, running.ask_before_preemption, running.is_retry_allowed),
     row(RUNNING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(RUNNING, T.HUNG, REQUEUING, running.requeue_hung),

@@ -24,6 +24,7 @@ class Trigger(StrEnum):
     JOINED = "nodes joined"
     NOT_JOINED = "nodes can't be had"
     RESTARTED_IN_PLACE = "restarted in place"
+    NODES_LOST = "goes on without a lost node"
     PLAN_FAILED = "plan failed"
     HUNG = "hung"
     TIME_PASSED = "time-out"
@@ -44,6 +45,7 @@ _OF_EVENT: dict[type, Trigger] = {
     e.Unwanted: Trigger.GIVEN_UP,
     e.Acknowledged: Trigger.ACKNOWLEDGED,
     e.RestartedInPlace: Trigger.RESTARTED_IN_PLACE,
+    e.NodesLost: Trigger.NODES_LOST,
     e.PlanFailed: Trigger.PLAN_FAILED,
     e.Hung: Trigger.HUNG,
     e.Tick: Trigger.TIME_PASSED,

@@ -118,3 +118,32 @@ def test_the_next_daemon_gives_the_nodes_back(site: Site) -> None:
     site.epoch(1)
     site.tick(11)
     assert site.life(1).state is ResizeState.RUNNING and nodes_of(site) == ["n1"]
+
+
+def without_n2(site: Site) -> None:
+    """Job 1's launchers say that its run goes on without n2, which they have lost."""
+    narrow = Plan(dp=2, micro_batch=8, global_batch=256)
+    lost = InPlace(number=1, crashes=1, step=120, live=True, crash_nodes=("n2",), lost_nodes=("n2",))
+    site.report(1, plan=narrow, resharding=True, in_place=lost)
+    site.epoch(60)
+
+
+def test_a_lost_node_is_given_back_as_soon_as_slurm_starts_no_job_there(site: Site) -> None:
+    site.report(1, plan=WIDE, resharding=True, in_place=ABLE)
+    site.epoch(60)
+    without_n2(site)
+    assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"]), "others might be started there"
+    site.slurm.states["n2"] = "mixed+not_responding"
+    without_n2(site)
+    site.tick(1)
+    assert (site.life(1).state, nodes_of(site), site.slurm.requeued) == (ResizeState.RUNNING, ["n1"], [])
+    assert "lost n2 at step 120: started again in place" in site.story(1)
+    assert "runs on n1: n2, lost, given back" in site.story(1)
+
+
+def test_a_silent_node_whose_launcher_is_there_is_kept(site: Site) -> None:
+    site.slurm.states["n2"] = "mixed+not_responding"
+    site.report(1, plan=WIDE, resharding=True, in_place=ABLE)
+    site.epoch(60)
+    site.tick(1)
+    assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"])

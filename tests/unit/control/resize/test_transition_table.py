@@ -77,6 +77,7 @@ def happenings(life: JobLifecycle) -> Iterator[e.ResizeEvent]:
     yield from (e.Wanted(OTHER, "cause", 0, OTHER), e.Preempted("cause"), e.Unwanted("cause"))
     yield e.Wanted(replace(OTHER, plan=Plan(dp=4)), "cause", 0, TARGET, in_place=True, live=True, grows=True)
     yield from (e.NodesJoined(0, 1), e.NodesJoined(0, 1, "nodes are busy"))
+    yield e.NodesLost(0, ("n1",), Plan(dp=2), OTHER)
     yield from (
         e.Acknowledged(0, 1),
         e.RestartedInPlace(0, 1),
