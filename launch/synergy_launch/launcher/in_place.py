@@ -37,6 +37,8 @@ CRASHES, WINDOW_S = 3, 3600.0
 LEAVE_S = 75.0
 #: Slurm ends or requeues a job that has lost a node when its SlurmdTimeout (300 s unless an admin sets it) is over
 LOST_HOLD_S = 900.0
+#: a silent node is lost after so long without a step of the run, and so many usual steps: the kernel needs 8 s to call it silent
+SILENT_S, SILENT_STEPS = 2.0, 3.0
 HUNG_CODE = 137  # its processes can only be killed
 _TELL_S = 0.5  # seconds before the first node ends its run: the others must know that it is to end
 _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
@@ -100,7 +102,8 @@ class Restarts:
         self._order: ReportAnswer | None = None  # heard, and not followed yet; set by the reporter's thread
         self._said_at: float | None = None  # the time when the other nodes were told of it
         self._acknowledged = self._present = 0  # checkpoints on request: of earlier runs, of this one
-        self._step = 0
+        self._step, self._step_s = 0, 0.0
+        self._stepped_at = 0.0  # the time of the latest step, by `monotonic`
         self._saved: int | None = None
         self._crashes: tuple[Crash, ...] = ()  # crashes of this incarnation: the file may not take them
         self._state: object = None  # the run's state, as it said last
@@ -226,6 +229,7 @@ class Restarts:
         if self.group is None:
             return
         self.group.poll()
+        self._judge_silence(self.group)
         self._watch_growth(self.group)
         if self._order is not None and self._said_at is None:
             self._said_at = self._monotonic()
@@ -237,6 +241,10 @@ class Restarts:
             return
         self._state = status.get("state")
         step, saved, requests = (status.get(name) for name in ("step", "checkpoint_step", "checkpoint_requests"))
+        if step != self._step:
+            self._stepped_at = self._monotonic()
+        step_s = status.get("step_s")
+        self._step_s = float(step_s) if isinstance(step_s, int | float) else self._step_s
         self._step = step if isinstance(step, int) else self._step
         self._saved = saved if isinstance(saved, int) else self._saved
         self._present = requests if isinstance(requests, int) else self._present
@@ -455,6 +463,14 @@ class Restarts:
         )  # fmt: skip
         self._growth = self._grow.start(told.order, names, member)
         self._growths.append(self._growth)
+
+    def _judge_silence(self, group: LauncherGroup) -> None:
+        """Take silent nodes for lost once the run makes no steps either: with the launchers' network alone out of order it would."""
+        now = self._monotonic()
+        for rank, since in group.silent_ranks.items():
+            still_s = now - max(since, self._stepped_at)
+            if still_s > max(SILENT_S, SILENT_STEPS * self._step_s):
+                group.lost_ranks.add(rank)
 
     def _watch_growth(self, group: LauncherGroup) -> None:
         """See which nodes have joined, and which of them have gone."""

@@ -8,12 +8,14 @@ that they belong to this job and incarnation; after that the lines are plain:
     over CODE                    no run follows; the first node's exit code
     hold                         no run follows; the daemon is asked to requeue the job
 
-A connection that breaks before `ended` is a lost node. Nothing here blocks but the connect, for a second.
+A connection that is closed before `ended` is a lost node: its launcher is gone. One over which nothing comes any more may be a node without
+power or a network out of order for a while. Nothing here blocks but the connect, for a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Callable
@@ -34,7 +36,7 @@ CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
 _ANSWER_S = 10.0  # from the first node, which polls in between
-# a node without power is lost after 8 s, whether or not something was sent to it
+# a node without power is silent after 8 s, whether or not something was sent to it
 _KEEPALIVE = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 8_000))
 
 
@@ -87,6 +89,7 @@ class _Peer:
     buffer: bytes = b""
     greeting: SignedReport | None = None
     is_closed: bool = False
+    is_silent: bool = False  # closed since nothing came from the other side's host
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
@@ -97,8 +100,8 @@ class _Peer:
                 self.buffer += piece
         except BlockingIOError:
             pass
-        except OSError:
-            self.is_closed = True
+        except OSError as error:
+            self.is_closed, self.is_silent = True, _is_silence(error)
         if len(self.buffer) > _MOST_BYTES:
             self.is_closed = True
         *whole, self.buffer = self.buffer.split(b"\n")
@@ -109,15 +112,16 @@ class _Peer:
             self.connection.settimeout(_CONNECT_S)
             self.connection.sendall(text.encode() + b"\n")
             self.connection.settimeout(0)
-        except OSError:
-            self.is_closed = True
+        except OSError as error:
+            self.is_closed, self.is_silent = True, _is_silence(error)
 
 
 @dataclass
 class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
-    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind) and `lost_ranks`; the others hear `word`.
+    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind), `lost_ranks` and `silent_ranks` (by rank: since when, by
+    `monotonic`), which may connect anew; the others hear `word`.
     """
 
     allocation: JobAllocation
@@ -127,6 +131,7 @@ class LauncherGroup:
     monotonic: Callable[[], float] = time.monotonic
     ends: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     lost_ranks: set[int] = field(default_factory=set)
+    silent_ranks: dict[int, float] = field(default_factory=dict)
     word: NextRun | None = None
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
@@ -166,8 +171,11 @@ class LauncherGroup:
             peer.connection.close()
             run, code, _ = self.ends.get(peer.rank, (self.run, 1, ""))
             well = run >= self.run and code in (0, 130, 143)
-            if self.first and peer.rank > 0 and not well:
+            if self.first and peer.rank > 0 and not well and peer.is_silent:
+                self.silent_ranks[peer.rank] = self.monotonic()
+            elif self.first and peer.rank > 0 and not well:
                 self.lost_ranks.add(peer.rank)
+        self.silent_ranks = {rank: at_s for rank, at_s in self.silent_ranks.items() if rank not in self.ranks}
 
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""
@@ -310,3 +318,8 @@ def _keep_alive(connection: socket.socket) -> socket.socket:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection
+
+
+def _is_silence(error: OSError) -> bool:
+    """Return whether a connection broke because nothing came from the other host; one that a host closes breaks otherwise."""
+    return isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun, next_run
 from synergy_launch.launcher.plan_guard import PlanGuard
+from synergy_launch.launcher.stall_detector import STOPPED_S, StoppedRanks, has_stopped_process
 
 PLAN = Plan(dp=4, global_batch=8)
 NODES = ("n1", "n2", "n3")
@@ -399,3 +403,98 @@ def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> No
         assert first.is_connected
     first.close()
     other.close()
+
+
+class Silent:
+    """A connection over which the other host answers nothing any more, as the kernel says after TCP_USER_TIMEOUT."""
+
+    def recv(self, _size: int) -> bytes:
+        raise TimeoutError(110, "Connection timed out")
+
+    def close(self) -> None:
+        return
+
+
+def silence(group: LauncherGroup, rank: int) -> None:
+    peer = next(p for p in group.peers if p.rank == rank)
+    peer.connection.close()
+    peer.connection = Silent()  # type: ignore[assignment]
+
+
+def steps(node: Node, step: int) -> None:
+    node.restarts.look({"state": "training", "step": step, "step_s": 0.01, "checkpoint_step": 1})
+
+
+def test_a_silent_node_is_lost_once_the_run_makes_no_steps_either(
+    job: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_place, "SILENT_S", 0.3)
+    first, other, _ = job
+    assert first.restarts.group is not None and other.restarts.group is not None
+    other.restarts.group.close()
+    silence(first.restarts.group, 1)
+    end = time.monotonic() + 1.0
+    for step in range(101, 100_000):  # the launchers' network alone is out of order
+        steps(first, step)
+        first.restarts.poll()
+        assert not first.restarts.has_lost_node and not first.restarts.is_broken_elsewhere
+        if time.monotonic() > end:
+            break
+    assert not first.restarts.can_restart, "it could not tell that node"
+    poll_until([first], lambda: first.restarts.has_lost_node)
+    assert first.restarts.begin_next_run(137, first.guard)
+    assert first.restarts.allocation.nodes == ("n1", "n3")
+
+
+def test_a_silent_node_that_connects_anew_is_not_lost(job: list[Node]) -> None:
+    first, other, _ = job
+    assert first.restarts.group is not None and other.restarts.group is not None
+    silence(first.restarts.group, 1)
+    poll_until(job, lambda: first.restarts.can_restart and other.restarts.can_restart)
+    assert not first.restarts.group.silent_ranks and not first.restarts.has_lost_node
+
+
+def test_only_a_rank_that_stays_stopped_hangs() -> None:
+    stopped = {"is": False}
+    watch, now_s = StoppedRanks(lambda pids: stopped["is"] and list(pids) == [7]), 0.0
+
+    def look(seconds: float) -> bool:
+        nonlocal now_s
+        seen = False
+        for _ in range(int(seconds / 0.2)):
+            now_s += 0.2
+            seen = watch.check(lambda: [7], now_s) or seen
+        return seen
+
+    assert not look(60.0)
+    stopped["is"] = True
+    assert not look(STOPPED_S - 2)
+    stopped["is"] = False
+    assert not look(5.0)
+    stopped["is"] = True
+    assert not look(STOPPED_S - 2)
+    now_s += 3600.0  # the whole job was suspended
+    assert not look(STOPPED_S - 2)
+    assert look(5.0)
+
+
+def test_the_state_of_a_stopped_process_is_seen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            assert not has_stopped_process([child.pid])
+            child.send_signal(signal.SIGSTOP)
+            end = time.monotonic() + 60
+            while not has_stopped_process([2**22 + 1, child.pid]):  # the first is no process
+                assert time.monotonic() < end
+        finally:
+            child.kill()
+
+
+def test_a_hang_on_another_node_is_told_once_and_ends_the_run_only_if_there_is_a_checkpoint(job: list[Node]) -> None:
+    first, other, _ = job
+    first.restarts._saved = None
+    assert not other.restarts.answer_hang() and not other.restarts.answer_hang()
+    poll_until(job, lambda: bool(first.restarts.group and first.restarts.group.ends))
+    assert not first.restarts.is_broken_elsewhere and not first.restarts.answer_hang()
+    steps(first, 120)
+    assert first.restarts.is_broken_elsewhere and first.restarts.answer_hang()
