@@ -15,6 +15,10 @@ from synergy_core.records import ModelSpec, Plan
 FIRST_STEPS = 10
 #: times that a job comes back from a plan of Synergy's that failed within its first steps
 MAX_RETURNS = 2
+#: causes of a crash: an exit code, a signal that ended a process, no step for too long, a node that is gone
+EXIT, SIGNAL, HUNG, NODE_LOST = CRASH_CAUSES = ("exit", "signal", "hung", "node lost")
+# signals that end a process by a fault or from outside, as Linux numbers them on x86 and Arm: signal(7)
+_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,10 @@ class InPlace:
     joined: int = field(default=0, metadata=ADDED_AFTER_0_1)
     #: why these nodes can't be had; empty: they are there
     join_refusal: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: cause of the latest crash, one of CRASH_CAUSES; empty: not known, or the launcher is older than 0.3
+    cause: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: nodes that it came from, where these are known
+    crash_nodes: tuple[str, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
 
 
 @dataclass(frozen=True)
@@ -137,3 +145,23 @@ class Report:
 def is_by_agent(report: Report) -> bool:
     """Return whether the training program itself speaks in the report: an agent in it, or Megatron-LM's log. Only these know their plan."""
     return report.plan is not None and not report.silent
+
+
+def format_cause(crash: InPlace) -> str:
+    """Return what the latest crash was, and where, in words."""
+    nodes = ", ".join(crash.crash_nodes)
+    if crash.cause == NODE_LOST or (not crash.cause and not crash.code):
+        return f"lost {nodes or 'a node'}"
+    if crash.cause == HUNG:
+        what = "hung: its steps stopped"
+    elif crash.cause == SIGNAL:
+        what = f"ended by signal {format_signal(crash.code - 128)}"
+    else:
+        what = f"ended with exit code {crash.code}"
+    return f"{nodes}: {what}" if nodes else what
+
+
+def format_signal(number: int) -> str:
+    """Return a signal's number and name, such as `9 (SIGKILL)`."""
+    name = _SIGNALS.get(number)
+    return f"{number} ({name})" if name else str(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synergy_core.job_report import Report
+from synergy_core.job_report import Report, format_cause
 
 from synergyd.control.resize.events import NodesJoined, RestartedInPlace
 from synergyd.control.tracked import KeepReport, Remember, TrackedJob
@@ -60,8 +60,7 @@ def tell_crash(tracked: TrackedJob, before: Report | None) -> list[Remember]:
     if report is None or report.in_place is None or report.in_place.crashes <= known:
         return []
     crash = report.in_place
-    why = f"ended with exit code {crash.code}" if crash.code else "lost a node"
-    text = f"{why} at step {crash.step}: started again in place from its last checkpoint"
+    text = f"{format_cause(crash)} at step {crash.step}: started again in place from its last checkpoint"
     return [Remember(life, life.state, "Crashed", (text,))]
 
 

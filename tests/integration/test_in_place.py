@@ -150,7 +150,7 @@ def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmC
             seen = steps(cluster, job)[-1]["step"]
             cluster.wait_for(lambda: steps(cluster, job)[-1]["step"] > seen + 20, 120, "further steps")
             assert shown(cluster, job, "Restarts") in ("0", "1")  # 1: it has grown again
-            cluster.wait_for(lambda: "lost a node at step" in story(cluster, job), 60, "the story")
+            cluster.wait_for(lambda: f"lost {lost} at step" in story(cluster, job), 60, "the story")
         else:
             cluster.wait_for(lambda: steps(cluster, job)[-1]["restarts"] == 1, 180, "steps after Slurm's requeue")
             assert cluster.state(job) == "RUNNING"

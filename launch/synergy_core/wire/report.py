@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, format_value, one_line
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
-from synergy_core.job_report import EarlyFailure, InPlace, Report
+from synergy_core.job_report import CRASH_CAUSES, EarlyFailure, InPlace, Report
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -159,12 +159,21 @@ def _harmless(report: Report) -> Report:
     """
     if report.plan is not None and report.plan.exchange != (report.comm or str(EXACT)):
         report = replace(report, plan=replace(report.plan, exchange=report.comm or str(EXACT)))
-    if report.in_place is not None and report.in_place.join_refusal:
-        told = one_line(report.in_place.join_refusal[:300], 200)
-        report = replace(report, in_place=replace(report.in_place, join_refusal=told))
+    if report.in_place is not None:
+        report = replace(report, in_place=_harmless_in_place(report.in_place))
     if report.model is None:
         return report
     return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))
+
+
+def _harmless_in_place(in_place: InPlace) -> InPlace:
+    """Return `in_place` with text that is safe for a terminal, and without a cause that only a newer version knows."""
+    return replace(
+        in_place,
+        join_refusal=one_line(in_place.join_refusal[:300], 200),
+        cause=in_place.cause if in_place.cause in CRASH_CAUSES else "",
+        crash_nodes=tuple(name for name in in_place.crash_nodes[:_MAX_NODES] if _NODE.match(name)),
+    )
 
 
 def _report_problem(report: Report) -> str:

@@ -7,8 +7,10 @@ that they belong to this job and incarnation; after that the lines are plain:
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
     over CODE                    no run follows; the first node's exit code
     hold                         no run follows; the daemon is asked to requeue the job
+    mends                        what follows a failure is decided for all nodes together from now on
 
-A connection that breaks before `ended` is a lost node. Nothing here blocks but the connect, for a second.
+A connection that breaks before `ended` is a lost node; so is one whose other side has answered nothing for LOST_S seconds. Nothing here
+blocks but the connect, for a second.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
 _ANSWER_S = 10.0  # from the first node, which polls in between
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a node without power is lost after 20 s
+#: for a node without power; the kernel answers for a launcher that is busy or suspended
+LOST_S = 8
+_PROBE_S = 2  # a lost packet or two are no lost node
+_KEEPALIVE = (
+    ("TCP_KEEPIDLE", _PROBE_S),
+    ("TCP_KEEPINTVL", _PROBE_S),
+    ("TCP_KEEPCNT", LOST_S // _PROBE_S - 1),
+    ("TCP_USER_TIMEOUT", LOST_S * 1000),  # for what was sent and not acknowledged too; milliseconds
+)
+_MENDS = "mends"
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ class _Peer:
     buffer: bytes = b""
     greeting: SignedReport | None = None
     is_closed: bool = False
+    knows_mending: bool = False
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
@@ -116,7 +128,8 @@ class _Peer:
 class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
-    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind) and `lost_ranks`; the others hear `word`.
+    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind, in the order in which they came) and `lost_ranks`; the
+    others hear `word`, and `mends` once the first node has set it.
     """
 
     allocation: JobAllocation
@@ -127,6 +140,7 @@ class LauncherGroup:
     ends: dict[int, tuple[int, int, str]] = field(default_factory=dict)
     lost_ranks: set[int] = field(default_factory=set)
     word: NextRun | None = None
+    mends: bool = False
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
     run: int = 0  # the latest run that the others were told of
@@ -160,6 +174,9 @@ class LauncherGroup:
         self._accept() if self.first else self._connect()
         for peer in self.peers:
             self._hear(peer)
+            if self.first and self.mends and peer.rank > 0 and not peer.knows_mending:
+                peer.knows_mending = True
+                peer.say(_MENDS)
         for peer in [p for p in self.peers if p.is_closed]:
             self.peers.remove(peer)
             peer.connection.close()
@@ -255,6 +272,7 @@ class LauncherGroup:
             return
         words = line.split(" ")
         if not self.first:
+            self.mends = self.mends or line == _MENDS
             self.word = next_run(line) or self.word
         elif len(words) == 4 and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synergy_core.job_report import EarlyFailure, InPlace
+from synergy_core.job_report import EarlyFailure, InPlace, format_cause
 from synergy_core.records import Plan
 from synergy_core.wire.report import ReportAnswer
 
@@ -83,6 +83,22 @@ def test_a_crash_that_the_launcher_mended_is_told_once(site: Site) -> None:
         site.report(1, in_place=InPlace(number=1, crashes=1, code=7, step=120))
         site.epoch(60)
     assert site.story(1).count("ended with exit code 7 at step 120: started again in place") == 1
+
+
+@pytest.mark.parametrize(
+    ("crash", "text"),
+    [
+        (InPlace(code=7, cause="exit", crash_nodes=("n2",)), "n2: ended with exit code 7"),
+        (InPlace(code=137, cause="signal", crash_nodes=("n2",)), "n2: ended by signal 9 (SIGKILL)"),
+        (InPlace(code=255, cause="signal"), "ended by signal 127"),
+        (InPlace(code=137, cause="hung"), "hung: its steps stopped"),
+        (InPlace(cause="node lost", crash_nodes=("n2", "n3")), "lost n2, n3"),
+        (InPlace(code=7), "ended with exit code 7"),  # of a launcher of 0.2
+        (InPlace(), "lost a node"),
+    ],
+)
+def test_the_cause_of_a_crash_in_words(crash: InPlace, text: str) -> None:
+    assert format_cause(crash) == text
 
 
 def test_a_job_that_goes_on_without_a_node_that_slurm_keeps_is_restarted_on_all(site: Site) -> None:

@@ -14,7 +14,7 @@ from synergy_core.wire.report import from_json, status_to_report, to_json
 from synergy_launch.agent import straggler
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.straggler import WINDOW, Place, Stragglers, slow_places
-from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
+from synergy_launch.launcher.stall_detector import HangDetector, StallDetector, stall_limit_s
 
 from synergyd.control.state.health import SILENT_S, warnings
 from tests.unit.daemon.daemon_world import SCRIPT, Site
@@ -122,3 +122,58 @@ def test_the_daemon_tells_once_and_again_when_it_comes_back(tmp_path: Path) -> N
     for _ in range(3):
         site.epoch(SILENT_S)
     assert site.story(1).count("no report for") == 0  # it was the stall that was told last
+
+
+def hang_after(hang: HangDetector, status: dict[str, Any], now_s: float, most_s: float = 200.0) -> float | None:
+    """Look five times a second at a status that stays as it is; the seconds until it counts as a hang."""
+    for tick in range(int(most_s * 5)):
+        if (idle_s := hang.check(status, now_s + tick / 5)) is not None:
+            return idle_s
+    return None
+
+
+def train(
+    hang: HangDetector, pauses: Sequence[float], step_s: float, now_s: float = 0.0
+) -> tuple[dict[str, Any], float]:
+    """Make steps with these pauses between them, looking five times a second. Return the last status and the time."""
+    status: dict[str, Any] = {**TRAINING, "step_s": step_s}
+    for pause_s in pauses:
+        for _ in range(round(pause_s * 5)):
+            assert hang.check(status, now_s) is None
+            now_s += 0.2
+        status["step"] += 1
+    return status, now_s
+
+
+@pytest.mark.parametrize(
+    ("pauses", "step_s", "limit_s"),
+    [
+        ([0.4] * 9, 0.4, 10.0),
+        ([2.0] * 9, 2.0, 20.0),  # ten steps
+        ([0.4, 0.4, 9.0, 0.4], 0.4, 18.0),  # twice the longest pause
+    ],
+)
+def test_a_run_hangs_after_the_longest_of_three_times(pauses: list[float], step_s: float, limit_s: float) -> None:
+    hang = HangDetector(0.0)
+    status, now_s = train(hang, pauses, step_s)
+    idle_s = hang_after(hang, status, now_s)
+    assert idle_s is not None and limit_s - 0.01 < idle_s <= limit_s + 0.5
+
+
+@pytest.mark.parametrize(
+    "change", [{"step_s": None}, {"state": "checkpointing"}, {"state": "waiting"}, {"least_s": 600.0}]
+)
+def test_a_run_that_may_stand_still_does_not_hang(change: dict[str, Any]) -> None:
+    hang = HangDetector(0.0)
+    status, now_s = train(hang, [0.4] * 9, 0.4)
+    assert hang_after(hang, {**status, **change}, now_s) is None
+
+
+def test_pauses_of_earlier_runs_count_and_a_suspension_does_not() -> None:
+    hang = HangDetector(0.0)
+    _, now_s = train(hang, [0.4, 0.4, 9.0, 0.4], 0.4)
+    hang.begin(now_s)
+    status, now_s = train(hang, [0.4] * 9, 0.4, now_s)
+    assert hang.check(status, now_s + 1000.0) is None, "the launcher itself was suspended"
+    idle_s = hang_after(hang, status, now_s + 1000.0)
+    assert idle_s is not None and 17.99 < idle_s <= 18.5
