@@ -27,8 +27,10 @@ _TRAINING = """#!/bin/bash
 export STALLS={stalls}
 srun() {{
   for try in 1 2 3 4 5 6; do
-    command srun "$@"
+    command srun $overlap "$@"
     code=$?
+    # a step whose launch failed for want of munge is never freed, and holds the GPUs against the next
+    overlap=--overlap
     # an srun that never came so far as to start the job: Slurm's own failure
     grep -q "^start ${{SLURM_RESTART_COUNT:-0}} " {folder}/ledger && break
     sleep 3

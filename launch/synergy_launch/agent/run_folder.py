@@ -14,6 +14,7 @@ from synergy_core.records import Plan
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
+MENDING = "mending"
 INSIDE = "inside.json"  # the knowledge of a hook in a Megatron-LM script, beside its log
 
 
@@ -63,6 +64,16 @@ def read_hook_state(folder: Path) -> dict[str, Any]:
 def request_checkpoint(folder: Path, number: int) -> None:
     """Ask the training processes for their `number`th checkpoint on request."""
     _write(folder, REQUEST, f"{number}\n")
+
+
+def note_mending(folder: Path) -> None:
+    """Note for torchrun that the launcher answers a failure by another run."""
+    _write(folder, MENDING, "")
+
+
+def is_mended(folder: Path) -> bool:
+    """Return whether the launcher answers a failure by another run."""
+    return (folder / MENDING).exists()
 
 
 def propose_batch(folder: Path, plan: Plan) -> None:

@@ -133,15 +133,17 @@ def _run_with_guard(
 
     if able and (plan_file or in_place == "nodes") and allocation.job_id is not None and several:
         group = new_group()
-    # on several nodes under torchrun alone, unless the user asks for it: one node's end is then another's too
-    mends = in_place == "nodes" or not several or member is not None or options.runner == "torchrun"
+    # torchrun's nodes end together; others' do where the user says so by `nodes`, the word of before 0.3
+    mends = in_place == "nodes" or not several or member is not None
+    torchruns = options.runner == "torchrun"
     # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
     grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
     grows = grows and more_nodes.can_start_steps(os.environ)
     grow = Grow(new_group, start) if grows and allocation.node_rank == 0 else None
     restarts = Restarts(
-        allocation, folder, crashes=crashes, group=group, able=able, mends=mends, grow=grow, member=member
-    )
+        allocation, folder, crashes=crashes, group=group, able=able, mends=mends, mends_checkpoints=torchruns, grow=grow,
+        member=member,
+    )  # fmt: skip
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
     starter = _starter(options, allocation)
@@ -169,7 +171,7 @@ def _run_with_guard(
             told = restarts.report_part if restarts.report_part.number else None
             over = {**describe_launcher(allocation), "ended": True}
             failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
-        lost = mends and group is not None and bool(group.lost_ranks)
+        lost = restarts.mends and group is not None and bool(group.lost_ranks)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
     code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code

@@ -3,9 +3,9 @@
 An order comes in the answer to a report, after the checkpoint that it builds on. It may name the nodes that the run goes on with: the
 launchers of the others end with exit code 0, and the daemon gives their nodes back. A run that had got past its first steps and
 ends with an error is started again from its last checkpoint, at most CRASHES times in WINDOW_S, and each time only where it has
-come further than at the crash before: a script that fails at the same step again ends with its own exit code. Where a node is lost
-the run goes on with those that are left, as far as its plan can be cut down to them, and the daemon gives the lost node back before
-Slurm ends the job for it.
+come further than at the crash before of the same kind: a script that fails at the same step again ends with its own exit code. Where a node
+is lost the run goes on with those that are left, as far as its plan can be cut down to them, and the daemon gives the lost node back before
+Slurm ends the job for it. On several nodes a run is mended so once its agent has reported a checkpoint: the first node tells the others.
 
 An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
@@ -20,17 +20,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_core.errors import SynergyError
 from synergy_core.job_report import InPlace
 from synergy_core.records import Plan
+from synergy_core.wire.codec import decode
+from synergy_core.wire.plan import PLAN_CHECKS
 from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
+from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, first_cause, largest_fit
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
-from synergy_launch.launcher.start import fit_plan
 
 CRASHES, WINDOW_S = 3, 3600.0
 #: for the end of a run that has its checkpoint; torchrun gives its workers 60 s (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)
@@ -47,13 +50,20 @@ _CREW_S = (
 )
 _POLL_S = 0.1
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
-_ENDED_WELL = (0, _USAGE, 130, 143)  # SIGINT, SIGTERM
+_SIGKILL = 137  # by its exit code
 
 
-def may_restart(crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES) -> bool:
-    """Return whether a run that crashed at `step` is started again. `crashes`: the earlier ones, of all incarnations."""
+def may_restart(
+    crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES, cause: str = "", *, killed: bool = False
+) -> bool:
+    """Return whether a run that crashed at `step` is started again. `crashes`: the earlier ones, of all incarnations.
+
+    `cause`: of this one; only crashes of the same cause, or of none that is known, are at the same step again. `killed`: from outside, by
+    SIGKILL or a signal that stopped it, which says nothing of the step.
+    """
     late = [c for c in crashes if abs(now_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
-    return len(late) < most and all(step > c.step for c in crashes)
+    alike = [c for c in crashes if not cause or c.cause in ("", cause)]
+    return len(late) < most and (killed or all(step > c.step for c in alike))
 
 
 @dataclass(frozen=True)
@@ -68,9 +78,9 @@ class Restarts:
     """The restarts in place of one node in one incarnation.
 
     `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts after a crash in WINDOW_S. `able` False: no
-    run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node. Give `hear`
-    what the daemon says and `look` the run's status, and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run`
-    says whether another follows, on `allocation`.
+    run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node, unless
+    `mends_checkpoints`: then one is once its agent has reported a checkpoint. Give `hear` what the daemon says and `look` the run's status,
+    and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run` says whether another follows, on `allocation`.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Restarts:
         group: LauncherGroup | None = None,
         able: bool = True,
         mends: bool = True,
+        mends_checkpoints: bool = False,
         grow: Grow | None = None,
         member: Membership | None = None,
         clock: Callable[[], float] = time.time,
@@ -92,6 +103,8 @@ class Restarts:
         self.allocation, self.group = allocation, group
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
         self._able, self._mends, self._grow = able, mends, grow
+        self._mends_checkpoints = mends_checkpoints
+        self._reported_plan: Plan | None = None  # the run's own, which may take another data-parallel degree
         self._growth: MoreNodes | None = None  # the latest
         self._growths: list[MoreNodes] = []  # those whose allocations have not ended
         self._join: ReportAnswer | None = (
@@ -159,15 +172,25 @@ class Restarts:
         return self.can_restart and len(self.allocation.nodes) > 1
 
     @property
+    def mends(self) -> bool:
+        """Return whether a failure is answered by another run, on several nodes for all of them together."""
+        return self._mends or (self.group is not None and self.group.mends)
+
+    @property
+    def is_mended(self) -> bool:
+        """Return whether a failure now would be answered by another run from a checkpoint that the agent has reported."""
+        return self.mends and (self._saved is not None if self.group is None else self.group.mends)
+
+    @property
     def together(self) -> bool:
         """Return whether what follows a failure is decided for all nodes together."""
-        return self.can_restart and self._mends
+        return self.can_restart and self.mends
 
     @property
     def follows(self) -> bool:
         """Return whether another node decides what follows the present run."""
         here = self.group is not None and not self.group.first and self.group.is_connected
-        return here and (self._mends or self._word is not None)
+        return here and (self.mends or self._word is not None)
 
     @property
     def is_decided(self) -> bool:
@@ -185,17 +208,17 @@ class Restarts:
     def is_broken_elsewhere(self) -> bool:
         """Return whether the run has ended on another node in a way that this node's processes do not know."""
         group = self.group
-        if group is None or not group.first or not self._mends:
+        if group is None or not group.first or not self.mends:
             return False
         ends = ((code, kind) for _, code, kind in self._ends(group))
         return self.has_lost_node or any(
-            code not in (0, 130, 143) and (kind != "hang" or self._saved is not None) for code, kind in ends
+            code not in ENDED_AS_ASKED and (kind != "hang" or self._saved is not None) for code, kind in ends
         )
 
     @property
     def has_lost_node(self) -> bool:
         """Return whether a node is lost and nothing has followed from it yet."""
-        return self.group is not None and self.group.first and self._mends and bool(self.group.lost_ranks - self._gone)
+        return self.group is not None and self.group.first and self.mends and bool(self.group.lost_ranks - self._gone)
 
     @property
     def must_end_at_once(self) -> bool:
@@ -248,6 +271,10 @@ class Restarts:
         self._step = step if isinstance(step, int) else self._step
         self._saved = saved if isinstance(saved, int) else self._saved
         self._present = requests if isinstance(requests, int) else self._present
+        if self._saved is not None and self.group is not None and self.group.first:
+            self.group.mends = self.group.mends or self._mends or self._mends_checkpoints
+        if not self._is_follower:
+            self._reported_plan = _plan_that_shrinks(status) or self._reported_plan
 
     def drop_late_order(self) -> None:
         """Note that the run is over: an order that did not end it has come too late."""
@@ -273,22 +300,23 @@ class Restarts:
         nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
         """
         group = self.group
-        self._crash = ("", self.allocation.nodes[:1] if own else ())
-        if group is None or not group.first or not self._mends or code in (0, 130, 143) or not group.expected_ranks:
+        self._crash = ("", self.allocation.nodes[self.allocation.node_rank :][:1] if own else ())
+        if group is None or not group.first or not self.mends or code in ENDED_AS_ASKED or not group.expected_ranks:
             return code, ""
         until = self._monotonic() + _CREW_S
         while self._monotonic() < until and not group.is_connected:
             time.sleep(_POLL_S)
             group.poll()
-        until = self._monotonic() + _CAUSE_S
-        while self._monotonic() < until and not self.is_broken_elsewhere:
+        until, present = self._monotonic() + _CAUSE_S, self.report_part.number
+        while True:
+            ends = {rank: (end[1], end[2]) for rank, end in group.ends.items() if end[0] == present}
+            other, kind, rank = first_cause(code, own, ends, group.allocation.node_rank)
+            is_clear = other == _SIGKILL or len(ends) == len(group.expected_ranks - group.lost_ranks)
+            if self.has_lost_node or is_clear or self._monotonic() >= until:
+                self._crash = (kind, () if rank is None else (group.members[rank],))
+                return other, kind
             time.sleep(_POLL_S)
             group.poll()
-        for rank, (run, other, kind) in group.ends.items():
-            if run == self.report_part.number and other not in (0, 130, 143) and (kind != "exit" or not own):
-                self._crash = (kind, (group.members[rank],))
-                return other, kind
-        return code, ""
 
     def begin_next_run(self, code: int, guard: PlanGuard) -> bool:
         """Return whether another run follows in the same allocation after this one ended with `code`. Tells the other nodes."""
@@ -313,7 +341,7 @@ class Restarts:
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             return True
-        if self.group is not None and self.group.first and self._mends:
+        if self.group is not None and self.group.first and self.mends:
             self.group.tell(NextRun(0, holds=guard.waits, code=min(code, 255)))
         return False
 
@@ -334,25 +362,40 @@ class Restarts:
 
     def _restart_after_crash(self, code: int, guard: PlanGuard) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
-        if not self.together or code in _ENDED_WELL or self._saved is None:
-            return False
-        history, now_s = run_history.read_history(self._folder, self.allocation.job_id or 0), self._clock()
-        if not may_restart((*history.crashes, *self._crashes), self._step, now_s, self._most):
-            return False
-        if len(self._crashes) >= self._most:
-            return False
-        self._crashes = (*self._crashes, Crash(self._step, now_s))
-        run_history.write_history(self._folder, history.with_crash(Crash(self._step, now_s)))
         kind, nodes = self._crash
         cause = kind or guard.kind(code)
-        self.report_part = replace(
-            self.report_part, crashes=self.report_part.crashes + 1, code=min(code, 255), step=self._step,
-            cause=cause if cause in FAILURES else "", crash_nodes=nodes if self.group is not None else (),
-        )  # fmt: skip
+        if not self._may_go_on(code, cause):
+            return False
+        history = run_history.read_history(self._folder, self.allocation.job_id or 0)
+        crash = Crash(self._step, self._clock(), cause)
+        self._crashes = (*self._crashes, crash)
+        run_history.write_history(self._folder, history.with_crash(crash))
+        self._report_crash(cause, min(code, 255), nodes if self.group is not None else ())
         self.message = (
             f"{self.report_part.describe_crash()}: started again in place from its checkpoint of step {self._saved}"
         )
         return True
+
+    def _may_go_on(self, code: int, cause: str) -> bool:
+        """Return whether a run that ended with `code`, for `cause`, may be started again from its checkpoint."""
+        if (
+            not self.together
+            or code in (*ENDED_AS_ASKED, _USAGE)
+            or self._saved is None
+            or len(self._crashes) >= self._most
+        ):
+            return False
+        history = run_history.read_history(self._folder, self.allocation.job_id or 0)
+        killed = cause in ("killed", "hang")
+        known = (*history.crashes, *self._crashes)
+        return may_restart(known, self._step, self._clock(), self._most, cause, killed=killed)
+
+    def _report_crash(self, cause: str, code: int, nodes: tuple[str, ...]) -> None:
+        crashes = self.report_part.crashes + 1
+        self.report_part = replace(
+            self.report_part, crashes=crashes, code=code, step=self._step, cause=cause if cause in FAILURES else "",
+            crash_nodes=nodes[:MAX_NODES],
+        )  # fmt: skip
 
     def _restart_without_lost_nodes(self, guard: PlanGuard) -> bool:
         """Continue after a lost node with the largest plan that fits the remaining nodes.
@@ -361,23 +404,19 @@ class Restarts:
         """
         group = self.group
         assert group is not None
+        gone = set(self._gone)
         self._gone |= group.lost_ranks
-        names = {group.members[rank] for rank in self._gone}
-        left, plan = tuple(n for n in group.members if n not in names), guard.plan
-        lost = ", ".join(sorted(names))
-        for count in range(len(left), 0, -1):
-            fits = fit_plan(plan, self.allocation.processes * count)[0]
-            if fits is None or plan is None or self._saved is None or self._most == 0:
-                continue
-            self.report_part = replace(
-                self.report_part, crashes=self.report_part.crashes + 1, code=0, step=self._step, cause="",
-                crash_nodes=tuple(sorted(names & {group.members[rank] for rank in group.lost_ranks}))[:MAX_NODES],
-            )  # fmt: skip
-            self.allocation = replace(self.allocation, nodes=left[:count], node_rank=0)
-            self._tell(self.report_part.order, fits)
+        newly = tuple(sorted(group.members[rank] for rank in group.lost_ranks if rank not in gone))
+        names, lost = {group.members[rank] for rank in self._gone}, ", ".join(newly)
+        fit = largest_fit(group.members, names, guard.plan or self._reported_plan, self.allocation.processes)
+        if fit is not None and self._saved is not None and self._most:
+            nodes, plan = fit
+            self._report_crash("", 0, newly)
+            self.allocation = replace(self.allocation, nodes=nodes, node_rank=0)
+            self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
-            guard.follow(fits, self.allocation)
-            self.message = f"{lost} lost: started again in place on {', '.join(left[:count])}"
+            guard.follow(plan, self.allocation)
+            self.message = f"{lost} lost: started again in place on {', '.join(nodes)}"
             return True
         group.tell(NextRun(0, holds=True))
         guard.waits, guard.tells = True, False
@@ -390,7 +429,7 @@ class Restarts:
         assert group is not None
         if self._word is None:
             group.report_end(self.report_part.number, min(code, 255), guard.kind(code))
-        well = code in (0, 130, 143)  # other nodes may go on for long
+        well = code in ENDED_AS_ASKED  # other nodes may go on for long
         until, name = self._monotonic() + (float("inf") if well else HOLD_S), group.members[group.allocation.node_rank]
         while not guard.ending and group.is_connected:
             word = self._word
@@ -518,4 +557,15 @@ class Restarts:
     def _count_new_run(self, told: InPlace) -> None:
         self.report_part = replace(told, number=told.number + 1)
         self._acknowledged, self._present = self._acknowledged + self._present, 0
-        self._saved, self._state, self.left, self._has_told_hang = None, None, False, False
+        self._state, self.left, self._has_told_hang = None, False, False
+
+
+def _plan_that_shrinks(status: Mapping[str, Any]) -> Plan | None:
+    """Return the plan that the run reports, or None if it reports none or keeps its size."""
+    accepts = status.get("accepts")
+    if not status.get("plan") or (isinstance(accepts, Mapping) and accepts.get("own_size")):
+        return None
+    try:
+        return decode(Plan, status["plan"], "status", PLAN_CHECKS)
+    except SynergyError:
+        return None

@@ -7,6 +7,7 @@ that they belong to this job and incarnation; after that the lines are plain:
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
     over CODE                    no run follows; the first node's exit code
     hold                         no run follows; the daemon is asked to requeue the job
+    mends                        what follows a failure is decided for all nodes together from now on
 
 A connection that is closed before `ended` is a lost node: its launcher is gone. One over which nothing comes any more may be a node without
 power or a network out of order for a while. Nothing here blocks but the connect, for a second.
@@ -36,8 +37,16 @@ CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
 _ANSWER_S = 10.0  # from the first node, which polls in between
-# a node without power is silent after 8 s, whether or not something was sent to it
-_KEEPALIVE = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 8_000))
+#: for a node without power to be silent, whether or not something was sent to it; the kernel answers for a launcher that is suspended
+LOST_S = 8
+_PROBE_S = 2  # a lost packet or two are no lost node
+_KEEPALIVE = (
+    ("TCP_KEEPIDLE", _PROBE_S),
+    ("TCP_KEEPINTVL", _PROBE_S),
+    ("TCP_KEEPCNT", LOST_S // _PROBE_S - 1),
+    ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
+)
+_MENDS = "mends"
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class _Peer:
     greeting: SignedReport | None = None
     is_closed: bool = False
     is_silent: bool = False  # closed since nothing came from the other side's host
+    knows_mending: bool = False
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
@@ -120,8 +130,9 @@ class _Peer:
 class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
-    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind), `lost_ranks` and `silent_ranks` (by rank: since when, by
-    `monotonic`), which may connect anew; the others hear `word`.
+    Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind, in the order in which they came), `lost_ranks` and
+    `silent_ranks` (by rank: since when, by `monotonic`), which may connect anew; the others hear `word`, and `mends` once the first node
+    has set it.
     """
 
     allocation: JobAllocation
@@ -133,6 +144,7 @@ class LauncherGroup:
     lost_ranks: set[int] = field(default_factory=set)
     silent_ranks: dict[int, float] = field(default_factory=dict)
     word: NextRun | None = None
+    mends: bool = False
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
     run: int = 0  # the latest run that the others were told of
@@ -166,6 +178,9 @@ class LauncherGroup:
         self._accept() if self.first else self._connect()
         for peer in self.peers:
             self._hear(peer)
+            if self.first and self.mends and peer.rank > 0 and not peer.knows_mending:
+                peer.knows_mending = True
+                peer.say(_MENDS)
         for peer in [p for p in self.peers if p.is_closed]:
             self.peers.remove(peer)
             peer.connection.close()
@@ -264,6 +279,7 @@ class LauncherGroup:
             return
         words = line.split(" ")
         if not self.first:
+            self.mends = self.mends or line == _MENDS
             self.word = next_run(line) or self.word
         elif len(words) == 4 and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]

@@ -73,6 +73,7 @@ class _NodeRun:
         self._command, self._allocation, self._run_dir, self._supervisor = command, allocation, run_dir, supervisor
         self._guard, self._restarts = guard, restarts
         self._stopped = StoppedRanks()
+        self._is_mending_noted = False
         self._killed = False  # the child was killed, since the run was over on another node
         self._leaves_until = 0.0  # monotonic; 0: the child was not told to end
         self._errors: threading.Thread | None = None
@@ -119,6 +120,7 @@ class _NodeRun:
             status = read_status(self._run_dir, supervisor)
             restarts.look(status)
             restarts.poll()
+            self._note_mending()
             if restarts.can_restart:
                 self._starter.poll(trains=status is not None and status.get("state") == "training")
             if guard.wants_status:
@@ -230,6 +232,12 @@ class _NodeRun:
             click.echo(f"synergy-launch: {self._run_dir}: checkpoint can't be asked for ({error.strerror})", err=True)
         if self._supervisor is not None:
             self._supervisor.note_request(requests, self._run_name)
+
+    def _note_mending(self) -> None:
+        if not self._is_mending_noted and self._restarts.is_mended:
+            self._is_mending_noted = True
+            with contextlib.suppress(OSError):
+                run_folder.note_mending(self._run_dir)
 
     def _on_usr2(self, _number: int, _frame: FrameType | None) -> None:
         self._requests += 1

@@ -19,10 +19,11 @@ _KEPT = 16
 
 @dataclass(frozen=True)
 class Crash:
-    """A run that had trained and ended with an error. `at_s`: seconds since 1970."""
+    """A run that had trained and ended with an error. `at_s`: seconds since 1970. `cause`: one of wire.report.FAILURES."""
 
     step: int
     at_s: float
+    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from synergy_launch.agent import run_folder
 from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, find_meeting
 from synergy_launch.warm_start import server
 from synergy_launch.warm_start.client import WaitingProcess, fork_here
 from synergy_launch.warm_start.starter import FORKED
+
+#: for the last lines of their output
+PEERS_S = 2
 
 
 def main() -> None:
@@ -31,6 +36,7 @@ def main() -> None:
     from torch.distributed.run import main as torchrun
 
     try:
+        _end_peers_soon(os.environ.get("SYNERGY_RUN_DIR", ""))
         if ranks is not None:
             _fork_ranks(ranks, int(sys.argv[sys.argv.index("--nproc-per-node") + 1]))
         torchrun(_arguments(sys.argv[1:]))
@@ -68,6 +74,25 @@ def _fork_ranks(waiting: WaitingProcess, ranks: int) -> None:
 
     api: Any = torch_api
     api.get_subprocess_handler = Handler
+
+
+def _end_peers_soon(run_dir: str) -> None:
+    """Have torchrun give the peers of a rank that has failed PEERS_S seconds, where the launcher starts the run again.
+
+    They wait for that rank in a collective, and do not answer SIGTERM; torchrun would wait 30 s for them.
+    """
+    from torch.distributed.elastic.multiprocessing import api as torch_api
+
+    context: Any = getattr(torch_api, "SubprocessContext", None)
+    if context is None:  # a torch in which it has another name
+        return
+    close = context.close
+
+    def close_soon(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
+        soon = bool(getattr(self, "_failures", None)) and bool(run_dir) and run_folder.is_mended(Path(run_dir))
+        close(self, death_sig, min(timeout, PEERS_S) if soon else timeout)
+
+    context.close = close_soon
 
 
 def _arguments(given: list[str]) -> list[str]:

@@ -85,6 +85,21 @@ def test_a_crash_that_the_launcher_mended_is_told_once(site: Site) -> None:
     assert site.story(1).count("ended with exit code 7 at step 120: started again in place") == 1
 
 
+@pytest.mark.parametrize(
+    ("crash", "text"),
+    [
+        (InPlace(code=7, cause="exit", crash_nodes=("n2",)), "ended with exit code 7 on n2 at step 0"),
+        (InPlace(code=137, cause="killed", crash_nodes=("n2",)), "ended with exit code 137 (killed) on n2 at step 0"),
+        (InPlace(code=137, cause="hang"), "ended with exit code 137 (hang) at step 0"),
+        (InPlace(crash_nodes=("n2", "n3"), step=9), "lost n2, n3 at step 9"),
+        (InPlace(code=7), "ended with exit code 7 at step 0"),  # of a launcher of 0.2
+        (InPlace(), "lost a node at step 0"),
+    ],
+)
+def test_the_cause_of_a_crash_in_words(crash: InPlace, text: str) -> None:
+    assert crash.describe_crash() == text
+
+
 def test_a_job_that_goes_on_without_a_node_that_slurm_keeps_is_restarted_on_all(site: Site) -> None:
     for _ in range(9):
         site.report(1, plan=Plan(micro_batch=8, global_batch=256), in_place=InPlace(number=1, crashes=1, step=120))

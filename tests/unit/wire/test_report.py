@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.errors import UnavailableError, UsageError, one_line
-from synergy_core.job_report import EarlyFailure, Report
+from synergy_core.job_report import EarlyFailure, InPlace, Report
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import munge, report
 from synergy_core.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
@@ -314,3 +314,15 @@ def test_a_failure_is_taken_within_bounds() -> None:
     ):
         with pytest.raises(UsageError, match=next(iter(change))):
             load(failure={**FAILED, **change})
+
+
+def test_the_cause_of_a_crash_is_read_back_and_is_absent_for_older_daemons() -> None:
+    crash = InPlace(number=1, crashes=1, code=137, step=9, cause="killed", crash_nodes=("n2", "n3"), lost_nodes=("n3",))
+    assert from_json(to_json(Report(7, 0, 1, in_place=crash))).in_place == crash
+    said = json.loads(to_json(Report(7, 0, 1, in_place=InPlace(number=1, crashes=1, code=9))))["in_place"]
+    assert not {"cause", "crash_nodes", "lost_nodes"} & set(said), "what an older version wrote"
+
+
+def test_a_cause_that_only_a_newer_launcher_knows_does_not_lose_the_report() -> None:
+    told = {"number": 1, "crashes": 1, "code": 9, "cause": "cosmic ray", "crash_nodes": ["n2", "\x1b[31m", "n3"]}
+    assert load(in_place=told).in_place == InPlace(number=1, crashes=1, code=9, crash_nodes=("n2", "n3"))

@@ -38,6 +38,17 @@ def test_a_crash_is_mended_while_the_run_gets_further(crashes: tuple[Crash, ...]
     assert may_restart(crashes, step, NOW_S) is goes_on
 
 
+def test_only_a_crash_of_the_same_cause_is_at_the_same_step_again() -> None:
+    known = (Crash(120, NOW_S - 60, "exit"),)
+    assert not may_restart(known, 115, NOW_S, cause="exit") and may_restart(known, 115, NOW_S, cause="memory")
+    assert not may_restart((Crash(120, NOW_S - 60),), 115, NOW_S, cause="memory"), "its cause is not known"
+    killed = (Crash(120, NOW_S - 60, "killed"),)
+    assert not may_restart(killed, 120, NOW_S, cause="killed") and may_restart(
+        killed, 120, NOW_S, cause="killed", killed=True
+    )
+    assert not may_restart(killed * CRASHES, 500, NOW_S, cause="killed", killed=True)
+
+
 def trained() -> PlanGuard:
     """The guard of a run that has got past its first steps."""
     guard = PlanGuard(HERE, None, None)
@@ -64,7 +75,7 @@ def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
     again = Restarts(HERE, tmp_path, clock=lambda: NOW_S)
     again.look(STATUS)
     assert not again.begin_next_run(7, guard)
-    assert run_history.read_history(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S),)
+    assert run_history.read_history(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S, "exit"),)
 
 
 def test_an_order_is_followed_once() -> None:

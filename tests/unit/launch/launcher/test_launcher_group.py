@@ -305,6 +305,25 @@ def test_a_run_that_is_not_mended_ends_as_without_the_connections(nodes: list[La
     assert not first.restarts.begin_next_run(137, first.guard) and not other.restarts.follows
 
 
+def test_by_default_a_run_is_mended_from_its_agents_first_checkpoint_on(nodes: list[LauncherGroup]) -> None:
+    """Until then, and where there is no agent, each node ends by itself."""
+    first, *others = (
+        Restarts(group.allocation, None, group=group, mends=False, mends_checkpoints=True) for group in nodes
+    )
+    first.look({"state": "training", "step": 1, "checkpoint_step": None})
+    for _ in range(20):
+        for node in (first, *others):
+            node.poll()
+    assert not first.together and not any(node.follows or node.is_mended for node in others)
+    first.look({"state": "training", "step": 20, "checkpoint_step": 20})
+    end = time.monotonic() + 60
+    while not all(node.follows and node.is_mended for node in others):
+        assert time.monotonic() < end
+        for node in (first, *others):
+            node.poll()
+    assert first.together and first.is_mended
+
+
 def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
     first, other, third = job
     assert other.restarts.group is not None
@@ -315,6 +334,7 @@ def test_a_crash_on_another_node_restarts_all(job: list[Node]) -> None:
         first.restarts.poll()
     assert first.restarts.must_end_at_once and first.restarts.cause(137, own=False) == (9, "memory")
     assert first.restarts.begin_next_run(9, first.guard) and first.restarts.report_part.code == 9
+    assert (first.restarts.report_part.cause, first.restarts.report_part.crash_nodes) == ("memory", ("n2",))
     assert not first.restarts.is_broken_elsewhere
     while not third.restarts.is_decided:
         assert time.monotonic() < end
@@ -357,6 +377,7 @@ def test_a_lost_node_leaves_the_largest_plan_on_the_others(job: list[Node]) -> N
         first.restarts.poll()
     assert first.restarts.begin_next_run(1, first.guard)
     assert (first.guard.plan, first.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
+    assert (first.restarts.report_part.cause, first.restarts.report_part.crash_nodes) == ("", ("n2",))
     assert third.restarts.begin_next_run(1, third.guard)
     assert (third.guard.plan, third.restarts.allocation) == (
         first.guard.plan,
@@ -410,6 +431,12 @@ class Silent:
 
     def recv(self, _size: int) -> bytes:
         raise TimeoutError(110, "Connection timed out")
+
+    def settimeout(self, _seconds: float) -> None:
+        return
+
+    def sendall(self, _data: bytes) -> None:
+        return
 
     def close(self) -> None:
         return

@@ -1,0 +1,63 @@
+"""A job that trains in earnest on several nodes: torchrun's ranks, one a GPU, with gloo (synergy_launch.examples.ddp)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.throwaway.slurm import SlurmCluster
+
+MODULE = "synergy_launch.examples.ddp"
+BATCH = 24  # in equal parts on 1 to 4 ranks
+CHECKPOINT_EVERY = 10  # steps
+
+
+def submit(
+    cluster: SlurmCluster,
+    nodes: int,
+    *,
+    steps: int = 100_000,
+    step_s: float = 0.2,
+    before: str = "",
+    after: str = "",
+    options: tuple[str, ...] = (),
+) -> int:
+    """Submit it with one GPU of each node. `step_s`: added to each step. `before`, `after`: lines of its script around the launcher's."""
+    folder = cluster.folder / "torch"
+    folder.mkdir(exist_ok=True)
+    checkpoint = folder / f"checkpoint-{time.monotonic_ns()}"
+    script = (
+        f"#!/bin/bash\n#SBATCH --nodes={nodes} --gres=gpu:1 --open-mode=append\n"
+        f"#SYNERGY min_gpus={nodes} max_gpus={nodes} global_batch={BATCH} checkpoint={checkpoint}\n{before}"
+        f"srun synergy-launch --checkpoint {checkpoint} -m {MODULE} --steps {steps} --global-batch {BATCH} --hidden 32 --seq 32 "
+        f"--step-delay {step_s} --checkpoint-interval {CHECKPOINT_EVERY}\n{after}"
+    )
+    return cluster.sbatch(script, f"--output={folder}/%j.out", *options)
+
+
+def output(cluster: SlurmCluster, job_id: int) -> str:
+    """Return what the job has printed so far."""
+    path = cluster.folder / "torch" / f"{job_id}.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def nodes_of(cluster: SlurmCluster, job_id: int) -> list[str]:
+    """Return the job's nodes in the order of their ranks."""
+    names = cluster.run("squeue", "-h", "-j", str(job_id), "-o", "%N").stdout.strip()
+    return cluster.run("scontrol", "show", "hostnames", names).stdout.split()
+
+
+def rank_on(cluster: SlurmCluster, job_id: int, node: str) -> int:
+    """Return the pid of the job's one rank on `node`. Raises LookupError where there is none."""
+    marks = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_ID={job_id}", f"SLURM_CONF={cluster.conf}"}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marks <= words and any(word.startswith("LOCAL_RANK=") for word in words) and MODULE.encode() in command:
+            return int(entry.name)
+    raise LookupError(f"job {job_id} has no rank on {node}")
