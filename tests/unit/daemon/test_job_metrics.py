@@ -15,7 +15,8 @@ from synergyd.daemon.metrics import PrometheusMetrics
 from tests.unit.daemon.daemon_world import Site
 
 SHIPPED = Path(__file__).resolve().parents[3] / "slurm_plugins"
-DASHBOARD = json.loads((SHIPPED / "synergy.dashboard.json").read_text())
+BOARDS = {path.name: json.loads(path.read_text()) for path in sorted(SHIPPED.glob("synergy.*.json"))}
+RUNBOOKS = (SHIPPED.parent / "docs/admin/troubleshooting.md").read_text()
 RULES = (SHIPPED / "synergy.rules.yml").read_text()
 
 
@@ -142,8 +143,38 @@ def expressions() -> list[str]:
             for each in value:
                 walk(each)
 
-    walk(DASHBOARD)
+    for board in BOARDS.values():
+        walk(board)
     return found
+
+
+def test_there_is_a_board_each_for_cluster_account_job_and_daemon() -> None:
+    assert set(BOARDS) == {f"synergy.{name}.json" for name in ("account", "daemon", "dashboard", "job")}
+    assert len({board["uid"] for board in BOARDS.values()}) == len({b["title"] for b in BOARDS.values()}) == 4
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_a_board_asks_for_nothing_at_its_import(name: str) -> None:
+    """`__inputs` make Grafana ask; a variable that no list defines makes an expression empty."""
+    board = BOARDS[name]
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    assert "__inputs" not in board and board.get("id") is None and board["schemaVersion"] >= 39
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps([p["targets"] + [p["datasource"]] for p in board["panels"]])))
+    assert used <= variables.keys() and "datasource" in used
+    for each in variables.values():
+        if each["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", each["query"]["query"]).groups()  # type: ignore[union-attr]
+            assert metric in samples() and label == each["name"] and label in labels_of(metric)
+
+
+def labels_of(metric: str) -> set[str]:
+    registry = CollectorRegistry()
+    return {
+        label
+        for each in vars(JobMetrics(registry)).values()
+        if getattr(each, "_name", "") == metric
+        for label in each._labelnames
+    }
 
 
 def test_every_expression_names_a_metric_that_exists() -> None:
@@ -153,8 +184,9 @@ def test_every_expression_names_a_metric_that_exists() -> None:
         assert used and used <= samples(), text
 
 
-def test_every_panel_has_its_place_and_words() -> None:
-    panels = DASHBOARD["panels"]
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_every_panel_has_its_place_and_words(name: str) -> None:
+    panels = BOARDS[name]["panels"]
     assert len({p["id"] for p in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -175,3 +207,5 @@ def test_every_alert_says_what_to_do() -> None:
     for alert in alerts:
         for key in ("expr:", "for:", "severity:", "summary:", "description:"):
             assert key in alert, alert
+        (heading,) = re.findall(r"runbook_url: docs/admin/troubleshooting\.md#([a-z-]+)$", alert, re.MULTILINE)
+        assert heading in {h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}
