@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
+from synergy_core.job_report import GpuActivity
 
 from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.metrics import PrometheusMetrics
@@ -56,6 +57,22 @@ def test_gpus_time_and_goodput_are_counted_by_account(tmp_path: Path) -> None:
     assert (told.value("synergy_resizes_total", cause="decision") or 0) == 1  # it grows
 
 
+def test_speed_and_activity_of_a_job_are_series_of_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    told = ReportAnswer(site)
+    site.slurm.submit(1, account="chem")
+    site.slurm.runs(1, "n1")
+    told.epoch(0)
+    site.report(1, step_s=0.5, gpu_activity=GpuActivity(gpus=2, samples=6, utilisation=0.75, power_w=410.0))
+    told.epoch(60)
+    told.epoch(60)
+    labels = {"job_id": "1", "account": "chem"}
+    mfu = told.value("synergy_job_mfu_ratio", **labels)
+    assert mfu and mfu == site.daemon.speeds[1].mfu
+    assert told.value("synergy_job_gpu_utilisation_ratio", **labels) == 0.75
+    assert told.value("synergy_job_gpu_power_watts", **labels) == 410.0
+
+
 @pytest.mark.parametrize("private", ["jobs", "accounts", "usage", "nodes"])
 def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: str) -> None:
     """The sums are the same."""
@@ -65,7 +82,7 @@ def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: 
     site.slurm.submit(1, account="chem")
     site.slurm.runs(1, "n1")
     told.epoch(0)
-    site.report(1)
+    site.report(1, gpu_activity=GpuActivity(gpus=2, samples=6, utilisation=0.75, power_w=410.0))
     told.epoch(60)
     account = "chem" if private == "nodes" else ""
     assert told.value("synergy_account_gpus", account=account, kind="held") == 2
