@@ -73,6 +73,35 @@ class InPlace:
         return f"ended with exit code {self.code}{cause}{nodes and f' on {nodes}'} at step {self.step}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuActivity:
+    """The activity of the job's GPUs on the node that reports, as its launcher samples it. Shares are 0 to 1.
+
+    Recent means are over the GPUs and over the last samples, at most 30, one each 10 s.
+    """
+
+    #: GPUs that are sampled
+    gpus: int
+    #: samples in the recent means
+    samples: int
+    #: share of the time in which a kernel ran, recent mean; one that waits for other ranks counts as running
+    utilisation: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: bytes in use on the GPU that uses most
+    memory_bytes: int | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: watts a GPU, recent mean
+    power_w: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: share of the SMs that were active, recent mean; null on GPUs before Hopper
+    sm: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: share of the time in which the tensor cores were active, recent mean; null on GPUs before Hopper
+    tensor: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: seconds from this run's first sample to its latest
+    run_s: float = 0.0
+    #: share of the time in which a kernel ran, mean of the whole run
+    run_utilisation: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: watts a GPU, mean of the whole run
+    run_power_w: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
+
+
 @dataclass(frozen=True)
 class Report:
     """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
@@ -146,6 +175,8 @@ class Report:
     requested: int = field(default=0, metadata=ADDED_AFTER_0_1)
     #: its run is over: no process takes a checkpoint request until the launcher reports again
     ended: bool = field(default=False, metadata=ADDED_AFTER_0_1)
+    #: what its GPUs do; null where they are not sampled
+    gpu_activity: GpuActivity | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
 
 def is_by_agent(report: Report) -> bool:

@@ -142,6 +142,13 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "wait-reservation": "Waits for its reservation {reservation}.",
         "wait-partition": "Its partition {partition} takes no jobs now ({slurm_reason}).",
         "wait-other": "Slurm's reason: {slurm_reason}.",
+        # what holds a running job up
+        "waits-for-data": "It waits for its data loader, or for other work of the CPUs: a step takes {step_s:.3g} s where the model "
+        "predicts {predicted_s:.3g} s, and its GPUs are idle for {idle_s:.3g} s of it (NVML, {samples} samples); communication "
+        "would keep them busy.",
+        "communication-bound": "It is bound by communication: the model has its GPUs wait for {share:.0%} of a step, and the step "
+        "takes {step_s:.3g} s, {residue:.0%} of which is no computation{sm}.",
+        "slow-rank": "Its other nodes wait for {node}, whose ranks take {times:.2f} times as long as their peers for the same work.",
         # beside the allocation
         "weight-capped": "weight={weight:g} counts as {max_weight:g} (MaxWeight).",
         "length-refuted": "It has trained for longer than it said was left, so it counts as the longest job.",

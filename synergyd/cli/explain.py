@@ -6,7 +6,7 @@ import json
 import time
 
 import click
-from synergy_core.achieved import achieved_message
+from synergy_core.achieved import achieved_message, activity_message
 from synergy_core.errors import one_line
 from synergy_core.job_end import format_end
 from synergy_core.wire.codec import encode
@@ -53,6 +53,9 @@ def lines(data: ExplainJson) -> list[str]:
             out.append(f"  worth to the objective: {worth}")
     if data.achieved is not None:
         out.append(f"  achieved  {achieved_message(data.achieved)}")
+    activity = data.report.gpu_activity if data.report is not None else None
+    if activity is not None and (told := activity_message(activity, whole_run=data.achieved is None)):
+        out.append(f"  on a node {told}")
     if data.alternatives:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data.alternatives]

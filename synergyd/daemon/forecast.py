@@ -137,7 +137,11 @@ class Forecast:
             batch = report.plan.global_batch
             achieved_flops = flops_per_step(model, batch) / report.step_s
             peak_flops = known.peak_tflops * 1e12 * report.plan.gpus
-            return replace(told, tokens_per_s=batch * model.seq / report.step_s, mfu=achieved_flops / peak_flops)
+            told = replace(told, tokens_per_s=batch * model.seq / report.step_s, mfu=achieved_flops / peak_flops)
+            if report.gpu_activity is None:
+                return told
+            planner = JobPlanner(job, replace(profile, model=model), model, self._cache.figures)
+            return replace(told, communication_share=planner.communication_share(job.shape, report.plan))
         except SynergyError:  # a model file that can't be read
             return told
         except Exception as error:

@@ -6,6 +6,7 @@ from collections import Counter as Count
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from synergy_core.achieved import Achieved
 from synergy_core.records import Action, Decision, Job, JobState
 
 from synergyd.control.resize.lifecycle import IN_TRANSIT, ResizeState
@@ -46,6 +47,19 @@ class JobMetrics:
             ["account"],
             registry=registry,
         )
+        by_job = {"labelnames": ["job_id", "account"], "registry": registry}
+        self.mfu = Gauge("synergy_job_mfu_ratio", "Model FLOPs of a running job over the peak of its GPUs", **by_job)
+        self.step_time = Gauge(
+            "synergy_job_step_time_ratio", "Measured step time of a running job over the predicted one", **by_job
+        )
+        self.busy = Gauge(
+            "synergy_job_gpu_utilisation_ratio",
+            "Share of the time in which a kernel ran on a running job's GPUs, by NVML on the node that reports",
+            **by_job,
+        )
+        self.power = Gauge(
+            "synergy_job_gpu_power_watts", "Power of a running job's GPU, by NVML on the node that reports", **by_job
+        )
         self.gpu_seconds = Counter(
             "synergy_gpu_seconds",
             "GPU time held: training (the job reports), starting (a restart before its first report), silent (never reported)",
@@ -84,6 +98,7 @@ class JobMetrics:
         tracked = daemon.controller.jobs
         jobs = [t.job for t in tracked.values() if t.job is not None]
         self._counts(jobs, {d.job_id: d for d in daemon.decisions})
+        self._speeds(tracked, daemon.speeds)
         since_s, self._at_s = self._at_s, now_s
         if since_s is None:
             self._started = {job.job_id for job in jobs if job.state is not JobState.PENDING}
@@ -115,6 +130,27 @@ class JobMetrics:
             self.gpus.labels(account, kind).set(number)
         for account, value in goodput.items():
             self.goodput_gpus.labels(account).set(value)
+
+    def _speeds(self, tracked: Mapping[int, TrackedJob], speeds: Mapping[int, Achieved]) -> None:
+        for gauge in (self.mfu, self.step_time, self.busy, self.power):
+            gauge.clear()
+        if "jobs" in self._private:
+            return
+        for job_id, speed in speeds.items():
+            each = tracked.get(job_id)
+            if each is None or each.job is None:
+                continue
+            activity = each.report.gpu_activity if each.report is not None else None
+            ratio = speed.step_s / speed.predicted_step_s if speed.predicted_step_s else None
+            busy, power_w = (activity.utilisation, activity.power_w) if activity is not None else (None, None)
+            for gauge, value in (
+                (self.mfu, speed.mfu),
+                (self.step_time, ratio),
+                (self.busy, busy),
+                (self.power, power_w),
+            ):
+                if value is not None:
+                    gauge.labels(str(job_id), self._account(each.job)).set(value)
 
     def _account(self, job: Job) -> str:
         """Return the job's account, or "" if users may not see it."""

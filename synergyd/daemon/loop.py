@@ -92,6 +92,7 @@ class Daemon:
             clock=dependencies.monotonic or dependencies.clock,
         )
         self.observer = Observer(settings, dependencies.reader, dependencies.writer, self.registry, accounts)
+        self.speeds: dict[int, Achieved] = {}  # of running jobs in the last epoch, by job id
         self.controller = Controller(times or make_resize_times(settings), settings.epoch_s, live=settings.live)
         addresses = dependencies.report_address, dependencies.links_address
         self.actuator = Actuator(
@@ -337,6 +338,7 @@ class Daemon:
             profile = snapshot.profiles.get(job.job_id) or Profile()
             if speed := self.forecast.achieved(reports.get(job.job_id), job, profile):
                 speeds[job.job_id] = speed
+        self.speeds = speeds
         return job_statuses(snapshot, self.decisions, self.controller.lifecycles, reports, hints, speeds)
 
     def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:

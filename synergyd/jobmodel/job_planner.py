@@ -96,6 +96,13 @@ class JobPlanner:
         plans = from_plans([plan], shape.gpus_per_node)
         return float(step_time(model, gpu, plans).total[0]), int(peak_memory(model, gpu, plans).total[0])
 
+    def communication_share(self, shape: Shape, plan: Plan) -> float | None:
+        """Return the share of a step in which GPUs wait for communication, by the model alone, or None if no model is known."""
+        if self._model is None or plan.gpus != shape.gpus or min(plan.gpus, plan.micro_batch, plan.micro_batches) < 1:
+            return None
+        step = step_time(self._model, self._figures(shape.gpu_type), from_plans([plan], shape.gpus_per_node))
+        return float((step.tp[0] + step.pp[0] + step.dp[0]) / step.total[0])
+
     def expected_step_s(self, shape: Shape, plan: Plan) -> float | None:
         """Return the seconds of a step of `plan` on `shape` after all that the profile has learnt, as a Cell would state them.
 

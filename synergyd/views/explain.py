@@ -9,12 +9,13 @@ from dataclasses import replace
 from synergy_core.achieved import Achieved, wrong_model_message
 from synergy_core.errors import UsageError
 from synergy_core.formatting import format_plan, format_shape, format_size
+from synergy_core.reasons import Reasons, format_reasons
 from synergy_core.recompute import format_recompute
 from synergy_core.records import Cell, Decision
 from synergy_core.wire.codec import decode
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.control.state.health import warnings
+from synergyd.control.state.health import diagnose, warnings
 from synergyd.links.sharing import lines as lines_of
 from synergyd.store.records import StoredReport
 from synergyd.store.store import Store
@@ -38,6 +39,7 @@ def collect(store: Store, job_id: int) -> ExplainJson:
     report = stored.report if stored else None
     achieved = _achieved(store, job_id)
     runs = stored is not None and life is not None and life.state == "RUNNING"
+    diagnoses = diagnose(stored.report, achieved) if stored and runs else ()
     return ExplainJson(
         job_id=job_id,
         decided_s=last.at_s if last else None,
@@ -53,7 +55,8 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         lifecycle=life.state if life else None,
         report=report,
         note=report.note if report else "",
-        warnings=_warnings(stored, achieved) if stored and runs else (),
+        warnings=_warnings(stored, achieved, diagnoses) if stored and runs else (),
+        diagnoses=diagnoses,
         achieved=achieved if runs else None,
         paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
@@ -69,9 +72,12 @@ def _achieved(store: Store, job_id: int) -> Achieved | None:
     return None if row is None else decode(JobStatus, row, "stored status").achieved
 
 
-def _warnings(stored: StoredReport, achieved: Achieved | None) -> tuple[str, ...]:
-    texts = [w.text for w in warnings(stored.report, stored.received_s, time.time())]
-    if achieved is not None and (wrong := wrong_model_message(achieved)):
+def _warnings(stored: StoredReport, achieved: Achieved | None, diagnoses: Reasons) -> tuple[str, ...]:
+    slow = any(reason.code == "slow-rank" for reason in diagnoses)
+    found = warnings(stored.report, stored.received_s, time.time())
+    texts = [w.text for w in found if not (slow and w.kind.startswith("slow "))]
+    texts += [format_reasons((reason,)) for reason in diagnoses]
+    if not diagnoses and achieved is not None and (wrong := wrong_model_message(achieved)):
         texts.append(wrong)
     return tuple(texts)
 

@@ -165,6 +165,8 @@ class ExplainJson:
     achieved: Achieved | None = None
     #: when it will start and end, and why it waits where Synergy does not decide about it; null once it has ended
     expected: ExpectedJob | None = None
+    #: what holds its steps up where the evidence decides, as data; the sentences are among `warnings`
+    diagnoses: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, format_value, one_line
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
-from synergy_core.job_report import EarlyFailure, InPlace, Report
+from synergy_core.job_report import EarlyFailure, GpuActivity, InPlace, Report
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -42,6 +42,11 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "job_id": (1, 2**32), "stalled_s": (0, 1e9), "idle_s": (0, 1e9), "done": (0, 1e15), "total": (0, 1e15),
     "trained_s": (0, 1e9), "first_step_s": (0, 1e6), "checkpoint_s": (0, 1e6), "checkpoint_bytes": (0, 1e18),
     "base_batch": (1, 2**24), "comm_efficiency": (1e-6, 1), "batch_bound": (1, 2**24), "requested": (0, 1e6),
+}  # fmt: skip
+_GPU_LIMITS: dict[str, tuple[float, float]] = {
+    "gpus": (1, 1024), "samples": (1, 1024), "memory_bytes": (0, 1e13), "run_s": (0, 1e9),
+    **dict.fromkeys(("utilisation", "sm", "tensor", "run_utilisation"), (0.0, 1.0)),
+    **dict.fromkeys(("power_w", "run_power_w"), (0.0, 1e5)),
 }  # fmt: skip
 _WHOLE = frozenset(
     {
@@ -85,6 +90,7 @@ def status_to_report(
     restarts: int,
     failure: EarlyFailure | None = None,
     in_place: InPlace | None = None,
+    gpu_activity: GpuActivity | None = None,
 ) -> Report:
     """Return a training process's status file as a report; values out of bounds are left out rather than refused."""
     kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
@@ -99,7 +105,7 @@ def status_to_report(
     except UsageError:
         plan, model = None, None
     report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model)
-    return _harmless(replace(report, failure=failure, in_place=in_place))
+    return _harmless(replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity))
 
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +213,14 @@ def _in_place_problem(in_place: InPlace) -> str:
     return ""
 
 
+def _gpu_activity_problem(activity: GpuActivity) -> str:
+    for name, (low, high) in _GPU_LIMITS.items():
+        value = getattr(activity, name)
+        if value is not None and not low <= value <= high:  # false for NaN too
+            return f"{name} is {format_value(value)}; expected {low:g} to {high:g}"
+    return ""
+
+
 def _model_problem(model: ModelSpec) -> str:
     for field in fields(ModelSpec):
         value, least = getattr(model, field.name), 0 if field.default == 0 else 1  # such as experts: 0 is a dense model
@@ -221,6 +235,7 @@ _CHECKS: Checks = {
     ModelSpec: _model_problem,
     EarlyFailure: _failure_problem,
     InPlace: _in_place_problem,
+    GpuActivity: _gpu_activity_problem,
 }
 
 

@@ -17,7 +17,8 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.idleness import Idleness
+from synergy_launch.launcher.gpu_samples import GpuSampler
+from synergy_launch.launcher.idleness import GpuUse, Idleness
 from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
@@ -72,7 +73,9 @@ class StatusReports:
         stall_s = read_number(os.environ, "SYNERGY_STALL_S", float, LEAST_S)
         self._stall = StallDetector(time.monotonic(), stall_s)
         idle_s = read_number(os.environ, "SYNERGY_IDLE_S", float, idleness.LEAST_S)
-        self._idle = Idleness(time.monotonic(), idle_s)
+        self._gpus = GpuSampler() if self._reports else None
+        self._gpu_use = GpuUse()
+        self._idle = Idleness(time.monotonic(), idle_s, gpu=self._busiest_gpu)
         self._sent_at = 0.0
         self._pauses = pauses_s()
         self._ask_at = time.monotonic() + next(self._pauses)
@@ -93,6 +96,13 @@ class StatusReports:
             self._sent = {}
             self._offer(self._reporter, None, ended=True)
             self._reporter.close()
+        if self._gpus is not None:
+            self._gpus.close()
+
+    def _busiest_gpu(self) -> float | None:
+        """Return the highest utilisation of a GPU, 0 to 100: NVML's where there is one, which costs less than asking a tool."""
+        sampled = self._gpus.busiest() if self._gpus is not None else None
+        return sampled if sampled is not None else self._gpu_use.ask()
 
     def _make_reporter(self, address: str) -> Reporter | None:
         if not address:
@@ -149,7 +159,10 @@ class StatusReports:
         first_speed = bool(status.get("step_s")) and not before.get("step_s")
         begun = not before
         urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
-        reporter.offer(status_to_report(status, job_id, restarts, self._failure, in_place), urgent=urgent or asks)
+        activity = self._gpus.latest if self._gpus is not None else None
+        reporter.offer(
+            status_to_report(status, job_id, restarts, self._failure, in_place, activity), urgent=urgent or asks
+        )
 
     def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any]:
         """Return the status with the idle time seen from outside; if the run has no status of its own, with the idle time only."""

@@ -74,9 +74,23 @@ function drawFacts(facts, heading, explain, row, job_id) {
     fact("Noise scale", num(report?.noise_scale), "sequences"),
     fact("Step", num(report?.step), report?.step_s ? `${num(report.step_s)} s each` : ""),
     explain.achieved?.mfu ? fact("MFU", percent(explain.achieved.mfu), `${num(explain.achieved.tokens_per_s)} tokens/s`) : null,
+    explain.achieved?.predicted_step_s ? fact("Step predicted", `${num(explain.achieved.predicted_step_s)} s`, `measured ${num(explain.achieved.step_s)} s`) : null,
+    ...activityFacts(report?.gpu_activity, !explain.achieved),
     fact("Loss", fixed(report?.loss, 4)),
     fact("Restarts", num(row?.restarts ?? report?.restarts)),
   ].filter(Boolean));
+}
+
+// The GPUs of the node that reports: recent means, and of a run that is over the whole run's.
+function activityFacts(activity, isOver) {
+  if (!activity) return [];
+  const [busy, power] = isOver ? [activity.run_utilisation, activity.run_power_w] : [activity.utilisation, activity.power_w];
+  const tensor = !isOver && activity.tensor != null ? `tensor cores ${percent(activity.tensor)}` : "by NVML";
+  return [
+    busy != null ? fact("GPUs busy", percent(busy), tensor) : null,
+    power != null ? fact("Power", `${num(power)} W`, "a GPU") : null,
+    activity.memory_bytes != null ? fact("GPU memory", `${num(activity.memory_bytes / 2 ** 30)} GiB`, "in use") : null,
+  ];
 }
 
 // How a job that has left the queue ended, by Slurm.

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from synergy_core.job_report import Report
+from synergy_core.achieved import Achieved
+from synergy_core.job_report import GpuActivity, Report
 from synergy_core.reasons import Reason, text_reason
 from synergy_core.records import (
     Action,
@@ -49,7 +50,7 @@ OF_0_1_0 = (
 )
 EXPLAIN_KEYS = {
     "job_id", "decided_s", "dry_run", "decision", "lines", "links", "alternatives", "lifecycle", "report", "note", "warnings",
-    "paused", "story", "end", "expected", "achieved",
+    "paused", "story", "end", "expected", "achieved", "diagnoses",
 }  # fmt: skip
 
 
@@ -79,6 +80,24 @@ def test_the_keys_of_0_1_0_are_there(url: str) -> None:
     explained = answer(url, "explain", "7")
     assert set(explained) == {"format", *EXPLAIN_KEYS} and explained["format"] == 1
     assert set(explained["story"][0]) == {"at_s", "state", "event", "detail"}
+
+
+def test_explain_shows_what_the_gpus_do_and_what_holds_the_steps_up(url: str) -> None:
+    speed = Achieved(step_s=2.5, predicted_step_s=1.0, uncertainty=0.05, tokens_per_s=1e5, mfu=0.16)
+    row = {**json.loads(OF_0_1_0), "job_id": 7, "achieved": encode(speed)}
+    activity = GpuActivity(gpus=8, samples=30, utilisation=0.4, power_w=290.0, run_utilisation=0.5)
+    with open_store(url) as store:
+        store.save_epoch(EpochRecord(1010.0, 0.1, False, (DECISION,), present=(row,)))
+        store.put_reports([StoredReport(Report(7, 1, 44, step_s=2.5, gpu_activity=activity), 1010.0)])
+    said = CliRunner().invoke(cli, ["--database", url, "explain", "7"]).output
+    assert "  on a node 8 GPUs busy 40 % of the time, 290 W each\n" in said
+    assert "warning: It waits for its data loader" in said and "model is wrong" not in said
+    (diagnosis,) = answer(url, "explain", "7")["diagnoses"]
+    assert diagnosis["code"] == "waits-for-data" and diagnosis["fields"]["idle_s"] == pytest.approx(1.5)
+    with open_store(url) as store:
+        store.put_lifecycles([StoredLifecycle(7, 0.0, "GONE", {}, 1020.0)])
+    ended = CliRunner().invoke(cli, ["--database", url, "explain", "7"]).output
+    assert "  on a node 8 GPUs busy 50 % of the time\n" in ended and "data loader" not in ended
 
 
 def test_what_is_printed_reads_back_as_the_records(url: str) -> None:

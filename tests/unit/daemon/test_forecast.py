@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from synergy_core.achieved import achieved_message, wrong_model_message
-from synergy_core.job_report import Report
+from synergy_core.job_report import GpuActivity, Report
 from synergy_core.records import Cluster, Directive, Job, JobState, Measurement, Node, Plan, Profile, Shape
 
 from synergyd.daemon import forecast
@@ -38,6 +38,12 @@ def test_what_a_job_makes_of_its_gpus() -> None:
     assert speeds.achieved(replace(report, step_s=None), JOB, Profile()) is None
     assert speeds.achieved(replace(report, restarts=1), JOB, Profile()) is None
     assert achieved_message(told).startswith("2 s a step (1.25 s predicted), 65536 tokens/s, MFU ")
+    assert told.communication_share is None, "nobody samples its GPUs"
+    sampled = replace(report, gpu_activity=GpuActivity(gpus=8, samples=30))
+    share = (speeds.achieved(sampled, JOB, Profile(speed=1.6, samples=3)) or told).communication_share
+    whole = speeds.achieved(replace(sampled, plan=replace(plan, global_batch=1024)), JOB, Profile(speed=1.6, samples=3))
+    assert share is not None and whole is not None and whole.communication_share is not None
+    assert 0.0 < whole.communication_share < share, "more computation for the same gradients"
 
 
 def test_few_jobs_an_epoch_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
+from synergy_core.job_report import GpuActivity
 
 from synergyd.daemon.job_metrics import JobMetrics
 from synergyd.daemon.metrics import PrometheusMetrics
 from tests.unit.daemon.daemon_world import Site
 
 SHIPPED = Path(__file__).resolve().parents[3] / "slurm_plugins"
-DASHBOARD = json.loads((SHIPPED / "synergy.dashboard.json").read_text())
+BOARDS = {path.name: json.loads(path.read_text()) for path in sorted(SHIPPED.glob("synergy.*.json"))}
+RUNBOOKS = (SHIPPED.parent / "docs/admin/troubleshooting.md").read_text()
 RULES = (SHIPPED / "synergy.rules.yml").read_text()
 
 
@@ -55,6 +57,22 @@ def test_gpus_time_and_goodput_are_counted_by_account(tmp_path: Path) -> None:
     assert (told.value("synergy_resizes_total", cause="decision") or 0) == 1  # it grows
 
 
+def test_speed_and_activity_of_a_job_are_series_of_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    told = ReportAnswer(site)
+    site.slurm.submit(1, account="chem")
+    site.slurm.runs(1, "n1")
+    told.epoch(0)
+    site.report(1, step_s=0.5, gpu_activity=GpuActivity(gpus=2, samples=6, utilisation=0.75, power_w=410.0))
+    told.epoch(60)
+    told.epoch(60)
+    labels = {"job_id": "1", "account": "chem"}
+    mfu = told.value("synergy_job_mfu_ratio", **labels)
+    assert mfu and mfu == site.daemon.speeds[1].mfu
+    assert told.value("synergy_job_gpu_utilisation_ratio", **labels) == 0.75
+    assert told.value("synergy_job_gpu_power_watts", **labels) == 410.0
+
+
 @pytest.mark.parametrize("private", ["jobs", "accounts", "usage", "nodes"])
 def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: str) -> None:
     """The sums are the same."""
@@ -64,7 +82,7 @@ def test_what_slurm_hides_is_named_nowhere_on_the_page(tmp_path: Path, private: 
     site.slurm.submit(1, account="chem")
     site.slurm.runs(1, "n1")
     told.epoch(0)
-    site.report(1)
+    site.report(1, gpu_activity=GpuActivity(gpus=2, samples=6, utilisation=0.75, power_w=410.0))
     told.epoch(60)
     account = "chem" if private == "nodes" else ""
     assert told.value("synergy_account_gpus", account=account, kind="held") == 2
@@ -142,8 +160,38 @@ def expressions() -> list[str]:
             for each in value:
                 walk(each)
 
-    walk(DASHBOARD)
+    for board in BOARDS.values():
+        walk(board)
     return found
+
+
+def test_there_is_a_board_each_for_cluster_account_job_and_daemon() -> None:
+    assert set(BOARDS) == {f"synergy.{name}.json" for name in ("account", "daemon", "dashboard", "job")}
+    assert len({board["uid"] for board in BOARDS.values()}) == len({b["title"] for b in BOARDS.values()}) == 4
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_a_board_asks_for_nothing_at_its_import(name: str) -> None:
+    """`__inputs` make Grafana ask; a variable that no list defines makes an expression empty."""
+    board = BOARDS[name]
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    assert "__inputs" not in board and board.get("id") is None and board["schemaVersion"] >= 39
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps([p["targets"] + [p["datasource"]] for p in board["panels"]])))
+    assert used <= variables.keys() and "datasource" in used
+    for each in variables.values():
+        if each["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", each["query"]["query"]).groups()  # type: ignore[union-attr]
+            assert metric in samples() and label == each["name"] and label in labels_of(metric)
+
+
+def labels_of(metric: str) -> set[str]:
+    registry = CollectorRegistry()
+    return {
+        label
+        for each in vars(JobMetrics(registry)).values()
+        if getattr(each, "_name", "") == metric
+        for label in each._labelnames
+    }
 
 
 def test_every_expression_names_a_metric_that_exists() -> None:
@@ -153,8 +201,9 @@ def test_every_expression_names_a_metric_that_exists() -> None:
         assert used and used <= samples(), text
 
 
-def test_every_panel_has_its_place_and_words() -> None:
-    panels = DASHBOARD["panels"]
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_every_panel_has_its_place_and_words(name: str) -> None:
+    panels = BOARDS[name]["panels"]
     assert len({p["id"] for p in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -175,3 +224,5 @@ def test_every_alert_says_what_to_do() -> None:
     for alert in alerts:
         for key in ("expr:", "for:", "severity:", "summary:", "description:"):
             assert key in alert, alert
+        (heading,) = re.findall(r"runbook_url: docs/admin/troubleshooting\.md#([a-z-]+)$", alert, re.MULTILINE)
+        assert heading in {h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", RUNBOOKS, re.MULTILINE)}

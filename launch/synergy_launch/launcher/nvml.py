@@ -1,0 +1,131 @@
+"""NVIDIA's management library, through ctypes: utilisation, memory, power and SM activity of this job's own GPUs.
+
+Types and constants are those of nvml.h (API reference of NVML 12). A function or figure that the driver or the GPU does not have is None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
+
+LIBRARY = "libnvidia-ml.so.1"
+_GPM_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION
+_SM_UTIL, _ANY_TENSOR_UTIL = 2, 5  # NVML_GPM_METRIC_*, percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading:
+    """One GPU as NVML shows it. Shares are 0 to 1."""
+
+    #: share of the last sampling period (up to 1 s) in which a kernel ran
+    utilisation: float | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
+    #: shares of SMs and of tensor cores that were active since the reading before; Hopper and later
+    sm: float | None = None
+    tensor: float | None = None
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _GpmSupport(ctypes.Structure):
+    _fields_ = (("version", c_uint), ("is_supported", c_uint))
+
+
+class _GpmMetric(ctypes.Structure):
+    _fields_ = (
+        ("metric_id", c_uint), ("status", c_uint), ("value", c_double),
+        ("short_name", c_char_p), ("long_name", c_char_p), ("unit", c_char_p),
+    )  # fmt: skip
+
+
+class _GpmMetricsGet(ctypes.Structure):
+    """The library reads and writes the first `count` metrics; its own array is longer, and grows with each release."""
+
+    _fields_ = (
+        ("version", c_uint), ("count", c_uint), ("sample_1", c_void_p), ("sample_2", c_void_p), ("metrics", _GpmMetric * 2),
+    )  # fmt: skip
+
+
+class Nvml:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` names. Raises OSError where there is no library, no driver, or no such GPU."""
+
+    def __init__(self, environ: Mapping[str, str], library: str = LIBRARY) -> None:
+        names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        if not names:
+            raise OSError("CUDA_VISIBLE_DEVICES names no GPU")
+        self._library = ctypes.CDLL(library)
+        if self._call("nvmlInit_v2") is None:
+            raise OSError(f"{library}: nvmlInit_v2 failed")
+        self._devices = [device for name in names if (device := self._device(name)) is not None]
+        if not self._devices:
+            self.close()
+            raise OSError(f"{library}: none of the GPUs {', '.join(names)}")
+        # two samples of each GPU that can be profiled; the first is the older one
+        self._samples = {i: pair for i, device in enumerate(self._devices) if (pair := self._new_samples(device))}
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Return what each GPU does now."""
+        return tuple(self._read(i, device) for i, device in enumerate(self._devices))
+
+    def close(self) -> None:
+        """Let the library go."""
+        self._call("nvmlShutdown")
+
+    def _call(self, name: str, *arguments: object) -> bool | None:
+        """Call a function of the library. Return None if it is not there or fails."""
+        function = getattr(self._library, name, None)
+        return True if function is not None and function(*arguments) == 0 else None
+
+    def _device(self, name: str) -> c_void_p | None:
+        """Return a GPU by its index, or by its UUID, of which the beginning may do."""
+        device = c_void_p()
+        if name.isdecimal():
+            return device if self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(device)) else None
+        return device if self._call("nvmlDeviceGetHandleByUUID", name.encode(), byref(device)) else None
+
+    def _read(self, index: int, device: c_void_p) -> GpuReading:
+        use, memory, milliwatts = _Utilization(), _Memory(), c_uint()
+        busy = self._call("nvmlDeviceGetUtilizationRates", device, byref(use))
+        used = self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
+        drawn = self._call("nvmlDeviceGetPowerUsage", device, byref(milliwatts))
+        sm, tensor = self._activity(index, device)
+        return GpuReading(
+            utilisation=min(1.0, use.gpu / 100.0) if busy else None,
+            memory_bytes=int(memory.used) if used else None,
+            power_w=milliwatts.value / 1000.0 if drawn else None,
+            sm=sm,
+            tensor=tensor,
+        )
+
+    def _new_samples(self, device: c_void_p) -> list[c_void_p] | None:
+        support = _GpmSupport(_GPM_VERSION, 0)
+        if not self._call("nvmlGpmQueryDeviceSupport", device, byref(support)) or not support.is_supported:
+            return None
+        pair = [c_void_p(), c_void_p()]
+        if not all([self._call("nvmlGpmSampleAlloc", byref(sample)) for sample in pair]):
+            return None
+        return pair if self._call("nvmlGpmSampleGet", device, pair[0]) else None
+
+    def _activity(self, index: int, device: c_void_p) -> tuple[float | None, float | None]:
+        """Return the shares of SMs and tensor cores that were active since the sample before."""
+        pair = self._samples.get(index)
+        if pair is None or not self._call("nvmlGpmSampleGet", device, pair[1]):
+            return None, None
+        asked = _GpmMetricsGet(_GPM_VERSION, 2, pair[0], pair[1])
+        asked.metrics[0].metric_id, asked.metrics[1].metric_id = _SM_UTIL, _ANY_TENSOR_UTIL
+        pair.reverse()
+        if not self._call("nvmlGpmMetricsGet", byref(asked)):
+            return None, None
+        sm, tensor = (
+            min(1.0, max(0.0, m.value / 100.0)) if not m.status and m.value == m.value else None for m in asked.metrics
+        )
+        return sm, tensor

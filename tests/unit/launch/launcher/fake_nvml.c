@@ -1,0 +1,51 @@
+/* NVML as the launcher calls it: two GPUs, of which the second can't be profiled. Shares and power rise with each reading. */
+#include <string.h>
+typedef struct { unsigned gpu, memory; } use_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned version, supported; } support_t;
+typedef struct { unsigned id, status; double value; const char *names[3]; } metric_t;
+typedef struct { unsigned version, count; void *sample_1, *sample_2; metric_t metrics[98]; } metrics_t;
+static int devices[2], readings, samples;
+static int sample_at[8];
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    if (index > 1) return 2;
+    *device = &devices[index];
+    return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    if (strcmp(uuid, "GPU-one")) return 6;
+    *device = &devices[1];
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *device, use_t *use) {
+    use->gpu = device == &devices[0] ? 40 + 20 * (readings++) : 10;
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+    memory->used = device == &devices[0] ? 1ull << 33 : 1ull << 34;
+    return 0;
+}
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    *milliwatts = 300500;
+    return device == &devices[0] ? 0 : 3; /* not supported */
+}
+int nvmlGpmQueryDeviceSupport(void *device, support_t *support) {
+    support->supported = device == &devices[0] && support->version == 1;
+    return 0;
+}
+int nvmlGpmSampleAlloc(void **sample) { *sample = &sample_at[samples++]; return 0; }
+int nvmlGpmSampleGet(void *device, void *sample) {
+    static int clock;
+    *(int *)sample = ++clock;
+    return device == &devices[0] ? 0 : 3;
+}
+int nvmlGpmMetricsGet(metrics_t *asked) { /* the later sample comes second */
+    if (asked->version != 1 || asked->count != 2 || *(int *)asked->sample_1 >= *(int *)asked->sample_2) return 2;
+    for (unsigned i = 0; i < 2; i++) {
+        asked->metrics[i].value = asked->metrics[i].id == 2 ? 75.0 : asked->metrics[i].id == 5 ? 25.0 : -1.0;
+        asked->metrics[i].status = 0;
+    }
+    return 0;
+}
