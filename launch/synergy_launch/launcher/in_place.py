@@ -251,8 +251,7 @@ class Restarts:
             self._begin_growth(self._join)
         if self.group is None:
             return
-        self.group.poll()
-        self._judge_silence(self.group)
+        self._listen(self.group)
         self._watch_growth(self.group)
         if self._order is not None and self._said_at is None:
             self._said_at = self._monotonic()
@@ -306,7 +305,7 @@ class Restarts:
         until = self._monotonic() + _CREW_S
         while self._monotonic() < until and not group.is_connected:
             time.sleep(_POLL_S)
-            group.poll()
+            self._listen(group)
         until, present = self._monotonic() + _CAUSE_S, self.report_part.number
         while True:
             ends = {rank: (end[1], end[2]) for rank, end in group.ends.items() if end[0] == present}
@@ -316,7 +315,7 @@ class Restarts:
                 self._crash = (kind, () if rank is None else (group.members[rank],))
                 return other, kind
             time.sleep(_POLL_S)
-            group.poll()
+            self._listen(group)
 
     def begin_next_run(self, code: int, guard: PlanGuard) -> bool:
         """Return whether another run follows in the same allocation after this one ended with `code`. Tells the other nodes."""
@@ -503,8 +502,12 @@ class Restarts:
         self._growth = self._grow.start(told.order, names, member)
         self._growths.append(self._growth)
 
-    def _judge_silence(self, group: LauncherGroup) -> None:
-        """Take silent nodes for lost once the run makes no steps either: with the launchers' network alone out of order it would."""
+    def _listen(self, group: LauncherGroup) -> None:
+        """Read what the other nodes say. Take silent ones for lost once the run makes no steps either.
+
+        It would make some with the launchers' network alone out of order.
+        """
+        group.poll()
         now = self._monotonic()
         for rank, since in group.silent_ranks.items():
             still_s = now - max(since, self._stepped_at)
