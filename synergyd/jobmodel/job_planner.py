@@ -229,14 +229,14 @@ class JobPlanner:
     def limits(self) -> PlanLimits:
         """Return what the search may choose from.
 
-        The batch moves only inside the directive's range. Until a noise scale is known it is the smallest, from the present one up,
-        that a size divides (efficiency.UNKNOWN_NOISE).
+        The batch moves only inside the directive's range and once a noise scale is known. Until then a size takes the next larger one that
+        it divides (efficiency.UNKNOWN_NOISE) if the requested GPUs do not divide the present one.
         """
         directive = self._directive()
         batch = self._batch()
         low, high = self.job.batch_range or (batch, batch)
         if self.profile.noise_scale is None:  # one outside the range, or a fixed one, stays
-            low, high = batch, high if low <= batch < high else batch
+            low, high = batch, high if low <= batch < high and batch % self.job.asked.gpus else batch
         present, accepts = self.present or Plan(), self.profile.accepts
         limits = PlanLimits(
             low,
