@@ -318,7 +318,8 @@ class Controller:
         found = [
             o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
         ]
-        losses = {i: loss for i, t in self.jobs.items() if (loss := loss_event(t, self._cluster)) is not None}
+        tracked_jobs = self.jobs if self.live else {}
+        losses = {i: loss for i, t in tracked_jobs.items() if (loss := loss_event(t, self._cluster)) is not None}
         found += [o for job_id, loss in losses.items() for o in self._tell(job_id, loss, now_s)]
         return [*found, *self.faults.look(self._cluster.nodes, now_s)]
 

@@ -299,6 +299,7 @@ class Actuator:
         ):
             return f"it is {row.state}, restart {row.restarts}", True
         changes_nodes = isinstance(instruction, Restart | JoinNodes) and bool(instruction.nodes)
+        changes_nodes |= isinstance(instruction, ReturnNodes)  # lost nodes leave without an order
         if changes_nodes and (why := obstacle_to_leaving(self.slurm, row)):
             raise NoPlaceError(f"job {job_id}", why, transient=False)
         match instruction:  # nothing for JoinNodes: the job's launchers ask for the nodes, as its user

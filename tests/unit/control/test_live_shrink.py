@@ -147,3 +147,21 @@ def test_a_silent_node_whose_launcher_is_there_is_kept(site: Site) -> None:
     site.epoch(60)
     site.tick(1)
     assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"])
+
+
+def test_a_lost_node_stays_where_the_admin_forbids_changes_of_running_jobs(site: Site) -> None:
+    site.start(live=False)
+    site.slurm.states["n2"] = "mixed+not_responding"
+    without_n2(site)
+    site.tick(1)
+    assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"])
+
+
+def test_a_script_that_needs_all_nodes_later_is_requeued_on_those_that_are_left(site: Site) -> None:
+    site.slurm.scripts[1] += "srun -N 2 python evaluate.py\n"
+    site.slurm.states["n2"] = "mixed+not_responding"
+    without_n2(site)
+    for _ in range(5):
+        site.tick(11)
+    assert nodes_of(site) != ["n1", "n2"] and site.slurm.requeued == [(1, 0)]
+    assert "could not be given back" in site.story(1) and "evaluate.py" in site.story(1)
