@@ -151,9 +151,12 @@ def test_a_silent_node_whose_launcher_is_there_is_kept(site: Site) -> None:
 
 def test_a_lost_node_stays_where_the_admin_forbids_changes_of_running_jobs(site: Site) -> None:
     site.start(live=False)
+    site.report(1, plan=WIDE, resharding=True, in_place=ABLE)
+    site.epoch(60)
     site.slurm.states["n2"] = "mixed+not_responding"
-    without_n2(site)
-    site.tick(1)
+    for _ in range(3):
+        without_n2(site)
+        site.tick(1)
     assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"])
 
 
