@@ -4,7 +4,8 @@
     python -m tests.benchmarks.ettr --random 30 [--seed 1] [--json]
 
 The job is synergy_launch.examples.ddp under torchrun with gloo on four nodes, all of them this machine; it saves every ten steps, and a
-failure comes in the middle between two checkpoints. `killed`: SIGKILL of a rank; `stopped`: SIGSTOP of one, for which its peers wait; `node`: a node's slurmd and all that runs on it are killed, the launcher included. `requeue` is with SYNERGY_IN_PLACE=0 and a script that
+failure comes in the middle between two checkpoints. `killed`: SIGKILL of a rank; `stopped`: SIGSTOP of one, for which its peers wait;
+`node`: a node's slurmd and all that runs on it are killed, the launcher included. `requeue` is with SYNERGY_IN_PLACE=0 and a script that
 requeues its job where srun fails.
 
 How to read it: seconds from the failure until it was noticed (the launcher's line, or Slurm's), until the first step afterwards, and until

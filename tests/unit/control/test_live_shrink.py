@@ -161,7 +161,7 @@ def test_a_lost_node_stays_where_the_admin_forbids_changes_of_running_jobs(site:
 
 
 def test_a_script_that_needs_all_nodes_later_is_requeued_on_those_that_are_left(site: Site) -> None:
-    site.slurm.scripts[1] += "srun -N 2 python evaluate.py\n"
+    site.slurm.scripts[1] = SCRIPT + "srun -N 2 python evaluate.py\n"
     site.slurm.states["n2"] = "mixed+not_responding"
     without_n2(site)
     for _ in range(5):
