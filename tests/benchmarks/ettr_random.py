@@ -96,7 +96,9 @@ def run_random(count: int, seed: int, say: Callable[[str], None]) -> RandomRun:
 
 
 def _start(cluster: SlurmCluster) -> int:
-    job = submit(cluster, NODES, step_s=STEP_S, before="export SYNERGY_CRASH_RESTARTS=1000\n", options=("--requeue",))
+    # no forks of a warm process: by their environment nobody can tell which rank they are
+    before = "export SYNERGY_CRASH_RESTARTS=1000 SYNERGY_WARM_START=0\n"
+    job = submit(cluster, NODES, step_s=STEP_S, before=before, options=("--requeue",))
     cluster.wait_for(lambda: last_step(cluster, job).get("step", 0) >= 15, START_S, "steps")
     return job
 
@@ -115,11 +117,13 @@ def _fail(cluster: SlurmCluster, job: int, failures: list[tuple[str, str]], choi
     at = int(last_step(cluster, job)["step"]) + choice.randrange(1, MOST_STEPS_BETWEEN)
     cluster.wait_for(lambda: last_step(cluster, job)["step"] >= at, LIMIT_S, "further steps")
     begun_s = time.time()
-    for kind, node in failures:
+    for index, (kind, node) in enumerate(failures):
         try:
             make_failure(cluster, job, kind, node)
-        except (LookupError, ProcessLookupError):  # the first of a pair has ended it already
-            continue
+        except (LookupError, ProcessLookupError):
+            if not index:
+                raise
+            continue  # the first of a pair has ended it already
     time.sleep(0.5)
     before = len(steps(cluster, job))
     try:
