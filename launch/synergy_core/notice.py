@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: the events that there are notices of, as `notify=` and NoticeEvents name them
-EVENTS = ("resize", "hold", "ban", "deadline")
+EVENTS = ("resize", "hold", "ban", "deadline", "idle")
 #: the event of a dry run's daily account, which is of no job and goes to the daemon's own user
 DRY_RUN = "dry-run"
 
@@ -16,7 +16,7 @@ class Notice:
 
     #: the same for the same happening, however often it is sent
     key: str
-    #: one of `resize`, `hold`, `ban`, `deadline`; `dry-run` for the daily account of a dry run
+    #: one of `resize`, `hold`, `ban`, `deadline`, `idle`; `dry-run` for the daily account of a dry run
     event: str
     #: Slurm's job id; 0 for a dry run's account
     job_id: int

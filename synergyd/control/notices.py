@@ -1,4 +1,4 @@
-"""Which steps of jobs are notices: a job runs on another size, was stopped, can't start, or has a plan that failed. Pure."""
+"""Which steps of jobs are notices: a job runs on another size, was stopped, can't start, does nothing, or has a plan that failed. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from synergy_core.notice import Notice
 from synergy_core.records import Cell, Job
 
 from synergyd.control.controller import Controller
+from synergyd.control.fault_monitor import IDLE
 from synergyd.control.resize.failed_starts import DIED
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Remember
@@ -33,6 +34,8 @@ def make_notice(step: Remember, job: Job | None, now_s: float) -> Notice | None:
     if step.event == DEADLINE and job is not None and job.directive is not None:
         number = f"{job.directive.deadline_s or 0:.0f}"
         return _notice("deadline", step.story[0], step, job, now_s, number)
+    if step.event == "Warning" and step.story and step.story[0].endswith(IDLE):
+        return _notice("idle", step.story[0], step, job, now_s, f"{life.incarnation}")
     if step.event == "Failed" and step.story and step.story[0].startswith("its plan ("):
         return _notice("ban", f"{step.story[0]}; it is not taken again", step, job, now_s, f"{life.failure}")
     if life.state is ResizeState.RUNNING and step.was in _BACK and step.story and (life.incarnation or life.orders):

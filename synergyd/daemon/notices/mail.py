@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.errors import one_line
-from synergy_core.notice import DRY_RUN, Notice
+from synergy_core.notice import DRY_RUN, EVENTS, Notice
 
 from synergyd.daemon.notices.webhook import NotSentError
 
@@ -19,7 +19,7 @@ SUBJECT = 200  # characters
 #: one login name or address; never a list, an option, a pipe or a file as some mail programs take them
 ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,63}(@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)?")
 #: Slurm's --mail-type of an owner who wants to hear of these (ALL shows as a list with REQUEUE in it)
-_BY_TYPE = frozenset({"resize", "hold", "ban", "deadline"})
+_BY_TYPE = frozenset(EVENTS)
 _WANTED_TYPES = frozenset({"ALL", "REQUEUE"})
 
 
