@@ -29,6 +29,8 @@ class Losses:
     failure_gpu_h: float = 0.0
     #: in training that waited for a slow node
     straggler_gpu_h: float = 0.0
+    #: while a job's GPUs did nothing, as its launcher saw it: no training, and no start
+    idle_gpu_h: float = 0.0
     #: of jobs that do not tell of training, and without a known goodput
     unknown_gpu_h: float = 0.0
     #: requested sizes while jobs waited in the queue; not held
@@ -42,7 +44,7 @@ class Losses:
 #: fields of Losses that are lost, with their names
 LOSSES = (
     ("start", "start_gpu_h"), ("checkpoint", "checkpoint_gpu_h"), ("resize", "resize_gpu_h"), ("failure", "failure_gpu_h"),
-    ("straggler", "straggler_gpu_h"),
+    ("straggler", "straggler_gpu_h"), ("idle", "idle_gpu_h"),
 )  # fmt: skip
 
 
@@ -51,7 +53,7 @@ class LossSum:
 
     def __init__(self) -> None:
         self._sums = dict.fromkeys(
-            ("held", "training", "start", "resize", "failure", "straggler", "unknown", "queue", "size"), 0.0
+            ("held", "training", "start", "resize", "failure", "straggler", "idle", "unknown", "queue", "size"), 0.0
         )
         self._checkpoint = 0.0
         self._before_training: dict[int, float] = {}  # GPU seconds of jobs that have not trained
@@ -72,7 +74,9 @@ class LossSum:
         sums[kind] += gpus * part.restart_s
         self._count_change(part)
         self._last = part, kind
-        rest = gpus * max(0.0, part.held_s - part.trained_s - part.restart_s)
+        idle_s = min(part.idle_s, max(0.0, part.held_s - part.trained_s - part.restart_s))
+        sums["idle"] += gpus * idle_s
+        rest = gpus * max(0.0, part.held_s - part.trained_s - part.restart_s - idle_s)
         if part.job_id in self._trained:
             sums["unknown"] += rest
         elif part.trained_s > 0:
@@ -105,6 +109,7 @@ class LossSum:
             resize_gpu_h=sums["resize"],
             failure_gpu_h=sums["failure"],
             straggler_gpu_h=sums["straggler"],
+            idle_gpu_h=sums["idle"],
             unknown_gpu_h=unknown,
             queue_gpu_h=sums["queue"],
             size_gpu_h=sums["size"],

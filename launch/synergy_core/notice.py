@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: the events that there are notices of, as `notify=` and NoticeEvents name them
-EVENTS = ("resize", "hold", "ban", "deadline")
+EVENTS = ("resize", "hold", "ban", "deadline", "idle")
 #: the event of a dry run's daily account, which is of no job and goes to the daemon's own user
 DRY_RUN = "dry-run"
+#: the event of a week's idle GPU hours, which is of no job and goes to the user who held them
+IDLE_WEEK = "idle-week"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +18,9 @@ class Notice:
 
     #: the same for the same happening, however often it is sent
     key: str
-    #: one of `resize`, `hold`, `ban`, `deadline`; `dry-run` for the daily account of a dry run
+    #: one of `resize`, `hold`, `ban`, `deadline`, `idle`; `dry-run` for the daily account of a dry run, `idle-week` for a user's week
     event: str
-    #: Slurm's job id; 0 for a dry run's account
+    #: Slurm's job id; 0 for a dry run's account and a week's
     job_id: int
     #: as squeue calls it where that is not its id
     slurm_name: str = ""

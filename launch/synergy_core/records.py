@@ -349,7 +349,7 @@ class Job:
     lost_shape: Shape | None = None  # the shape that it ran on before
     shun: tuple[str, ...] = ()  # nodes that it takes last: it hung there, or they hold its other nodes up
     slowed: float = 1.0  # its slowest node's factor: times that its ranks there take for the same work
-    idle_s: float | None = None  # it has used next to no CPU time and no GPU for so long, and has made no step
+    idle_s: float | None = None  # for so long it has used next to no CPU time and no GPU, and made no step
     batches: tuple[int, int] | None = None  # range of its batch, where that is not its directive's
     batch_cap: int = 0  # the largest batch allowed, since its loss did worse above it; 0: no such bound
     own_plan: bool = False  # it runs as its script says: no plan of Synergy's is applied, and none is shown

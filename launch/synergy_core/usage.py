@@ -67,6 +67,8 @@ class Usage:
     before_goodput: float | None = None
     #: the part of `trained_s` in which other ranks waited for a slow node
     slow_s: float = 0.0
+    #: seconds in which its GPUs did nothing, as its launcher saw it; no training
+    idle_s: float = 0.0
 
     @property
     def held_s(self) -> float:
@@ -172,6 +174,7 @@ def clip_usage(part: Usage, from_s: float, to_s: float) -> Usage | None:
         sigma_gpu_s=part.sigma_gpu_s * share,
         measured_s=part.measured_s * share,
         slow_s=part.slow_s * share,
+        idle_s=part.idle_s * share,
         measured_work=part.measured_work * share,
         # the time before its start goes with its start
         stopped_s=part.stopped_s if low == part.from_s else 0.0,
@@ -200,6 +203,7 @@ def without_training(part: Usage) -> Usage:
         measured_s=0.0,
         measured_work=0.0,
         slow_s=0.0,
+        idle_s=0.0,
     )
 
 

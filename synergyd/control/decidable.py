@@ -54,7 +54,8 @@ def decidable_job(
         return job
     if job.idle_s is not None and not job.fixed:
         return replace(
-            job, fixed=f"it has used no CPU time and no GPU for {format_duration(job.idle_s)}, and made no step"
+            job,
+            fixed=f"it has used no CPU time and no GPU for {format_duration(job.idle_s)}, and made no step meanwhile",
         )
     if lifecycle.returns >= MAX_RETURNS and not job.fixed:
         return replace(job, fixed=f"{MAX_RETURNS} of the plans that Synergy chose for it failed")

@@ -1,7 +1,7 @@
 """Faults of nodes and runs, as reports and Slurm show them, and what is done about them. Pure, over node_health and hangs.
 
-A run whose steps have stopped is started again on other nodes. One whose GPUs do nothing is told so; with IdleReclaim
-it is restarted on its smallest size.
+A run whose steps have stopped is started again on other nodes. One whose GPUs do nothing, before its first step or after any, is told
+so; with IdleReclaim it is restarted on its smallest size.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from synergyd.scheduler.problem.utility import smallest
 _PROGRAMS = 10_000
 # A run that has used CPUs for longer than this since its start may have done all of its work, without a word to its launcher.
 _BEGINS_S = 300.0
+IDLE = "its GPUs do nothing"  # in the story, and what makes it a notice
 _NAMED = 4  # nodes named in a sentence
 
 
@@ -100,7 +101,9 @@ class FaultMonitor:
             if stalled_s is not None:
                 return self._take_in_hang(tracked, job, report, hangs, stalled_s, now_s)
         idle_s = idle_seconds(tracked, job, now_s)
-        return self._take_in_idleness(tracked, job, idle_s, now_s, times) if idle_s is not None else []
+        if idle_s is None:
+            return []
+        return self._take_in_idleness(tracked, job, idle_s, now_s, times, together=together)
 
     def _take_in_hang(
         self, tracked: TrackedJob, job: Job, report: Report, hangs: Hangs, stalled_s: float, now_s: float
@@ -152,14 +155,19 @@ class FaultMonitor:
         return [*found]
 
     def _take_in_idleness(
-        self, tracked: TrackedJob, job: Job, idle_s: float, now_s: float, times: ResizeTimes
+        self, tracked: TrackedJob, job: Job, idle_s: float, now_s: float, times: ResizeTimes, *, together: bool
     ) -> list[Output | Wanted | Hung]:
-        text = f"no CPU time and no GPU used for {format_duration(idle_s)}, and no step since its start: its GPUs do nothing"
+        report, stepped = tracked.report, has_stepped(tracked, job)
+        since = f"step {report.step}" if report is not None and stepped else "its start"
+        text = f"no CPU time and no GPU used for {format_duration(idle_s)}, and no step since {since}: {IDLE}"
         found = _warn_once(tracked, job, "idle", text)
         least = tracked.smallest
         reclaims = (
             times.idle_s and idle_s >= times.idle_s and not job.paused and not (tracked.form or tracked.keeps_size)
         )
+        # it would lose all of its steps, its script does what comes after training, or a file system is out
+        if report is not None and stepped and (report.checkpoint_step is None or tracked.is_training_over or together):
+            return found
         silent = tracked.report is None or tracked.report.restarts != job.restarts
         begun = silent and job.start_s is not None and now_s - job.start_s - idle_s > _BEGINS_S
         if not reclaims or begun or least is None or least.shape.gpus >= job.shape.gpus:
@@ -176,15 +184,19 @@ def is_stall_common(jobs: Iterable[TrackedJob]) -> bool:
 
 
 def idle_seconds(tracked: TrackedJob, job: Job, now_s: float) -> float | None:
-    """Return the seconds for which the running job has done nothing, if it has made no step since its start, else None."""
-    report, began = tracked.report, tracked.first_report
+    """Return the seconds for which the running job has made no step and used no GPU and next to no CPU time, or None if it works."""
     if tracked.idle is None or tracked.idle[0] != job.restarts or job.state is not JobState.RUNNING:
-        return None
-    speaks = report is not None and report.restarts == job.restarts
-    if report is not None and speaks and (report.step_s is not None or (began and report.step > began[2])):
         return None
     _, idle_s, heard_s = tracked.idle
     return idle_s + max(0.0, now_s - heard_s)
+
+
+def has_stepped(tracked: TrackedJob, job: Job) -> bool:
+    """Return whether the job has made a step since its present incarnation began."""
+    report, began = tracked.report, tracked.first_report
+    if report is None or report.restarts != job.restarts:
+        return False
+    return report.step_s is not None or bool(began and began[0] == job.restarts and report.step > began[2])
 
 
 def smallest_target(cells: Sequence[Cell]) -> Target | None:

@@ -1,16 +1,19 @@
-"""Which steps of jobs are notices: a job runs on another size, was stopped, can't start, or has a plan that failed. Pure."""
+"""Which steps of jobs are notices: a job runs on another size, was stopped, can't start, does nothing, or has a plan that failed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter as Count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from synergy_core.formatting import format_duration
-from synergy_core.notice import Notice
+from synergy_core.notice import IDLE_WEEK, Notice
 from synergy_core.records import Cell, Job
+from synergy_core.usage import Usage, clip_usage
 
 from synergyd.control.controller import Controller
+from synergyd.control.fault_monitor import IDLE
 from synergyd.control.resize.failed_starts import DIED
 from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.control.tracked import Remember
@@ -23,6 +26,8 @@ class CellSource(Protocol):
     def cells(self) -> Sequence[Cell]: ...
 
 
+_LEAST_WEEK_GPU_S = 3600.0  # of idle time, below which a week is worth no mail: one GPU for an hour
+_JOBS = 5  # named in a week's mail
 DEADLINE = "Deadline"  # the event in the story
 _BACK = (ResizeState.RELEASED, ResizeState.RESIZED, ResizeState.RESTARTING, ResizeState.RETURNING)
 
@@ -33,6 +38,8 @@ def make_notice(step: Remember, job: Job | None, now_s: float) -> Notice | None:
     if step.event == DEADLINE and job is not None and job.directive is not None:
         number = f"{job.directive.deadline_s or 0:.0f}"
         return _notice("deadline", step.story[0], step, job, now_s, number)
+    if step.event == "Warning" and step.story and step.story[0].endswith(IDLE):
+        return _notice("idle", step.story[0], step, job, now_s, f"{life.incarnation}")
     if step.event == "Failed" and step.story and step.story[0].startswith("its plan ("):
         return _notice("ban", f"{step.story[0]}; it is not taken again", step, job, now_s, f"{life.failure}")
     if life.state is ResizeState.RUNNING and step.was in _BACK and step.story and (life.incarnation or life.orders):
@@ -65,6 +72,33 @@ def _notice(event: str, text: str, step: Remember, job: Job | None, now_s: float
         text=text,
         notify=directive.notify if directive is not None else (),
     )
+
+
+def idle_week_notices(parts: Iterable[Usage], from_s: float, to_s: float, dates: str) -> list[Notice]:
+    """Return a notice for each user whose GPUs did nothing for more than an hour in all, within a week that has ended.
+
+    `parts`: all usage that touches the week. `dates`: the week in words. A notice has the same key whenever it is made.
+    """
+    held, idle = Count[str](), dict[str, Count[int]]()
+    for whole in parts:
+        if (part := clip_usage(whole, from_s, to_s)) is None:
+            continue
+        held[part.user] += part.gpus * part.held_s  # type: ignore[assignment]
+        idle.setdefault(part.user, Count())[part.of_job or part.job_id] += part.gpus * part.idle_s  # type: ignore[assignment]
+    notices = []
+    for user, jobs in idle.items():
+        if (whole_gpu_s := sum(jobs.values())) < _LEAST_WEEK_GPU_S:
+            continue
+        named = ", ".join(
+            f"job {job_id} {seconds / 3600:.1f}" for job_id, seconds in jobs.most_common(_JOBS) if seconds >= 360.0
+        )
+        text = f"{whole_gpu_s / 3600:.1f} of your {held[user] / 3600:.1f} GPU hours {dates} did nothing: {named}"
+        notices.append(
+            Notice(
+                key=f"{IDLE_WEEK}.{from_s:.0f}.{user}"[:96], event=IDLE_WEEK, job_id=0, user=user, at_s=to_s, text=text
+            )
+        )
+    return notices
 
 
 def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_s: float) -> Iterator[Remember]:

@@ -51,6 +51,8 @@ class Holding:
     #: relative goodput of what it runs with, and its relative error (one sigma); None: not known
     relative: float | None = None
     sigma: float = 0.0
+    #: its GPUs do nothing, as its launcher sees it
+    is_idle: bool = False
     #: times that its slowest node takes for the same work
     slowed: float = 1.0
     #: its last restart was Synergy's choice
@@ -100,6 +102,7 @@ class _Open:
     sigma: float = 0.0
     goodput: float | None = None
     decided_change: tuple[int, float] | None = None
+    is_idle: bool = False
     previous_part: Usage | None = None  # the part before it, of the same run
     seen_s: float = 0.0
     written_s: float = 0.0
@@ -261,7 +264,7 @@ class UsageLedger:
             now.counted_s = max(now.counted_s or 0.0, now.training_s)
         if job.relative is not None:
             now.relative, now.sigma = job.relative, job.sigma
-        now.goodput = job.goodput if job.goodput is not None else now.goodput
+        now.goodput, now.is_idle = job.goodput if job.goodput is not None else now.goodput, job.is_idle
         self._count_until(now, until_s, job)
         now.seen_s = until_s
         if until_s - now.written_s >= WRITE_S:
@@ -270,6 +273,11 @@ class UsageLedger:
 
     def _count(self, now: _Open, until_s: float, job: Holding) -> None:
         part = replace(now.part, to_s=max(until_s, now.part.from_s))
+        starting = now.restarts > 0 and job.has_trained_before and now.training_s is None
+        if job.is_idle and not starting:  # what passed before it was seen to be idle stays as it was counted
+            since_s = max(now.part.to_s, now.counted_s or 0.0)
+            part = replace(part, idle_s=part.idle_s + max(0.0, part.to_s - since_s))
+            now.counted_s = max(now.counted_s or 0.0, until_s)
         if now.restarts > 0 and (now.training_s is not None or job.has_trained_before):
             begun_s = min(until_s, now.training_s if now.training_s is not None else until_s)
             part = replace(part, restart_s=max(0.0, begun_s - part.from_s))
@@ -292,7 +300,7 @@ class UsageLedger:
         now = self._open.pop(job_id)
         part = now.part
         if to_s > part.to_s and now.training_s is not None and now.relative is not None:
-            self._count(now, to_s, _NOBODY)
+            self._count(now, to_s, replace(_NOBODY, is_idle=now.is_idle))
             part = now.part
         part = replace(with_end_time(part, to_s), state=state)
         self._changed_parts[job_id, part.from_s] = _less_training(part, checkpoint_s)

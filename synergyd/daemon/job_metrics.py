@@ -47,20 +47,27 @@ class JobMetrics:
             ["account"],
             registry=registry,
         )
-        self.mfu, self.step_time, self.busy, self.power = (
-            Gauge(name, text, ["job_id", "account"], registry=registry)
-            for name, text in (
-                ("synergy_job_mfu_ratio", "Model FLOPs of a running job over the peak of its GPUs"),
-                ("synergy_job_step_time_ratio", "Measured step time of a running job over the predicted one"),
-                (
-                    "synergy_job_gpu_utilisation_ratio",
-                    "Share of the time in which a kernel ran on a running job's GPUs, by NVML on the node that reports",
-                ),
-                (
-                    "synergy_job_gpu_power_watts",
-                    "Power of a running job's GPU, by NVML on the node that reports",
-                ),
-            )
+        by_job = ["job_id", "account"]
+        self.mfu = Gauge(
+            "synergy_job_mfu_ratio", "Model FLOPs of a running job over the peak of its GPUs", by_job, registry=registry
+        )
+        self.step_time = Gauge(
+            "synergy_job_step_time_ratio",
+            "Measured step time of a running job over the predicted one",
+            by_job,
+            registry=registry,
+        )
+        self.busy = Gauge(
+            "synergy_job_gpu_utilisation_ratio",
+            "Share of the time in which a kernel ran on a running job's GPUs, by NVML on the node that reports",
+            by_job,
+            registry=registry,
+        )
+        self.power = Gauge(
+            "synergy_job_gpu_power_watts",
+            "Power of a running job's GPU, by NVML on the node that reports",
+            by_job,
+            registry=registry,
         )
         self.gpu_seconds = Counter(
             "synergy_gpu_seconds",

@@ -105,6 +105,7 @@ def run(
         KEEP_USAGE_S,
         time.time,
         min(ASK_S, 5 * settings.epoch_s),
+        notifies=bool(settings.notice_url or settings.mail_prog),
     )
     starts = StartKeeper(lambda: open_store(url), CommandLine().past_runs)  # likewise
     dependencies = DaemonDependencies(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from synergy_core.errors import SynergyError
 from synergy_core.usage import PastRun, Totals, Usage, UsageSum, clip_usage, reconcile_usage
 
+from synergyd.control.notices import idle_week_notices
 from synergyd.control.usage_ledger import Holding, UsageLedger
 from synergyd.daemon.look_thread import LookThread
-from synergyd.daemon.usage_look import midnight
+from synergyd.daemon.usage_look import midnight, week_begin
 from synergyd.store.months import present_month
 from synergyd.store.records import RefusedError
 from synergyd.store.store import Store
@@ -41,7 +43,8 @@ class Look:
 class UsageKeeper:
     """The keeper of the usage ledger.
 
-    `past_runs(from_s, to_s)`: what Slurm's accounting holds. `keep_s`: parts older than that are deleted.
+    `past_runs(from_s, to_s)`: what Slurm's accounting holds. `keep_s`: parts older than that are deleted. `notifies`: users hear of
+    their idle hours.
     """
 
     def __init__(
@@ -51,8 +54,11 @@ class UsageKeeper:
         keep_s: float,
         clock: Callable[[], float],
         ask_s: float = ASK_S,
+        *,
+        notifies: bool = False,
     ) -> None:
         self._past_runs, self._keep_s, self._clock, self._ask_s = past_runs, keep_s, clock, ask_s
+        self._notifies, self._week_s = notifies, 0.0  # begin of the week at the last look
         self._ledger = UsageLedger(midnight)
         self._term: int | None = None
         self._loaded = False
@@ -96,9 +102,21 @@ class UsageKeeper:
                 if (cut := clip_usage(part, from_s, to_s)) is not None:
                     whole.add(cut)
             self.month = whole.totals()
+        self._notify_week(store, look)
         if now_s >= self._prune_at_s:
             self._prune_at_s = now_s + PRUNE_EVERY_S
             store.prune_usage(look.at_s - self._keep_s)
+
+    def _notify_week(self, store: Store, look: Look) -> None:
+        """Put notices of the idle hours of the week before this one into the outbox, once a week, which it holds for as long."""
+        week_s = week_begin(look.at_s)
+        if not self._notifies or week_s == self._week_s:
+            return
+        before_s = week_begin(week_s - 1.0)
+        first, last = (datetime.fromtimestamp(at_s).date() for at_s in (before_s, week_s - 1.0))
+        parts = store.usage_between(before_s, week_s)
+        store.put_notices(idle_week_notices(parts, before_s, week_s, f"from {first} to {last}"))
+        self._week_s = week_s
 
     def _reconcile(self, store: Store, look: Look) -> None:
         """Store what Slurm's accounting says of runs that have ended since it was asked last."""

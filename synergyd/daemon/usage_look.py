@@ -95,12 +95,20 @@ def midnight(after_s: float) -> float:
     return datetime(day.year, day.month, day.day).timestamp()
 
 
+def week_begin(at_s: float) -> float:
+    """Return the last midnight from a Sunday to a Monday, by this machine's clock."""
+    day = datetime.fromtimestamp(at_s).date()
+    day -= timedelta(days=day.weekday())
+    return datetime(day.year, day.month, day.day).timestamp()
+
+
 def _training(
     holding: Holding, each: TrackedJob, decision: Decision | None, forecast: CellSearchResult | None
 ) -> Holding:
     """Return the holding with what is known of what the job does with its GPUs."""
     report, job, under_way = each.report, each.job, each.lifecycle.restart_history.under_way
-    holding = replace(holding, has_trained_before=report is not None)
+    is_idle = job is not None and job.restarts == holding.restarts and job.idle_s is not None
+    holding = replace(holding, has_trained_before=report is not None, is_idle=is_idle)
     if report is not None and report.restarts == holding.restarts and not report.silent:
         holding = replace(holding, training_s=each.heard_s - (report.trained_s or 0.0))
     cell = decision.cell if decision is not None else None

@@ -109,8 +109,8 @@ class ResizingSettings:
         metadata=about(
             "IdleReclaim",
             duration(0, 604800, "0 (never) to 7 days, such as 60m"),
-            "A job that has used no CPU time and no GPU for this long, and has made no step since its start, is restarted at its smallest "
-            "size, after a warning to its owner. 0: only the warning.",
+            "A job that has used no CPU time and no GPU for this long, and made no step meanwhile, is restarted at its smallest size, "
+            "after a notice to its owner; one that has made steps only if it has a checkpoint. 0: only the notice.",
         ),
     )
     drain_slow: bool = field(

@@ -231,6 +231,7 @@ class UsageRow(Base):
     predicted_ratio: Mapped[float | None] = mapped_column(Double)
     before_goodput: Mapped[float | None] = mapped_column(Double)
     slow_s: Mapped[float] = mapped_column(Double, server_default="0")
+    idle_s: Mapped[float] = mapped_column(Double, server_default="0")
 
 
 class ExpectedRow(Base):

@@ -35,7 +35,9 @@ ACCOUNTS = ("add account chem", "add account physics", "add user root account=ch
 COLUMNS = "JobIDRaw,Account,State,Start,End,ElapsedRaw,AllocTRES"
 
 
-LEDGER = [f"{name}_gpu_h" for name in ("training", "start", "checkpoint", "resize", "failure", "straggler", "unknown")]
+LEDGER = [
+    f"{name}_gpu_h" for name in ("training", "start", "checkpoint", "resize", "failure", "straggler", "idle", "unknown")
+]
 
 
 def runs_of(cluster: SlurmCluster, columns: str) -> str:

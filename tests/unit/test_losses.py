@@ -65,6 +65,14 @@ def test_plain_jobs_are_not_known() -> None:
     assert losses_message(losses((part(0, 100),))) == "LEDGER: no job has told of its training."
 
 
+def test_idle_gpus_are_lost_and_lower_what_is_effective() -> None:
+    ledger = losses((part(0, 1000, trained_s=600.0, idle_s=300.0),))
+    assert hours(ledger) == {"held": 4000.0, "training": 2400.0, "idle": 1200.0, "start": 400.0, "size": 2400.0}
+    assert ledger.effective == pytest.approx(0.6) and "idle 0.33" in losses_message(ledger)
+    never = losses((part(0, 1000, idle_s=700.0),))
+    assert hours(never) == {"held": 4000.0, "idle": 2800.0, "unknown": 1200.0} and never.effective == 0.0
+
+
 SECONDS = st.floats(0, 100)
 
 
@@ -81,13 +89,14 @@ def test_the_parts_add_up_to_what_was_held(rows: list[tuple[int, float, float, f
             "trained_s": trained_s,
             "restart_s": restart_s,
             "slow_s": slow_s,
+            "idle_s": slow_s,
             "checkpoint_s": rest_s,
             "predicted_ratio": ratio,
         }
         parts.append(part(at_s[job_id], end_s, job_id=job_id, **changes))
         at_s[job_id] = end_s
     ledger = losses(parts)
-    names = ("training", "start", "checkpoint", "resize", "failure", "straggler", "unknown")
+    names = ("training", "start", "checkpoint", "resize", "failure", "straggler", "idle", "unknown")
     assert sum(getattr(ledger, f"{name}_gpu_h") for name in names) == pytest.approx(ledger.held_gpu_h, abs=1e-6)
     assert ledger.held_gpu_h == pytest.approx(totals(parts).held_gpu_h)
     assert all(getattr(ledger, f"{name}_gpu_h") >= -1e-9 for name in names)

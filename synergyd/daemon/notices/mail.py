@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.errors import one_line
-from synergy_core.notice import DRY_RUN, Notice
+from synergy_core.notice import DRY_RUN, EVENTS, IDLE_WEEK, Notice
 
 from synergyd.daemon.notices.webhook import NotSentError
 
@@ -19,7 +19,7 @@ SUBJECT = 200  # characters
 #: one login name or address; never a list, an option, a pipe or a file as some mail programs take them
 ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,63}(@[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)?")
 #: Slurm's --mail-type of an owner who wants to hear of these (ALL shows as a list with REQUEUE in it)
-_BY_TYPE = frozenset({"resize", "hold", "ban", "deadline"})
+_BY_TYPE = frozenset(EVENTS)
 _WANTED_TYPES = frozenset({"ALL", "REQUEUE"})
 
 
@@ -61,6 +61,8 @@ def letter(notice: Notice) -> tuple[str, str]:
     if notice.event == DRY_RUN:
         lines = [one_line(line, 200) for line in notice.text.split("\n")]
         return f"Synergy dry run: {lines[0]}", "\n".join([*lines, "", "synergyctl usage --would-have tells more.", ""])
+    if notice.event == IDLE_WEEK:
+        return "Synergy: GPUs that did nothing", f"{one_line(notice.text, 2000)}\n\nsynergyctl usage JOB tells more.\n"
     name, said = one_line(notice.name, 64), notice.slurm_name or str(notice.job_id)
     text = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}"
     return (
@@ -74,7 +76,7 @@ def recipient(notice: Notice, mail_user: str, mail_type: str) -> str:
 
     `mail_user`, `mail_type`: as Slurm shows them, or "" if it shows none. They may be anything that a user has written.
     """
-    if notice.event == DRY_RUN:
+    if notice.event in (DRY_RUN, IDLE_WEEK):
         return notice.user if ADDRESS.fullmatch(notice.user) else ""
     by_type = notice.event in _BY_TYPE and not _WANTED_TYPES.isdisjoint(mail_type.upper().split(","))
     if not (notice.event in notice.notify if notice.notify else by_type):

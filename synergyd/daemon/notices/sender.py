@@ -137,7 +137,7 @@ class NoticeSender:
         address = recipient(notice, *wanted)
         if not address:
             return "no mail"
-        if store.count_mailed(notice.job_id, self._clock() - 86400.0) >= MAILS_A_DAY:
+        if notice.job_id and store.count_mailed(notice.job_id, self._clock() - 86400.0) >= MAILS_A_DAY:
             log.info("job %d has had %d mails within a day", notice.job_id, MAILS_A_DAY)
             return "no mail"
         mail.send(notice, address)

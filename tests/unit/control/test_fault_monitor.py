@@ -10,6 +10,7 @@ from synergy_core.job_report import Report
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
 from synergyd.control.controller import Controller
+from synergyd.control.notices import make_notice
 from synergyd.control.resize.events import (
     ClockSet,
     HealthReviewed,
@@ -329,9 +330,46 @@ def test_a_job_that_has_worked_is_not_taken_for_one_that_never_did() -> None:
     silent(controller, 10_000.0, 4000.0)  # 6000 s of CPU time before: it may be done
     outputs = review(controller, 10_000.0)
     assert AskCheckpoint(1, 0) not in outputs and "its GPUs do nothing" in told(outputs)
-    tell(controller, 10_010.0, step=10, idle_s=4000.0)  # it makes steps
+    tell(controller, 10_010.0, step=10)  # it makes steps
     assert controller.decidable_job(JOB, 10_020.0).idle_s is None
     assert "its GPUs do nothing" not in told(review(controller, 10_020.0))
+
+
+def idle_after_steps(**values: Any) -> tuple[Controller, list[Output]]:
+    """A job that has made steps, and does nothing since; the outputs of its review after IdleReclaim."""
+    controller = running(JOB)
+    controller.jobs[1].smallest = Target(Shape("a100", 1, 1), (), Plan(global_batch=8))
+    tell(controller, 400.0, step=10, step_s=1.0)
+    tell(controller, 1000.0, step=10, step_s=1.0, idle_s=300.0, **values)
+    assert review(controller, 1000.0) != []
+    return controller, review(controller, 1000.0 + TIMES.idle_s)
+
+
+def test_a_job_that_stops_stepping_is_told_and_goes_on_smaller_from_its_checkpoint() -> None:
+    controller = running(JOB)
+    tell(controller, 400.0, step=10, step_s=1.0)
+    assert controller.decidable_job(JOB, 400.0).idle_s is None
+    tell(controller, 1000.0, step=10, step_s=1.0, idle_s=300.0)
+    outputs = review(controller, 1000.0)
+    assert "no step since step 10: its GPUs do nothing" in told(outputs)
+    (step,) = [o for o in outputs if isinstance(o, Remember) and o.event == "Warning"]
+    notice = make_notice(step, JOB, 1000.0)
+    assert notice is not None and (notice.event, notice.text) == ("idle", step.story[0])
+    assert told(review(controller, 1060.0)) == "", "once"
+    controller, outputs = idle_after_steps(checkpoint_step=5)
+    assert AskCheckpoint(1, 0) in outputs and "its GPUs did nothing" in told(outputs)
+    tell(controller, 5000.0, step=11, step_s=1.0)
+    assert controller.decidable_job(JOB, 5000.0).idle_s is None
+
+
+def test_a_job_that_stops_stepping_without_a_checkpoint_keeps_its_size() -> None:
+    _, outputs = idle_after_steps()
+    assert AskCheckpoint(1, 0) not in outputs
+
+
+def test_a_job_whose_training_is_over_keeps_its_size() -> None:
+    _, outputs = idle_after_steps(checkpoint_step=10, ended=True)
+    assert AskCheckpoint(1, 0) not in outputs
 
 
 def test_a_job_of_its_smallest_size_keeps_it() -> None:

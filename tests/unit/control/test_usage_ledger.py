@@ -50,6 +50,39 @@ def test_a_run_is_held_from_slurms_start_to_slurms_end() -> None:
     assert kept(ledger) == []
 
 
+def test_idle_time_is_no_training() -> None:
+    """It is seen to be idle at 1660, and works again at 1900; it goes on training on the GPUs that it asked for."""
+    ledger = UsageLedger(midnight)
+    trains = {"gpus": 4, "training_s": 1060.0, "relative": 1.0}
+    for now_s in (1060.0, 1360.0, 1600.0):
+        ledger.look(now_s, [holding(**trains)])
+    for now_s in (1660.0, 1900.0):
+        ledger.look(now_s, [holding(**trains, is_idle=True)])
+    ledger.look(1960.0, [holding(**trains, ended_s=1960.0)])
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.trained_s, part.idle_s, part.held_s) == (540.0 + 60.0, 300.0, 960.0)
+    assert part.useful_gpu_s == 4 * part.trained_s
+
+
+def test_a_job_that_is_gone_was_idle_to_its_end() -> None:
+    ledger = UsageLedger(midnight)
+    trains = {"gpus": 4, "training_s": 1060.0, "relative": 1.0}
+    ledger.look(1060.0, [holding(**trains)])
+    ledger.look(1360.0, [holding(**trains, is_idle=True)])
+    ledger.look(1420.0, [])
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.to_s, part.trained_s, part.idle_s) == (1390.0, 0.0, 330.0)
+
+
+def test_idle_time_of_a_job_that_never_trains_counts() -> None:
+    ledger = UsageLedger(midnight)
+    ledger.look(1060.0, [holding()])
+    ledger.look(1360.0, [holding(is_idle=True)])
+    ledger.look(1420.0, [holding(is_idle=True, ended_s=1400.0)])
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.trained_s, part.idle_s) == (0.0, 340.0)
+
+
 def test_a_run_whose_nodes_were_powered_up_is_held_from_its_later_start() -> None:
     """Slurm sets its start anew once they are there, in the accounts too."""
     ledger = UsageLedger(midnight)

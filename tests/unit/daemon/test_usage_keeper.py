@@ -15,8 +15,9 @@ from synergy_core.usage import PastRun, Usage
 
 from synergyd.control.usage_ledger import Holding
 from synergyd.daemon.metrics import PrometheusMetrics
+from synergyd.daemon.notices.mail import letter, recipient
 from synergyd.daemon.usage_keeper import Look, UsageKeeper
-from synergyd.daemon.usage_look import midnight
+from synergyd.daemon.usage_look import midnight, week_begin
 from synergyd.slurm.client import SlurmError
 from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.store.store import Store, open_store
@@ -230,3 +231,50 @@ def test_sacct_and_mail_users_are_read_as_they_are_printed() -> None:
     forged = job.replace("=a\n", "=a\n   MailUser=root MailType=ALL\n")
     with pytest.raises(SynergyError, match="not told apart"):
         read_mail(lambda *_: forged.encode(), 7)
+
+
+MONDAY = week_begin(1.8e9)
+
+
+def idle_part(job_id: int, user: str, from_s: float, idle_s: float, **changes: object) -> Usage:
+    told: dict[str, object] = {
+        "account": "chem",
+        "start_s": from_s,
+        "to_s": from_s + 7200.0,
+        "gpus": 8,
+        "asked_gpus": 8,
+    }
+    return Usage(job_id=job_id, user=user, from_s=from_s, idle_s=idle_s, **(told | changes))  # type: ignore[arg-type]
+
+
+def test_a_user_hears_once_a_week_of_idle_hours(store: Store) -> None:
+    store.put_usage(
+        [
+            idle_part(1, "mina", MONDAY - 3 * DAY, 3600.0),
+            idle_part(2, "mina", MONDAY - 2 * DAY, 1800.0),
+            idle_part(3, "mina", MONDAY - 3600.0, 7200.0),  # half of it lies in the week
+            idle_part(4, "mina", MONDAY - 8 * DAY, 7200.0),
+            idle_part(5, "joao", MONDAY - DAY, 300.0),
+        ],
+        None,
+    )
+    for _daemon in range(2):  # the second one is another daemon, later in the week
+        kept = Kept(store)
+        kept.keeper._notifies = True
+        for passed_s in (60.0, DAY):
+            kept.now_s = MONDAY
+            kept.look(passed_s=passed_s)
+    (waiting,) = store.due_notices(MONDAY + 3 * DAY, 10)
+    notice = waiting.notice
+    assert (notice.event, notice.user, notice.job_id) == ("idle-week", "mina", 0)
+    assert notice.text.startswith("20.0 of your 40.0 GPU hours from ")
+    assert notice.text.endswith(" did nothing: job 1 8.0, job 3 8.0, job 2 4.0")
+    assert recipient(notice, "", "") == "mina" and letter(notice)[0] == "Synergy: GPUs that did nothing"
+
+
+def test_nobody_hears_of_idle_hours_where_no_notices_are_sent(store: Store) -> None:
+    store.put_usage([idle_part(1, "mina", MONDAY - DAY, 7200.0)], None)
+    kept = Kept(store)
+    kept.now_s = MONDAY
+    kept.look()
+    assert store.due_notices(MONDAY + DAY, 10) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.job_report import InPlace, Report
-from synergy_core.records import Plan
+from synergy_core.records import Job, JobState, Plan, Shape
 from synergy_core.usage import Usage, totals
 
 from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
@@ -103,3 +103,14 @@ def test_a_restart_in_place_that_was_measured_is_in_the_history() -> None:
     tracked.lifecycle = replace(tracked.lifecycle, restart_history=history)
     shown = look_of(tracked)
     assert (shown.order, shown.lost_s, shown.in_transit) == (2, 63.0, False)
+
+
+def test_idle_gpus_are_seen_in_the_incarnation_that_reports_them() -> None:
+    tracked, shape = in_place(), Shape("a100", 1, 4)
+    job = Job(7, "j", "u", 1000, "", JobState.RUNNING, "", 0.0, 0.0, None, 0, shape, shape, ("n1",))
+    tracked.job = job
+    assert not look_of(tracked).is_idle
+    tracked.job = replace(job, idle_s=400.0)
+    assert look_of(tracked).is_idle
+    tracked.job = replace(tracked.job, restarts=1)
+    assert not look_of(tracked).is_idle
