@@ -197,6 +197,17 @@ def test_a_mail_that_fails_is_tried_again_and_one_job_can_not_flood(store: Store
     assert (tmp_path / "mails").read_text().count("Job_id=7") == MAILS_A_DAY - 1
 
 
+def test_each_user_gets_the_mail_of_a_week_however_many_they_are(store: Store, tmp_path: Path) -> None:
+    """They are all of job 0, which has no limit a day."""
+    clock = Clock()
+    one = sender(store, clock, mail=Mail(program(tmp_path)))
+    week = Notice(key="", event="idle-week", job_id=0, at_s=clock.now_s, text="9.0 of your 10.0 GPU hours did nothing")
+    store.put_notices([replace(week, key=f"w{i}", user=f"user{i}") for i in range(2 * MAILS_A_DAY)])
+    one.look()
+    one.look()
+    assert (tmp_path / "mails").read_text().count("9.0 of your 10.0 GPU hours") == 2 * MAILS_A_DAY
+
+
 def test_while_slurm_is_away_a_mail_waits_and_a_job_that_is_gone_has_its_directive(
     store: Store, tmp_path: Path
 ) -> None:
