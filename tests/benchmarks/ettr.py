@@ -34,6 +34,7 @@ from pathlib import Path
 
 from tests.benchmarks.ettr_failures import KINDS, NODES, WAYS, Cost, measure
 from tests.benchmarks.ettr_random import run_random
+from tests.integration.daemon_site import until_beat
 from tests.throwaway.slurm import MissingProgram, NodeGroup
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -64,6 +65,7 @@ def run_single(kinds: Sequence[str], ways: Sequence[str], times: int, say: Calla
     cluster = make_cluster([NodeGroup("cpu", NODES, 1)], epoch_s=1)
     cluster.slurmd_timeout_s = SLURMD_TIMEOUT_S
     with cluster, synergyd(cluster):
+        until_beat(cluster)  # a job that starts before is a plain one
         for kind in kinds:
             for way in ways:
                 for _ in range(times):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.benchmarks.ettr_failures import KINDS, LIMIT_S, NODES, START_S, make_failure, restore
+from tests.integration.daemon_site import until_beat
 from tests.integration.test_in_place import last_step, shown, steps
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
@@ -60,6 +61,7 @@ def run_random(count: int, seed: int, say: Callable[[str], None]) -> RandomRun:
     cluster.slurmd_timeout_s = 3600  # the answer under test is the launchers'
     logs, waits, made, paired, requeues = [], list[float](), 0, 0, 0
     with cluster, synergyd(cluster):
+        until_beat(cluster)  # a job that starts before is a plain one
         while made < count:
             job = _start(cluster)
             nodes, lost = nodes_of(cluster, job), set[str]()
