@@ -70,8 +70,8 @@ def check(town: SlurmCluster, name: str, text: str) -> None:
 
 
 def _singular(text: str) -> str:
-    """Return the text with one form for one and for several: how many jobs there are at a moment is not what is tested."""
-    return re.sub(r"\b(job|GPU|hold|wait)s\b", r"\1", text)
+    """Return the text without signs of numbers and with one form for one and several: how many or how much is not what is tested."""
+    return re.sub(r"\b(job|GPU|hold|wait)s\b", r"\1", re.sub(r"[-+](?=#)", "", text))
 
 
 def said(town: SlurmCluster, *words: str) -> str:
