@@ -21,9 +21,7 @@ LIMIT_S = 90.0  # for a new step after a failure
 START_S = 240.0
 STEPS_BEFORE = 25  # trained before the failure: past the first steps, and in the middle between two checkpoints
 # what a launcher says when it has noticed a failure
-NOTICED = re.compile(
-    r"was the first to fail|the run hangs|lost: started again|lost: waits for Slurm|started again in place"
-)
+NOTICED = re.compile(r"was the first to fail|lost: started again|lost: waits for Slurm|started again in place")
 # a plain script's own answer to a failure
 REQUEUES = '[ $? -eq 0 ] || scontrol requeue "$SLURM_JOB_ID"\n'
 

@@ -2,10 +2,11 @@
 
 An order comes in the answer to a report, after the checkpoint that it builds on. It may name the nodes that the run goes on with: the
 launchers of the others end with exit code 0, and the daemon gives their nodes back. A run that had got past its first steps and
-ends with an error is started again from its last checkpoint, at most CRASHES times in WINDOW_S, and each time only where it has
-come further than at the crash before of the same kind: a script that fails at the same step again ends with its own exit code. Where a node
-is lost the run goes on with those that are left, as far as its plan can be cut down to them, and the daemon gives the lost node back before
-Slurm ends the job for it. On several nodes a run is mended so once its agent has reported a checkpoint: the first node tells the others.
+ends with an error is started again from its last checkpoint if it has come further than at the crash before of the same kind: a script
+that fails at the same step again ends with its own exit code. What comes from outside may end it CRASHES times in WINDOW_S at one step.
+Where a node is lost the run goes on with those that are left, as far as its plan can be cut down to them, and the daemon gives the lost
+node back before Slurm ends the job for it. On several nodes a run is mended so once its agent has reported a checkpoint: the first node
+tells the others.
 
 An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
@@ -15,7 +16,7 @@ On several nodes the first one decides for all (group.py); without a connection 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
-from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, first_cause, largest_fit
+from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
@@ -42,7 +43,6 @@ LEAVE_S = 75.0
 LOST_HOLD_S = 900.0
 #: a silent node is lost after so long without a step of the run, and so many usual steps: the kernel needs 8 s to call it silent
 SILENT_S, SILENT_STEPS = 2.0, 3.0
-HUNG_CODE = 137  # its processes can only be killed
 _TELL_S = 0.5  # seconds before the first node ends its run: the others must know that it is to end
 _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
 _CREW_S = (
@@ -50,20 +50,22 @@ _CREW_S = (
 )
 _POLL_S = 0.1
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
-_SIGKILL = 137  # by its exit code
 
 
-def may_restart(
-    crashes: tuple[Crash, ...], step: int, now_s: float, most: int = CRASHES, cause: str = "", *, killed: bool = False
-) -> bool:
-    """Return whether a run that crashed at `step` is started again. `crashes`: the earlier ones, of all incarnations.
+def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -> bool:
+    """Return whether a run is started again after `crash`. `earlier`: the crashes before, of all incarnations.
 
-    `cause`: of this one; only crashes of the same cause, or of none that is known, are at the same step again. `killed`: from outside, by
-    SIGKILL or a signal that stopped it, which says nothing of the step.
+    Without a step gained since it is started at most `most` times in WINDOW_S; while it gains steps, always. Only crashes of the same
+    cause, or of none that is known, are at the same step again. One from outside, by SIGKILL or a signal that stopped the run, says nothing
+    of the step.
     """
-    late = [c for c in crashes if abs(now_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
-    alike = [c for c in crashes if not cause or c.cause in ("", cause)]
-    return len(late) < most and (killed or all(step > c.step for c in alike))
+    no_further = [c for c in earlier if c.step >= crash.step]
+    late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
+    if len(late) >= most:
+        return False
+    return crash.cause in ("killed", "hang") or not any(
+        not crash.cause or c.cause in ("", crash.cause) for c in no_further
+    )
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Grow:
 class Restarts:
     """The restarts in place of one node in one incarnation.
 
-    `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts after a crash in WINDOW_S. `able` False: no
-    run is started again for an order or a crash. `mends` False: none is started again after a crash or the loss of a node, unless
+    `folder`: the checkpoint folder, or None where there is none. `crashes`: the most restarts in WINDOW_S after crashes at one
+    step. `able` False: no run is started again for an order or a crash. `mends` False: none is after a crash or the loss of a node, unless
     `mends_checkpoints`: then one is once its agent has reported a checkpoint. Give `hear` what the daemon says and `look` the run's status,
     and call `poll` often. Where `is_decided` is true the run is to end. `begin_next_run` says whether another follows, on `allocation`.
     """
@@ -104,7 +106,7 @@ class Restarts:
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
         self._able, self._mends, self._grow = able, mends, grow
         self._mends_checkpoints = mends_checkpoints
-        self._reported_plan: Plan | None = None  # the run's own, which may take another data-parallel degree
+        self._status: Mapping[str, Any] = {}  # the latest that names a plan
         self._growth: MoreNodes | None = None  # the latest
         self._growths: list[MoreNodes] = []  # those whose allocations have not ended
         self._join: ReportAnswer | None = (
@@ -272,8 +274,8 @@ class Restarts:
         self._present = requests if isinstance(requests, int) else self._present
         if self._saved is not None and self.group is not None and self.group.first:
             self.group.mends = self.group.mends or self._mends or self._mends_checkpoints
-        if not self._is_follower:
-            self._reported_plan = _plan_that_shrinks(status) or self._reported_plan
+        if status.get("plan"):
+            self._status = status
 
     def drop_late_order(self) -> None:
         """Note that the run is over: an order that did not end it has come too late."""
@@ -287,7 +289,7 @@ class Restarts:
         """
         if self.follows and self.group is not None:
             if not self._has_told_hang:
-                self.group.report_end(self.report_part.number, HUNG_CODE, "hang")
+                self.group.report_end(self.report_part.number, KILLED_CODE, "hang")
             self._has_told_hang = True
             return False
         return self.together and self._saved is not None
@@ -310,7 +312,7 @@ class Restarts:
         while True:
             ends = {rank: (end[1], end[2]) for rank, end in group.ends.items() if end[0] == present}
             other, kind, rank = first_cause(code, own, ends, group.allocation.node_rank)
-            is_clear = other == _SIGKILL or len(ends) == len(group.expected_ranks - group.lost_ranks)
+            is_clear = other == KILLED_CODE or len(ends) == len(group.expected_ranks - group.lost_ranks)
             if self.has_lost_node or is_clear or self._monotonic() >= until:
                 self._crash = (kind, () if rank is None else (group.members[rank],))
                 return other, kind
@@ -361,33 +363,20 @@ class Restarts:
 
     def _restart_after_crash(self, code: int, guard: PlanGuard) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
-        kind, nodes = self._crash
-        cause = kind or guard.kind(code)
-        if not self._may_go_on(code, cause):
+        if not self.together or code in (*ENDED_AS_ASKED, _USAGE) or self._saved is None:
             return False
+        kind, nodes = self._crash
+        crash = Crash(self._step, self._clock(), kind or guard.kind(code))
         history = run_history.read_history(self._folder, self.allocation.job_id or 0)
-        crash = Crash(self._step, self._clock(), cause)
+        if not may_restart({*history.crashes, *self._crashes}, crash, self._most):
+            return False
         self._crashes = (*self._crashes, crash)
         run_history.write_history(self._folder, history.with_crash(crash))
-        self._report_crash(cause, min(code, 255), nodes if self.group is not None else ())
+        self._report_crash(crash.cause, min(code, 255), nodes if self.group is not None else ())
         self.message = (
             f"{self.report_part.describe_crash()}: started again in place from its checkpoint of step {self._saved}"
         )
         return True
-
-    def _may_go_on(self, code: int, cause: str) -> bool:
-        """Return whether a run that ended with `code`, for `cause`, may be started again from its checkpoint."""
-        if (
-            not self.together
-            or code in (*ENDED_AS_ASKED, _USAGE)
-            or self._saved is None
-            or len(self._crashes) >= self._most
-        ):
-            return False
-        history = run_history.read_history(self._folder, self.allocation.job_id or 0)
-        killed = cause in ("killed", "hang")
-        known = (*history.crashes, *self._crashes)
-        return may_restart(known, self._step, self._clock(), self._most, cause, killed=killed)
 
     def _report_crash(self, cause: str, code: int, nodes: tuple[str, ...]) -> None:
         crashes = self.report_part.crashes + 1
@@ -407,7 +396,9 @@ class Restarts:
         self._gone |= group.lost_ranks
         newly = tuple(sorted(group.members[rank] for rank in group.lost_ranks if rank not in gone))
         names, lost = {group.members[rank] for rank in self._gone}, ", ".join(newly)
-        fit = largest_fit(group.members, names, guard.plan or self._reported_plan, self.allocation.processes)
+        fit = largest_fit(
+            group.members, names, guard.plan or _plan_that_shrinks(self._status), self.allocation.processes
+        )
         if fit is not None and self._saved is not None and self._most:
             nodes, plan = fit
             self._report_crash("", 0, newly)

@@ -10,7 +10,7 @@ from synergy_launch.launcher.start import fit_plan
 
 #: exit codes of a run that ended well, or as it was asked to (SIGINT, SIGTERM)
 ENDED_AS_ASKED = (0, 130, 143)
-_SIGNAL_BASE = 128  # plus the signal's number: the exit code of a process that a signal ended
+KILLED_CODE = 128 + 9  # the exit code of a process that SIGKILL ended, in a shell's terms
 
 
 def largest_fit(
@@ -40,7 +40,7 @@ def first_cause(
     """
     failed = [(rank, other, kind) for rank, (other, kind) in ends.items() if other not in ENDED_AS_ASKED]
     killed = [end for end in failed if end[2] == "killed"]
-    if own and code == _SIGNAL_BASE + 9:
+    if own and code == KILLED_CODE:
         return code, "", own_rank
     for rank, other, kind in (*killed, *failed):
         if kind != "exit" or not own:

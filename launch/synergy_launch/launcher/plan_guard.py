@@ -25,6 +25,7 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.lost_nodes import KILLED_CODE
 from synergy_launch.launcher.meeting import NO_MEETING
 from synergy_launch.launcher.run_history import RunHistory
 from synergy_launch.launcher.script.own_fault import has_refused_options, script_mistake
@@ -38,7 +39,6 @@ FIRST_STEP_S = 1800.0
 HOLD_S = 90.0
 _ASK_AGAIN_S = 2.0
 _TAIL_BYTES = 1 << 18  # the end of the error output that is kept: a traceback of each of eight ranks
-_SIGKILL = 137
 _NOT_THE_PLANS = (130, 143, NO_MEETING)  # SIGINT, SIGTERM; the nodes could not meet
 _WORDS = (
     ("memory", re.compile(rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)),
@@ -53,7 +53,7 @@ def failure_kind(code: int, error_output: bytes) -> str:
     for kind, words in _WORDS:
         if words.search(error_output):
             return kind
-    return "killed" if code == _SIGKILL else "exit"
+    return "killed" if code == KILLED_CODE else "exit"
 
 
 class PlanGuard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -30,23 +31,21 @@ STATUS = {"step": 120, "checkpoint_step": 110, "checkpoint_requests": 1}
         ((Crash(120, NOW_S - 60),), 121, True),
         ((Crash(120, NOW_S - 60),), 120, False),  # it fails at the same step again
         ((Crash(120, NOW_S - WINDOW_S - 1),), 121, True),
-        (tuple(Crash(n, NOW_S - 60) for n in range(CRASHES)), 500, False),
-        ((*(Crash(n, NOW_S - 2 * WINDOW_S) for n in range(9)), Crash(9, NOW_S)), 10, True),
+        (tuple(Crash(n, NOW_S - 60) for n in range(3 * CRASHES)), 500, True),
     ],
 )
 def test_a_crash_is_mended_while_the_run_gets_further(crashes: tuple[Crash, ...], step: int, goes_on: bool) -> None:
-    assert may_restart(crashes, step, NOW_S) is goes_on
+    assert may_restart(crashes, Crash(step, NOW_S)) is goes_on
+    assert not may_restart(crashes, Crash(step, NOW_S), 0), "the user wants none"
 
 
 def test_only_a_crash_of_the_same_cause_is_at_the_same_step_again() -> None:
     known = (Crash(120, NOW_S - 60, "exit"),)
-    assert not may_restart(known, 115, NOW_S, cause="exit") and may_restart(known, 115, NOW_S, cause="memory")
-    assert not may_restart((Crash(120, NOW_S - 60),), 115, NOW_S, cause="memory"), "its cause is not known"
-    killed = (Crash(120, NOW_S - 60, "killed"),)
-    assert not may_restart(killed, 120, NOW_S, cause="killed") and may_restart(
-        killed, 120, NOW_S, cause="killed", killed=True
-    )
-    assert not may_restart(killed * CRASHES, 500, NOW_S, cause="killed", killed=True)
+    assert not may_restart(known, Crash(115, NOW_S, "exit")) and may_restart(known, Crash(115, NOW_S, "memory"))
+    assert not may_restart((Crash(120, NOW_S - 60),), Crash(115, NOW_S, "memory")), "its cause is not known"
+    killed = tuple(Crash(120, NOW_S - 60 * n, "killed") for n in range(CRASHES))
+    assert may_restart(killed[1:], Crash(120, NOW_S, "killed")) and not may_restart(killed, Crash(120, NOW_S, "killed"))
+    assert may_restart(killed, Crash(500, NOW_S, "killed")), "it has gained steps since"
 
 
 def trained() -> PlanGuard:
@@ -76,6 +75,18 @@ def test_what_is_no_crash_ends_the_job(tmp_path: Path) -> None:
     again.look(STATUS)
     assert not again.begin_next_run(7, guard)
     assert run_history.read_history(tmp_path, HERE.job_id or 0).crashes == (Crash(120, NOW_S, "exit"),)
+
+
+def test_a_run_killed_at_one_step_is_started_as_often_as_allowed(tmp_path: Path) -> None:
+    restarts, guard = Restarts(HERE, tmp_path, clock=count(NOW_S).__next__), trained()
+    for _ in range(CRASHES):
+        restarts.look(STATUS)
+        assert restarts.begin_next_run(137, guard)
+        restarts.report_part = InPlace(number=restarts.report_part.number)
+    restarts.look(STATUS)
+    assert not restarts.begin_next_run(137, guard)
+    restarts.look(STATUS | {"step": 121})
+    assert restarts.begin_next_run(137, guard), "it has come further since"
 
 
 def test_an_order_is_followed_once() -> None:
