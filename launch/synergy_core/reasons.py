@@ -170,8 +170,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "grows-woken": "Grows from {old_size} to {size} as soon as {nodes:nodes} {is_are} powered up, and goes on meanwhile: predicted "
         "goodput {old_goodput:.3g} -> {goodput:.3g} sequences/s; {cost_s:.0f} s for that and the restart are paid back in about "
         "{payback_s:.0f} s.",
-        "overtaken": "Starts on {size} when Slurm has them free: jobs without a directive that were submitted later have started "
-        "before it.",
+        "overtaken": "Starts on {size} when Slurm has them free: jobs that were submitted later have started before it.",
         "capped-start": "Would start on {size}, and waits{after:after}: {because}.",
         "capped-change": "Keeps what it holds for now. It would change to {size}, and waits: {because}.",
         "capped-together": "Together with it, {jobs:jobs} would change.",

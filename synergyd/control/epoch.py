@@ -62,6 +62,7 @@ def collect_inputs(
     delays: DelayHistory,
     slurm_limits: SlurmLimits = NO_SLURM_LIMITS,
     overtaken: frozenset[int] = frozenset(),
+    outrun: frozenset[int] = frozenset(),
 ) -> EpochInputs:
     """Collect what an epoch decides from.
 
@@ -81,5 +82,6 @@ def collect_inputs(
         caps=remaining_move_caps(controller.jobs, settings, now_s),
         restarts=controller.restart_budgets.compute(snapshot.jobs, controller.jobs, now_s),
         overtaken=overtaken,
+        outrun=outrun,
         delays=with_observation(delays, deciding) if observes_delays else delays,
     )

@@ -320,6 +320,7 @@ class Daemon:
             delays=self._delays,
             slurm_limits=self.observer.slurm_limits,
             overtaken=self.observer.overtaken,
+            outrun=self.observer.outrun,
         )
         self._delays, self._inputs = inputs.delays, inputs
         stage = self.dependencies.phases.of_stage

@@ -101,6 +101,9 @@ class Observer:
     shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
     left_to_slurm: frozenset[int] = frozenset()  # waiting jobs that are Slurm's to start, as the last snapshot found
     overtaken: frozenset[int] = frozenset()  # waiting jobs that jobs started by Slurm have passed
+    outrun: frozenset[int] = (
+        frozenset()
+    )  # those that any jobs have, and that have waited for as long as a resize takes as well
     parked_outside: tuple[
         int | str, ...
     ] = ()  # jobs outside of Partitions that the plugin's grace holds back, by Slurm's names
@@ -168,6 +171,8 @@ class Observer:
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
         self.overtaken = find_overtaken_jobs(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
+        since_s -= self.settings.restart_cost_s
+        self.outrun = find_overtaken_jobs(rows, known, since_s, self.gpu_types, shared, by_ours=True)
         uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from synergy_core.reasons import Reason, text_reason
-from synergy_core.records import Action, Decision
+from synergy_core.records import Action, Decision, Job
 from synergy_core.shared_links import Sharing
 
 from synergyd.links.sharing import sharing_reasons
@@ -132,8 +132,18 @@ def _wake_nodes(draft: Draft) -> Draft:
     return replace(draft, decisions=decisions)
 
 
+def _takes_turns(job: Job) -> bool:
+    """Return whether another order than Slurm's cannot serve the job: it keeps its size, and its user puts no others first."""
+    return bool(job.fixed) and job.directive is not None and job.directive.weight >= 1.0
+
+
 def _release_overtaken(draft: Draft) -> Draft:
-    overtaken = draft.inputs.overtaken
+    inputs = draft.inputs
+    overtaken = {
+        job.job_id
+        for job in draft.snapshot.jobs
+        if job.job_id in inputs.overtaken or (job.job_id in inputs.outrun and _takes_turns(job))
+    }
     decisions = release_overtaken_jobs(draft.decisions, draft.answer.problem, draft.allowance, overtaken)
     return replace(draft, decisions=decisions)
 
@@ -167,7 +177,7 @@ AMEND = (
     ),
     Stage(
         name="overtaken",
-        text="Waiting jobs that plain jobs have overtaken are released into Slurm's own order.",
+        text="Waiting jobs that plain jobs have overtaken, or any if they keep their size, are released into Slurm's own order.",
         run=_release_overtaken,
     ),
     Stage(

@@ -56,6 +56,8 @@ class EpochInputs:
     restarts: Mapping[int, RestartBudget] = field(default_factory=dict)
     #: waiting jobs that others without a directive have overtaken
     overtaken: Container[int] = ()
+    #: those that any others have overtaken and that have waited for longer than a resize takes
+    outrun: Container[int] = ()
     #: the time since which jobs wait, for a policy that observes it
     delays: DelayHistory = NO_DELAYS
 

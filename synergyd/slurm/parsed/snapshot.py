@@ -229,17 +229,19 @@ def find_overtaken_jobs(
     before_s: float,
     gpu_type_of_node: Mapping[str, str],
     partitions_of_node: Mapping[str, Sequence[str]],
+    *,
+    by_ours: bool = False,
 ) -> frozenset[int]:
     """Return those of `ours` that wait since before `before_s` and that a job on a node of one of their partitions has passed.
 
-    That job is not Synergy's, was submitted later (to whatever partition), and has GPUs already, of the type that
+    That job is not Synergy's, unless `by_ours`; it was submitted later (to whatever partition), and has GPUs already, of the type that
     they ask for if they name one. Times are Slurm's: seconds since 1970.
     """
     rows = list(rows)
     newest: dict[tuple[str, str], float] = {}  # submit time, by partition and GPU type ("": any)
     for r in rows:
         if (
-            r.job_id not in ours
+            (by_ours or r.job_id not in ours)
             and r.state == "RUNNING"
             and (parse_gpus(r.tres_per_node)[1] or parse_gpus(r.tres_other)[1])
         ):

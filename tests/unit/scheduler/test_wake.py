@@ -98,6 +98,14 @@ def test_a_job_that_was_passed_stands_in_slurms_queue_as_asked() -> None:
     assert found[2].action is Action.WAIT
 
 
+def test_a_job_of_one_size_that_synergys_own_jobs_have_passed_stands_in_slurms_queue_too() -> None:
+    fixed = job(1, fixed="no run of this program has reported that it can change size")
+    last = replace(fixed, directive=Directive(weight=0.5))
+    for waits, action in ((fixed, Action.START), (job(1), Action.WAIT), (last, Action.WAIT)):
+        found = run(snapshot([node("n0", used=4)], [waits]), {1: GOOD}, outrun={1})
+        assert (found[1].action, found[1].node_names) == (action, ())
+
+
 def test_a_job_that_was_passed_and_finds_room_starts_where_it_was_placed_and_limits_hold() -> None:
     assert run(snapshot([node("n0")], [job(1)]), {1: GOOD}, overtaken={1})[1].node_names == ("n0",)
     limited = Settings(restart_cost_s=60.0, partition_limits={"main": 2})

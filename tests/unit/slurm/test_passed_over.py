@@ -17,6 +17,7 @@ def test_a_later_plain_job_with_gpus_of_the_same_partition_passes_those_that_wai
     other = row(2, state="RUNNING", submit_s=101.0, partition="b", tres_per_node="gres:gpu:1", node_names=("n2",))
     assert find_overtaken_jobs([ours, other], {1}, 200.0, {}, NODES) == {1}
     assert find_overtaken_jobs([ours, other], {1, 2}, 200.0, {}, NODES) == frozenset()
+    assert find_overtaken_jobs([ours, other], {1, 2}, 200.0, {}, NODES, by_ours=True) == {1}
     assert find_overtaken_jobs([ours, other], {1}, 100.0, {}, NODES) == frozenset(), "it has only just come"
 
 
