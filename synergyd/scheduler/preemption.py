@@ -13,26 +13,37 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, P
 from synergyd.scheduler.problem.utility import allocation
 
 _ROUNDS = 3  # then every running job is kept as it is
-LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped
+LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped, and must be expected to have left
 
 
 def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobRequest, ...]:
     """Return the jobs, with those marked that have run for long enough since their start to be stopped.
 
-    A job that would be due at once is not marked.
+    A job that would be due at once is not marked, nor one that is expected to end soon: others wait for as long as it takes.
     """
     run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
     found = []
     for job in jobs:
         ran_s = run_s.get(job.job_id, -math.inf)
-        left_s = LEAST_RUN * job.restart.cost.mean_s - ran_s
+        least_s = LEAST_RUN * job.restart.cost.mean_s
+        left_s = least_s - ran_s
         if job.current is not None and job.overdue_s < 0:
             job = replace(job, holds_s=min(job.holds_s, max(0.0, left_s)))
-            if left_s <= 0:
+            if left_s <= 0 and _expected_rest_s(job) > least_s:
                 ready = job.discount > 0 and job.current not in job.banned_cells
                 job = replace(job, stoppable=ready, stops_when_due=True)
         found.append(job)
     return tuple(found)
+
+
+def _expected_rest_s(job: JobRequest) -> float:
+    """Return the seconds until a running job ends on its present Cell; infinity if nothing is known of its length."""
+    cell, progress = job.cells[job.current or 0], job.progress
+    if progress.is_claim_refuted:
+        return math.inf
+    if progress.remaining is not None:
+        return progress.remaining / cell.goodput if cell.goodput > 0 else math.inf
+    return math.inf if progress.likely_gpu_s is None else progress.likely_gpu_s / cell.shape.gpus
 
 
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:

@@ -126,9 +126,9 @@ class AllocationSettings:
             "Preemption",
             FLAG,
             "yes: a running job that can't shrink further may be stopped at a checkpoint and wait, if others gain more from "
-            "its GPUs than it loses and a restart costs, but not within five restart costs of its start. no: a running job "
-            "always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their own, or never: see "
-            "Policy.",
+            "its GPUs than it loses and a restart costs, but not within five restart costs of its start or of its expected "
+            "end. no: a running job always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their "
+            "own, or never: see Policy.",
         ),
     )
     first_start: float = field(
