@@ -21,12 +21,16 @@ _AT_ONCE = 128  # jobs whose arrays (8 sets of constants, 48 measurements) stay 
 
 
 class ToFit(NamedTuple):
-    """The data of one job: `terms` (7, N) and the logarithm of the measured seconds (N,); its prior's mean and sigma, (7,) each."""
+    """The data of one job: `terms` (7, N) and the logarithm of the measured seconds (N,); its prior's mean and sigma, (7,) each.
+
+    `starts`: the constants from which to descend beside the prior's mean, where costs may have several minima.
+    """
 
     terms: Floats
     wanted: Floats
-    start: Floats
+    mean: Floats
     sigma: Floats
+    starts: tuple[Floats, ...] = ()
 
 
 Steps = Callable[[Floats, Floats], Floats]  # seconds of constants and terms
@@ -54,15 +58,20 @@ def most_probable(jobs: Sequence[ToFit], steps: Steps, noise: float) -> list[Flo
 
     The cost is soft-L1 of the measurements over `noise`, plus quadratic priors.
     """
-    found: list[Floats] = [job.start for job in jobs]
-    widths: dict[int, list[int]] = {}
+    found: list[Floats] = [job.mean for job in jobs]
+    least = [np.inf] * len(jobs)
+    widths: dict[int, list[tuple[int, Floats]]] = {}  # (job, start) by number of measurements
     for i, job in enumerate(jobs):
-        widths.setdefault(-(-len(job.wanted) // _WIDTH) * _WIDTH, []).append(i)
+        own = widths.setdefault(-(-len(job.wanted) // _WIDTH) * _WIDTH, [])
+        own += [(i, start) for start in (job.mean, *job.starts)]
     for width, own in widths.items():
         for first in range(0, len(own), _AT_ONCE):
             some = own[first : first + _AT_ONCE]
-            for i, theta in zip(some, _Descent([jobs[i] for i in some], width, steps, noise).run(), strict=True):
-                found[i] = theta
+            descent = _Descent([jobs[i] for i, _ in some], width, steps, noise)
+            answers = descent.run(np.stack([start for _, start in some]))
+            for (i, _), theta, cost in zip(some, *answers, strict=True):
+                if cost < least[i]:
+                    found[i], least[i] = theta, cost
     return found
 
 
@@ -76,18 +85,18 @@ class _Descent:
         self._terms = np.stack([job.terms[:, index] for job, index in zip(jobs, at, strict=True)], axis=1)
         self._wanted = np.stack([job.wanted[index] for job, index in zip(jobs, at, strict=True)])
         self._counts = np.stack([np.arange(width) < len(job.wanted) for job in jobs]).astype(np.float64)
-        self._start = np.stack([job.start for job in jobs])
-        self._eye = np.eye(self._start.shape[-1])
+        self._mean = np.stack([job.mean for job in jobs])
+        self._eye = np.eye(self._mean.shape[-1])
         self._precision = 1 / np.stack([job.sigma for job in jobs]) ** 2
 
-    def run(self) -> Floats:
-        """Return the most probable constants, (B, 7)."""
+    def run(self, start: Floats) -> tuple[Floats, Floats]:
+        """Return the most probable constants, (B, 7), by a descent from `start`, (B, 7), and their costs, (B,)."""
         with np.errstate(over="ignore", invalid="ignore"):  # a step too far, which is not taken
-            return self._solution()
+            return self._solution(start)
 
-    def _solution(self) -> Floats:
-        count, constants = self._start.shape
-        theta, damping = self._start.copy(), np.full(count, 1e-2)
+    def _solution(self, start: Floats) -> tuple[Floats, Floats]:
+        count, constants = start.shape
+        theta, damping = start.copy(), np.full(count, 1e-2)
         best, off = self._cost(theta, np.arange(count))
         before, taken = best.copy(), np.zeros(count, dtype=np.intp)
         normal, gradient = np.zeros((count, constants, constants)), np.zeros((count, constants))
@@ -116,12 +125,12 @@ class _Descent:
             fresh = gained[goes_on]
             waiting = active[~better]
             active = np.sort(np.concatenate([fresh, waiting[damping[waiting] < _DAMPED]]))
-        return theta
+        return theta, best
 
     def _cost(self, theta: Floats, of: Ints) -> tuple[Floats, Floats]:
         off = (np.log(self._steps(theta.T[..., None], self._terms[:, of])) - self._wanted[of]) / self._noise
         missed = 2 * np.sum((np.sqrt(1 + off**2) - 1) * self._counts[of], axis=-1)
-        return missed + np.sum(self._precision[of] * (theta - self._start[of]) ** 2, axis=-1), off
+        return missed + np.sum(self._precision[of] * (theta - self._mean[of]) ** 2, axis=-1), off
 
     def _slopes(self, theta: Floats, off: Floats, of: Ints) -> tuple[Floats, Floats]:
         slopes = log_slopes(self._steps, theta, self._terms[:, of]) / self._noise
@@ -129,5 +138,5 @@ class _Descent:
         weighted = slopes * weight[:, None, :]
         precision = self._precision[of]
         normal = weighted @ np.swapaxes(slopes, -1, -2) + precision[:, :, None] * self._eye
-        gradient = (slopes @ (weight * off)[..., None])[..., 0] + precision * (theta - self._start[of])
+        gradient = (slopes @ (weight * off)[..., None])[..., 0] + precision * (theta - self._mean[of])
         return normal, gradient

@@ -6,7 +6,7 @@
 
 K replicas; `rate` and `link` are the hardware's figures, so that what is learnt on one GPU type carries over to others.
 F (FLOPs a sample), a (seconds), V (bytes), L (seconds) each within a node and between nodes, and gamma are the job's own:
-priors first, then the most probable values after its measured steps. V is learnt as bytes per FLOP of a sample: a weight that
+priors first, then the most probable values after its measured steps. V is learnt in proportion to a power of F (_TIED): a weight that
 is exchanged has been computed with, so a job of short steps does not exchange the gradients of a large model.
 """
 
@@ -42,10 +42,10 @@ class ThroughputModel:
     The defaults are the middle of the priors (see `_SIGMA`).
     """
 
-    sample_flops: float = 400e9
+    sample_flops: float = 25e9
     overhead_s: float = 0.02
-    node_bytes: float = 1.3e9
-    network_bytes: float = 4.7e8  # for each GPU's share of the network: a node's GPUs use its ports together
+    node_bytes: float = 1.7e8
+    network_bytes: float = 5.9e7  # for each GPU's share of the network: a node's GPUs use its ports together
     node_hop_s: float = 1e-3
     network_hop_s: float = 2e-3
     gamma: float = 3.0
@@ -77,18 +77,22 @@ class ThroughputModel:
         low, high = _GAMMA
         share = min(max((gamma - low) / (high - low), 1e-6), 1 - 1e-6)
         theta = np.array([*np.log(positive), np.log(share / (1 - share))])
-        theta[_VOLUMES] -= theta[0]
+        theta[_VOLUMES] -= _TIED * theta[0]
         return theta
 
 
-_VOLUMES = slice(2, 4)  # of theta: node and network bytes, as bytes per FLOP of a sample
+_VOLUMES = slice(2, 4)  # of theta: node and network bytes, over FLOPs of a sample to the power of _TIED
+# A sample's F is what its time says at _EFFICIENCY. Code without a tuned model reaches 60 % to 0.1 % of the peak (two sigma, a factor of 25
+# each way), which spreads F as much as jobs' work does; so of a larger F half, in the logarithm, is a larger model.
+_TIED = 0.5
 _PRIOR = ThroughputModel()
 # One sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs. Two sigma from the middle lie
-# - F: ResNet-18 on CIFAR-10 (1.7 GFLOP) and 7 B parameters on 2,048 tokens (86 TFLOP)
+# - F: a recommender (0.1 GFLOP) and 1 B parameters on 1,024 tokens (6 TFLOP), with ResNet-50 (12 GFLOP) and BERT at 128 tokens (65) in
+#   the middle; the models of larger jobs are named, or known to their adapters
 # - a: 3 ms (a few hundred kernels) and 120 ms (thousands, and Python between them)
-# - V: 4 bytes of gradient for 6 FLOPs and each use of a weight; a sample uses it 5 times (a recommender) and 8,192 (a token each),
-#   in the middle 200 (ResNet-50 160, ViT-B/16 197, BERT at 128 tokens 128). Between nodes a GPU sends all of it or, of 8 GPUs that
-#   share their ports, an eighth.
+# - V: 4 bytes of gradient, sent twice by a ring's all-reduce, for 6 FLOPs and each use of a weight; a sample uses it 5 times (a
+#   recommender) and 8,192 (a token each), in the middle 200 (ResNet-50 160, ViT-B/16 197, BERT at 128 tokens 128). Between nodes a GPU
+#   sends all of it or, of 8 GPUs that share their ports, an eighth.
 _SIGMA = np.array([2.7, 0.9, 1.85, 1.95, 1.5, 1.5, 1.0])
 _Configuration = tuple[GpuFigures, Shape, int, int, int, Exchange]
 
@@ -146,7 +150,8 @@ def _columns(figures: Floats, counts: Ints, sends: Floats) -> Floats:
 def _steps(theta: Floats, terms: Floats) -> Floats:
     """Return seconds, (N,) of constants (7,), or (M, N) of M sets of them, (7, M, 1)."""
     flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
-    near, far = flops * near, flops * far
+    model = flops**_TIED
+    near, far = model * near, model * far
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-theta[6]))
     work, inside, across, near_hops, far_hops, passes, exposed = terms
@@ -284,7 +289,7 @@ def _keep(key: _Key, made: ThroughputFit) -> ThroughputFit:
 
 def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> ThroughputFit:
     """Return the fit of the most probable constants, with what the measurements leave open of them."""
-    terms, wanted, _, sigma = job
+    terms, wanted, sigma = job.terms, job.wanted, job.sigma
     off = np.log(_steps(theta, terms)) - wanted
     jacobian = _log_slopes(theta, terms)
     misfit, precision = _MISFIT, np.diag(1 / sigma**2)
@@ -314,12 +319,16 @@ def _points(measured: Sequence[Measurement], gpus: Sequence[GpuFigures]) -> list
 
 def _to_fit(measured: Sequence[Measurement], points: Sequence[_Configuration], prior: ThroughputPrior) -> ToFit:
     wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
-    return ToFit(_terms(points), wanted, np.array(prior.mean), np.array(prior.sigma))
+    terms, mean = _terms(points), np.array(prior.mean)
+    # a long step is computation or overhead, and the way from one to the other is uphill: here it is computation
+    computing = mean.copy()
+    computing[0] = float(np.median(wanted - np.log(terms[0] * terms[5])))
+    return ToFit(terms, wanted, mean, np.array(prior.sigma), (computing,))
 
 
 def _model(theta: Floats) -> ThroughputModel:
     *positive, odds = (float(v) for v in theta)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
-    positive[_VOLUMES] = [value + positive[0] for value in positive[_VOLUMES]]
+    positive[_VOLUMES] = [value + _TIED * positive[0] for value in positive[_VOLUMES]]
     return ThroughputModel(*[float(np.exp(v)) for v in positive] + [float(gamma)])

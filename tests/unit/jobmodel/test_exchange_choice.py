@@ -118,7 +118,7 @@ def test_what_it_runs_with_is_among_its_cells() -> None:
 
 
 def test_a_bad_example_costs_an_option_its_place() -> None:
-    plan, known = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0), {"a100": replace(SLOW, inter_gbs=4.0)}
+    plan, known = Plan(dp=8, micro_batch=8, global_batch=64, zero_stage=0), {"a100": replace(SLOW, inter_gbs=0.5)}
 
     def found(profile: Profile) -> tuple[Cell, ...]:
         return JobPlanner(job(), profile, None, known).cells(CLUSTER)

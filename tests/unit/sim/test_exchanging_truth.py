@@ -109,7 +109,7 @@ def test_over_slow_links_it_is_taken_and_pays(oracle: bool) -> None:
 
 
 # who has measured nothing may try an option first, which brings less than the exchange takes: 2 % of a step
-@pytest.mark.parametrize(("oracle", "near"), [(True, 0.0), (False, 5e-3)])
+@pytest.mark.parametrize(("oracle", "near"), [(True, 0.0), (False, 1e-2)])
 def test_where_the_exchange_is_short_nothing_changes(oracle: bool, near: float) -> None:
     jobs = (job(0.02), job(0.02, 4, 900.0, 60.0))
     assert jct_s(run(with_comm(jobs, ALL), oracle=oracle)) == pytest.approx(jct_s(run(jobs, oracle=oracle)), rel=near)
