@@ -17,7 +17,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.gpu_samples import GpuSampler
+from synergy_launch.launcher.gpus.samples import GpuSampler
 from synergy_launch.launcher.idleness import GpuUse, Idleness
 from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.plan_source import find_plan_file

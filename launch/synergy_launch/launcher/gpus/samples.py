@@ -6,24 +6,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 from synergy_core.job_report import GpuActivity
 
-from synergy_launch.launcher.nvml import GpuReading, Nvml
+from synergy_launch.launcher.gpus.amdgpu import AmdGpus
+from synergy_launch.launcher.gpus.nvml import Nvml
+from synergy_launch.launcher.gpus.reading import GpuReader, GpuReading
 
 EVERY_S = 10.0
 CPU_SHARE = 0.001  # of one CPU: where a reading takes longer, the pause after it is longer
 RECENT = 30  # samples in the recent means: five minutes
-
-
-class GpuReader(Protocol):
-    """A source of readings, such as Nvml."""
-
-    def read(self) -> tuple[GpuReading, ...]: ...
-
-    def close(self) -> None: ...
 
 
 class Means:
@@ -59,6 +52,14 @@ class Means:
         )
 
 
+def open_driver(environ: Mapping[str, str]) -> GpuReader:
+    """Return a reader of this job's GPUs, NVIDIA's or AMD's. Raises OSError where there is neither."""
+    try:
+        return Nvml(environ)
+    except OSError:
+        return AmdGpus(environ)
+
+
 class GpuSampler:
     """A thread that reads the GPUs; with a broken one a reading may never end. `latest` is None as long as nothing is known.
 
@@ -66,7 +67,7 @@ class GpuSampler:
     """
 
     def __init__(
-        self, make_reader: Callable[[], GpuReader] = lambda: Nvml(os.environ), every_s: float = EVERY_S
+        self, make_reader: Callable[[], GpuReader] = lambda: open_driver(os.environ), every_s: float = EVERY_S
     ) -> None:
         self.latest: GpuActivity | None = None
         self._busiest: tuple[float, float] | None = None  # in percent, and until when it counts (monotonic)

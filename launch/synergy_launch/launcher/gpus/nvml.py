@@ -8,24 +8,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
-from dataclasses import dataclass
+
+from synergy_launch.launcher.gpus.reading import GpuReading
 
 LIBRARY = "libnvidia-ml.so.1"
 _GPM_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION
 _SM_UTIL, _ANY_TENSOR_UTIL = 2, 5  # NVML_GPM_METRIC_*, percent
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuReading:
-    """One GPU as NVML shows it. Shares are 0 to 1."""
-
-    #: share of the last sampling period (up to 1 s) in which a kernel ran
-    utilisation: float | None = None
-    memory_bytes: int | None = None
-    power_w: float | None = None
-    #: shares of SMs and of tensor cores that were active since the reading before; Hopper and later
-    sm: float | None = None
-    tensor: float | None = None
 
 
 class _Utilization(ctypes.Structure):

@@ -1,0 +1,1 @@
+"""What the GPUs of a node do, as their drivers say it, for the reports."""

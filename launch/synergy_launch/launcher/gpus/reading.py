@@ -1,0 +1,31 @@
+"""What a driver says of one GPU at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading:
+    """One GPU as its driver shows it. Shares are 0 to 1; what the driver or the GPU does not have is None."""
+
+    #: share of the last sampling period (up to 1 s) in which a kernel ran
+    utilisation: float | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
+    #: shares of SMs and of tensor cores that were active since the reading before; NVIDIA, Hopper and later
+    sm: float | None = None
+    tensor: float | None = None
+
+
+class GpuReader(Protocol):
+    """A source of readings of this job's GPUs on this node."""
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Return what each GPU does now."""
+        ...
+
+    def close(self) -> None:
+        """Let the driver go."""
+        ...
