@@ -36,7 +36,7 @@ from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
 from synergyd.rest.sessions import LinkUsedError
 from synergyd.rest.slurm_rights import RightsReader, run_text
-from synergyd.rest.usage import job_usage, sees_all_usage, usage, would_have
+from synergyd.rest.usage import job_usage, named_days, sees_all_usage, usage, would_have
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.job_end import read_job_end
@@ -392,8 +392,10 @@ async def _recording(door: AppState, _: Request, user: str, _body: bytes) -> Res
 
 async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     rights = await asyncio.to_thread(door.rights.rights)
-    is_shared = not request.query_params and sees_all_usage(user, rights)  # the page of everybody asks for it
-    make_answer = _chart(door, "usage", is_shared, lambda: usage(door.store, request, user, rights))
+    # the page of everybody asks for this month and for days
+    is_shared = set(request.query_params) <= {"days"} and sees_all_usage(user, rights)
+    kind = f"usage of {named_days(request)} days"
+    make_answer = _chart(door, kind, is_shared, lambda: usage(door.store, request, user, rights))
     return _answer_if_changed(request, await door.read_long(user, make_answer))
 
 

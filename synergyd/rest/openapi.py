@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from synergy_core.steering import Steering
 
 from synergyd import __version__
+from synergyd.rest.usage import MOST_DAYS
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
 from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, WouldHaveJson, field_docs
 from synergyd.views.recording import RecordingJson
@@ -90,6 +91,9 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
         [
             _query("from", "begin of the span, seconds since 1970; without from and to: this month"),
             _query("to", "its end, seconds since 1970"),
+            _query(
+                "days", f"in place of from and to: so many days up to today, {MOST_DAYS} at most, and each by itself"
+            ),
             _query("user", "this user's alone", "string"),
             _query("account", "this account's alone", "string"),
         ],

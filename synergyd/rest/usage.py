@@ -8,22 +8,35 @@ from starlette.requests import Request
 from synergy_core.errors import UsageError, one_line
 
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
-from synergyd.store.months import present_month
+from synergyd.store.months import last_midnights, present_month
 from synergyd.store.store import Store
 from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job
 from synergyd.views.would_have import collect as collect_would_have
 
 _NAME_BYTES = 256
+MOST_DAYS = 31
 
 
 def usage(store: Store, request: Request, user: str, rights: SlurmRights) -> UsageJson:
-    """Return the GPU hours of the span that `request` names, else of this month. Raise UsageError for a wrong query.
+    """Return the GPU hours of the span or the number of days that `request` names, else of this month.
 
-    Talks to the database.
+    Talks to the database. Raises UsageError for a wrong query.
     """
-    from_s, to_s = _span(request)
-    return collect(store, from_s, to_s, _name(request, "user"), _name(request, "account"), _visible(user, rights))
+    midnights = last_midnights(days) if (days := named_days(request)) else ()
+    from_s, to_s = (midnights[0], midnights[-1]) if midnights else _span(request)
+    names = _name(request, "user"), _name(request, "account")
+    return collect(store, from_s, to_s, *names, _visible(user, rights), midnights)
+
+
+def named_days(request: Request) -> int:
+    """Return the number of days that a request for hours names, up to today; 0: none. Raise UsageError for a wrong one."""
+    text = request.query_params.get("days")
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= MOST_DAYS):
+        raise UsageError("days", f"{one_line(text, 40)!r} is no number from 1 to {MOST_DAYS}", "write digits alone")
+    return int(text)
 
 
 def would_have(store: Store, request: Request, user: str, rights: SlurmRights) -> WouldHaveJson:

@@ -184,6 +184,18 @@ class UsageJsonRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UsageDay:
+    """The GPU hours of one day, by what they went into."""
+
+    #: midnight at its begin, where the service runs, seconds since 1970
+    from_s: float
+    #: midnight at its end
+    to_s: float
+    #: what the hours went into
+    losses: Losses
+
+
+@dataclass(frozen=True, kw_only=True)
 class UsageJson:
     """`synergyctl usage --json`: GPU hours of a span of time, by account and user."""
 
@@ -199,6 +211,8 @@ class UsageJson:
     total: Totals
     #: what they went into
     losses: Losses = field(default_factory=Losses)
+    #: the same by day, oldest first, where the request names a number of days
+    days: tuple[UsageDay, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from synergy_core.usage import RESIZING, Usage, UsageSum, clip_usage, totals, wh
 from synergy_core.wire.hostlist import expand
 
 from synergyd.store.store import Store
-from synergyd.views.json_records import Incarnation, JobUsageJson, UsageJson, UsageJsonRow
+from synergyd.views.json_records import Incarnation, JobUsageJson, UsageDay, UsageJson, UsageJsonRow
 
 #: the longest span of one answer
 LONGEST_S = 3660 * 86400.0
@@ -28,20 +29,38 @@ def collect(
     user: str = "",
     account: str = "",
     visible: Visible = lambda _: True,
+    midnights: Sequence[float] = (),
 ) -> UsageJson:
-    """Return the GPU hours of a span, of `user` and `account` if they are named, restricted to what `visible` lets through."""
+    """Return the GPU hours of a span, of `user` and `account` if they are named, restricted to what `visible` lets through.
+
+    `midnights`: the days between each two of them are counted by themselves, too.
+    """
     whole, of_owner = UsageSum(), defaultdict[tuple[str, str], UsageSum](UsageSum)
     ledger, of_owners_ledger = LossSum(), defaultdict[tuple[str, str], LossSum](LossSum)
+    days = [(begin_s, end_s, LossSum()) for begin_s, end_s in pairwise(midnights)]
     for part in store.usage_between(from_s, to_s, user, account):
         if visible(part) and (cut := clip_usage(part, from_s, to_s)) is not None:
             owner = cut.account, cut.user
             for added in (whole, of_owner[owner], ledger, of_owners_ledger[owner]):
                 added.add(cut)
+            # a part lies within one day, but for one that midnight or a clock has cut elsewhere
+            for begin_s, end_s, of_day in days[max(0, bisect_right(midnights, cut.from_s) - 1) :]:
+                if begin_s >= cut.to_s:
+                    break
+                if (within := clip_usage(cut, begin_s, end_s)) is not None:
+                    of_day.add(within)
     rows = tuple(
         UsageJsonRow(account=a, user=u, usage=total.totals(), losses=of_owners_ledger[a, u].losses())
         for (a, u), total in sorted(of_owner.items(), key=itemgetter(0))
     )
-    return UsageJson(from_s=from_s, to_s=to_s, rows=rows, total=whole.totals(), losses=ledger.losses())
+    return UsageJson(
+        from_s=from_s,
+        to_s=to_s,
+        rows=rows,
+        total=whole.totals(),
+        losses=ledger.losses(),
+        days=tuple(UsageDay(from_s=a, to_s=b, losses=of_day.losses()) for a, b, of_day in days),
+    )
 
 
 def collect_job(store: Store, job_id: int, visible: Visible = lambda _: True) -> JobUsageJson:

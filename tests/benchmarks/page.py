@@ -52,7 +52,12 @@ def shoot(tab: Browser, folder: Path, job_id: int) -> None:
     """Every view in both themes."""
     for scheme in ("light", "dark"):
         tab.scheme(scheme)
-        for name, address, height in (("now", "#/", 1500), ("day", "#/day", 900), ("job", f"#/jobs/{job_id}", 1250)):
+        for name, address, height in (
+            ("now", "#/", 1500),
+            ("day", "#/day", 900),
+            ("month", "#/month", 560),
+            ("job", f"#/jobs/{job_id}", 1250),
+        ):
             tab.run("location.hash = arguments[0]", address)
             time.sleep(2)
             tab.run("const group = document.querySelector('details.group'); if (group) group.open = true")

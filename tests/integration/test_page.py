@@ -226,7 +226,7 @@ def test_it_is_used_with_keys_alone(here: Site, page: Browser) -> None:
     for _ in range(6):
         page.press("\ue004")  # Tab
         order.append(page.focused())
-    assert [o.split(" ", 2)[2] for o in order[:4]] == ["Skip to the content", "Now", "Last day", "What if"]
+    assert [o.split(" ", 2)[2] for o in order[:4]] == ["Skip to the content", "Now", "History", "What if"]
     assert order[4].startswith("INPUT find-job")
     page.click("#find-job")
     page.press(str(here.jobs["llama-7b"]), "\ue007")
@@ -256,6 +256,37 @@ def test_the_last_day_shows_resizes(here: Site, page: Browser) -> None:
     visit(page, "#/day")
     page.until("return document.querySelectorAll('svg .bar').length >= 4")
     picture(page, "day", 780)
+
+
+@pytest.mark.parametrize(("place", "days"), [("week", 7), ("month", 31)])
+def test_weeks_and_months_show_what_each_day_went_into(here: Site, page: Browser, place: str, days: int) -> None:
+    visit(page, f"#/{place}")
+    page.until(
+        "return document.querySelectorAll('svg .day').length > 0 && document.querySelector('svg .part')", timeout_s=120
+    )
+    assert page.run("return document.querySelectorAll('svg .day').length") == days
+    assert page.run("return document.querySelector('.spans [aria-current]').textContent").lower() == place
+    page.run("document.querySelector('details').open = true")
+    page.until("return document.querySelector('details table')")
+    rows = "[...document.querySelectorAll('details tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    told = page.run(f"return {rows}")
+    assert len(told) == days and told[-1][0] == time.strftime("%m-%d") and float(told[-1][1]) > 0
+    page.run("document.querySelector('details').open = false")
+    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    picture(page, place, 480)
+
+
+def test_a_phone_shows_every_view_without_scrolling_sideways(here: Site, page: Browser) -> None:
+    page.resize(390, 844, phone=True)
+    try:
+        for place in ("#/", "#/day", "#/week", f"#/jobs/{here.jobs['llama-7b']}", "#/what-if"):
+            visit(page, place)
+            page.until(
+                "return document.querySelector('main h1') && document.querySelector('main').innerText.length > 60"
+            )
+            page.until("return document.documentElement.scrollWidth <= 390", timeout_s=15)
+    finally:
+        page.resize(1280, 800)
 
 
 def gain_shown(here: Site, page: Browser) -> bool:

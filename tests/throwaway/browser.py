@@ -68,6 +68,12 @@ class Browser:
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
 
+    def resize(self, width: int, height: int, *, phone: bool = False) -> None:
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone},
+        )
+
     def type(self, selector: str, text: str) -> None:
         field = self.driver.find_element("css selector", selector)
         field.clear()
@@ -92,10 +98,7 @@ class Browser:
 
     def shoot(self, path: Path, height: int = HEIGHT) -> None:
         """Writes a small PNG of the view."""
-        self.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False},
-        )
+        self.resize(WIDTH, height)
         self.run("window.scrollTo(0, 0); document.activeElement.blur()")
         time.sleep(0.4)  # the charts are drawn anew for the size
         picture = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")

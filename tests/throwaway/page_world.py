@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from synergy_core.job_report import Report
 from synergy_core.reasons import Reason, text_reason
@@ -21,9 +23,11 @@ from synergy_core.records import (
     Shape,
     Snapshot,
 )
+from synergy_core.usage import Usage
 
 from synergyd.control.decision_log import JobStatus
 from synergyd.control.queue_history import QueueHistory
+from synergyd.store.months import last_midnights
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredReport
 from synergyd.store.store import Store
 
@@ -203,4 +207,24 @@ def fill(store: Store, *, nodes: int, jobs: int, now_s: float, epochs: int = 480
         world.turn()
         last = n == epochs - 1
         world.save(store, now_s - (epochs - 1 - n) * every_s, last=last)
+    store.put_usage(month(nodes, now_s))
     return world
+
+
+def month(nodes: int, now_s: float) -> Iterator[Usage]:
+    """What jobs made of their GPUs on each of the last 31 days."""
+    rng = random.Random(1)
+    for day, (begin_s, end_s) in enumerate(pairwise(last_midnights(31))):
+        busy = 0.5 + 0.3 * math.sin(day / 5) - 0.2 * (day % 7 in (0, 6))
+        for n in range(max(1, int(nodes * busy))):
+            held_s = (min(end_s, now_s) - begin_s) * rng.uniform(0.85, 1.0)
+            restart_s, gpus = rng.choice((0.0, 60.0, 400.0)), 8
+            trained_s = (held_s - restart_s) * rng.uniform(0.8, 0.97)
+            user, account = USERS[n % len(USERS)]
+            yield Usage(
+                job_id=90_000 + 1000 * day + n, user=user, account=account, start_s=begin_s, from_s=begin_s,
+                to_s=begin_s + held_s, gpus=gpus, asked_gpus=gpus, trained_s=trained_s, restart_s=restart_s,
+                useful_gpu_s=gpus * trained_s * rng.uniform(1.0, 1.4), slow_s=0.05 * trained_s * (n % 9 == 0),
+                predicted_ratio=1.3 if n % 3 else None, checkpoint_s=restart_s / 4, idle_s=0.6 * (held_s - trained_s) * (n % 4 == 0),
+                waited_s=rng.expovariate(1 / 3000), state="COMPLETED",
+            )  # fmt: skip

@@ -8,11 +8,17 @@ import { gantt } from "./gantt.js";
 
 const AGAIN_MS = 15000;
 
+// the choice of a span, shown on each view of one
+export function spans(days) {
+  const link = ([n, name, words]) => h("a", { href: `#/${name}`, "aria-current": n === days ? "page" : null }, words);
+  return h("p", { class: "spans" }, [[1, "day", "Day"], [7, "week", "Week"], [31, "month", "Month"]].map(link));
+}
+
 export function dayView(context) {
   const facts = h("dl", { class: "facts" });
   const goodput = h("div");
   const chart = h("div");
-  const element = h("div", null, h("h1", { tabindex: -1 }, "The last day"), facts,
+  const element = h("div", null, h("h1", { tabindex: -1 }, "The last day"), spans(1), facts,
     h("section", null, h("h2", null, "Goodput of the cluster"), goodput), h("section", null, h("h2", null, "Jobs and their sizes"), chart));
   let etag = "";
   let told = null;

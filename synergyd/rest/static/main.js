@@ -3,6 +3,7 @@
 import { Problem, ask, claims, setToken, token, watch } from "./api.js";
 import { h, setText, stamp } from "./dom.js";
 import { dayView } from "./day.js";
+import { daysView } from "./days.js";
 import { jobView } from "./job.js";
 import { nowView } from "./now.js";
 import { whatIfView } from "./whatif.js";
@@ -21,6 +22,8 @@ function route() {
   if (name === "login") return ["now", nowView]; // until the link has opened a session
   if (name === "jobs" && /^\d{1,10}$/.test(id)) return ["job", (c) => jobView(c, Number(id))];
   if (name === "day") return ["day", dayView];
+  if (name === "week") return ["day", (c) => daysView(c, 7)];
+  if (name === "month") return ["day", (c) => daysView(c, 31)];
   return name === "what-if" ? ["what-if", whatIfView] : ["now", nowView];
 }
 

@@ -38,6 +38,7 @@ from synergyd.rest.identity import Identity, UnknownCallerError
 from synergyd.rest.openapi import openapi
 from synergyd.rest.slurm_rights import RightsReader, parse_rights
 from synergyd.settings import Settings
+from synergyd.store.months import last_midnights
 from synergyd.store.records import EpochRecord, StoredEvent, StoredLifecycle, StoredNode, StoredReport
 from synergyd.store.store import Store, open_store
 from synergyd.views.json_records import JobUsageJson, UsageJson
@@ -265,6 +266,27 @@ def test_a_report_is_of_what_the_caller_may_know_of(tmp_path: Path, private: str
         assert not private or str(missing).replace("99", "2") == str(secret), "nothing tells one from the other"
 
 
+def test_hours_by_day_add_up_to_those_of_the_days_together(tmp_path: Path) -> None:
+    with service(tmp_path, SlurmRights(private_usage=True)) as found:
+        before_s, midnight_s, after_s = last_midnights(2)
+        over = Usage(
+            job_id=1, user="ann", account="a", start_s=midnight_s - 3600, from_s=midnight_s - 3600, to_s=midnight_s + 1800,
+            gpus=2, asked_gpus=2, trained_s=2700.0,
+        )  # fmt: skip
+        early = replace(over, job_id=2, start_s=before_s, from_s=before_s, to_s=before_s + 3600, trained_s=3600.0)
+        other = replace(over, job_id=3, user="bob")
+        found.store.put_usage(
+            [over, early, other, replace(early, job_id=4, from_s=before_s - 9e4, to_s=before_s - 8e4)]
+        )
+        _, _, told = found.ask("ann", "/v1/usage?days=2")
+        days = decode(UsageJson, told).days
+        assert [(d.from_s, d.to_s) for d in days] == [(before_s, midnight_s), (midnight_s, after_s)]
+        assert [(d.losses.held_gpu_h, d.losses.training_gpu_h) for d in days] == [(4.0, 3.0), (1.0, 0.5 * 1.0)]
+        assert sum(d.losses.held_gpu_h for d in days) == told["total"]["held_gpu_h"] == 5.0
+        assert len(found.ask("ann", "/v1/usage?days=31")[2]["days"]) == 31
+        assert found.ask("ann", "/v1/usage")[2]["days"] == []
+
+
 def test_a_recording_comes_back_as_it_was_for_those_who_see_all_jobs(private: Service) -> None:
     cell = Cell(Shape("a100", 1, 2), Plan(dp=2), 64.0, 1.0, 64.0, 0.5, 0)
     given = replace(decision(3), cell=cell)
@@ -341,6 +363,9 @@ def test_two_who_steer_one_job_do_not_overwrite_one_another(shared: Service) -> 
         ("/v1/usage?from=0&to=999999999999", "GET", None, 400),
         ("/v1/usage?from=0&to=9e9", "GET", None, 400),
         ("/v1/usage?from=0&to=9&user=%0a", "GET", None, 400),
+        ("/v1/usage?days=0", "GET", None, 400),
+        ("/v1/usage?days=32", "GET", None, 400),
+        ("/v1/usage?days=%2B7", "GET", None, 400),
         ("/v1/nothing", "GET", None, 404),
         ("/v1/status", "DELETE", None, 405),
     ],
