@@ -99,7 +99,7 @@ export function nowView(context) {
       fact("Goodput", num(cluster?.goodput_gpus), cluster ? "GPUs, predicted" : ""),
       ...gain.facts(),
       fact("Last epoch", status.epoch_s ? stamp(status.epoch_s).slice(11) : "none yet"));
-    const plain = status.plain_jobs ? `${num(status.plain_jobs)} plain jobs with GPUs have no #SYNERGY line; they hold ${num(status.plain_held_gpus)} GPUs.` : "";
+    const plain = status.plain_jobs ? `Plain jobs with GPUs, without a #SYNERGY line: ${num(status.plain_jobs)}. They hold ${num(status.plain_held_gpus)} GPUs.` : "";
     const said = [
       status.dry_run ? "Dry run: this is what Synergy would do; it touches no job." : "",
       plain,
