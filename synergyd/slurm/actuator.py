@@ -329,28 +329,8 @@ class Actuator:
                 stamp = self._stamp(self._with_present_note(job_id, submission), None)
                 fields = {"StartTime": f"now+{int(park_s)}", "AdminComment": stamp}
                 self.slurm.update(f"{row.array_job_id}_{int(task)}", fields)
-            case Update(target=target, park_s=park_s, time=time):
-                if state is not JobState.PENDING:
-                    return f"it is {row.state}", True
-                size = _size(target.shape, row, submission)
-                if isinstance(size, str):
-                    return size, False
-                self._reserve(job_id, submission)
-                # parked first, without the size: a refused update may set some fields and not the start time, and then the job
-                # would start half-changed. Stamped with its own size: a daemon that finds it half-changed knows that
-                limit = _time_limit(row, submission, time)
-                submission = _with_time_grant(submission, time)
-                after_writes = self._with_present_note(job_id, submission)
-                stamp = self._stamp(after_writes, None)
-                self._put_off_start(row, {"StartTime": f"now+{int(park_s)}", **limit}, stamp)
-                self.submissions[job_id] = submission
-                self.slurm.update_size(name, row.uid, {**size, **self._fields(target, after_writes)})
-                difference = self._difference(job_id, target)
-                if difference:
-                    return difference
-                # last, so that a refused size leaves the plan of the size the job has
-                self._hand_over(job_id, submission, target.plan)
-                self._show_script(row, submission, target)
+            case Update():
+                return self._update(instruction, row, submission)
             case Release():
                 return self._release(instruction, row)
             case RestoreNice(nice=nice):
@@ -363,6 +343,31 @@ class Actuator:
                     # parked first: without its hold it would start by itself, on the same nodes
                     self.slurm.update(whole, {"StartTime": f"now+{int(park_s)}"})
                     self.slurm.release(whole)
+        return None
+
+    def _update(self, update: Update, row: JobRow, submission: SubmittedJob) -> tuple[str, bool] | None:
+        """Give a waiting job its size, nodes and plan. Return as `_do` does."""
+        job_id, target = update.job_id, update.target
+        if state_from_row(row) is not JobState.PENDING:
+            return f"it is {row.state}", True
+        size = _size(target.shape, row, submission)
+        if isinstance(size, str):
+            return size, False
+        self._reserve(job_id, submission)
+        # parked first, without the size: a refused update may set some fields and not the start time, and then the job
+        # would start half-changed. Stamped with its own size: a daemon that finds it half-changed knows that
+        limit = _time_limit(row, submission, update.time)
+        submission = _with_time_grant(submission, update.time)
+        after_writes = self._with_present_note(job_id, submission)
+        stamp = self._stamp(after_writes, None)
+        self._put_off_start(row, {"StartTime": f"now+{int(update.park_s)}", **limit}, stamp)
+        self.submissions[job_id] = submission
+        self.slurm.update_size(slurm_name(row), row.uid, {**size, **self._fields(target, after_writes)})
+        if difference := self._difference(job_id, target):
+            return difference
+        # last, so that a refused size leaves the plan of the size the job has
+        self._hand_over(job_id, submission, target.plan)
+        self._show_script(row, submission, target)
         return None
 
     def _requeue(self, requeue: Requeue, row: JobRow, submission: SubmittedJob) -> tuple[str, bool] | None:
