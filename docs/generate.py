@@ -176,7 +176,7 @@ def summary(record: type) -> str:
 def json_page() -> str:
     from synergyd.views.json_records import json_reference
 
-    return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", json_reference())
+    return page("JSON output", json_reference())
 
 
 def records_of(module: ModuleType) -> list[type]:
