@@ -23,9 +23,9 @@ _MARKDOWN_HEAD = """\
 # Settings
 
 Settings are `#SYNERGY Key=Value` lines of slurm.conf, or of a file that it Includes (synergy.conf lists them all).
-Slurm takes these lines for comments. The case of a key does not matter, a value with blanks stands in quotes, and one line
-may hold several settings. A duration is a number of seconds, or a number with s, m, h or d. If a key is given twice, the first
-one holds. If a line is wrong, the default stays. `synergyctl config check` names both.
+Slurm takes these lines for comments. Keys ignore case, a value with blanks stands in quotes, and one line may hold several
+settings. A duration is a number of seconds, or a number with s, m, h or d. The first line of a key holds. A wrong line leaves
+the default. `synergyctl config check` names both.
 """
 
 
@@ -61,13 +61,10 @@ def _conf_entry(setting: Setting) -> str:
 
 def _markdown_entry(setting: Setting) -> str:
     written = default_text(setting)
-    rows = {
-        "Takes": setting.type.takes,
-        "Default": f"`{written}`" if written else setting.unset,
-        "Example": f"`{setting.key}={setting.example}`" if setting.example else "",
-    }
-    listed = "\n".join(f"- {name}: {value}" for name, value in rows.items() if value)
-    return f"## {setting.key}\n\n{setting.text}\n\n{listed}\n"
+    line = f"Takes {setting.type.takes}. Default: {f'`{written}`' if written else setting.unset}."
+    if setting.example and setting.example not in setting.type.takes:
+        line += f" Example: `{setting.key}={setting.example}`."
+    return f"## {setting.key}\n\n{setting.text}\n\n{line}\n"
 
 
 @click.command()

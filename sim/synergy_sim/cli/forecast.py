@@ -64,8 +64,8 @@ def forecast_verb(
 ) -> None:
     """Forecast waits, completion times and GPU hours with Synergy, from the last month's jobs.
 
-    Needs no daemon, no database and no root: it runs sacct and sinfo itself. Where they can't be run, or show only your own
-    jobs, let somebody who sees all jobs write their output to files:
+    It needs no daemon, database or root, and runs sacct and sinfo itself. If they can't run here or show only your own jobs,
+    let somebody who sees all jobs write their output to files:
 
     \b
       SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-30days \\
