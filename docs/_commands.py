@@ -108,7 +108,7 @@ def short_help(context: click.Context) -> str:
 
 def man_pages() -> dict[str, str]:
     """Return file name -> roff: one page a program, and one a verb of synergyctl."""
-    pages = {f"{name}.1": man_page(name, command, what) for name, (command, _) in programs().items()}
+    pages = {f"{name}.1": man_page(name, command, what) for name, (command, what) in programs().items()}
     return pages | {f"{name}.1": text for name, text in verb_pages("synergyctl")}
 
 

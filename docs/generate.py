@@ -29,7 +29,7 @@ from _commands import cli_page, man_pages, settings_man_page  # noqa: E402
 from _layers import layers_block  # noqa: E402
 from _overviews import epoch, overview  # noqa: E402
 from _pictures import chart_of_table  # noqa: E402
-from _resize_picture import picture, transitions_list  # noqa: E402
+from _resize_picture import picture  # noqa: E402
 
 WARNING = "<!-- Written by docs/generate.py: edit the code (or docs/descriptions.toml), not this page. -->\n"
 DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "descriptions.toml").read_text())
@@ -301,7 +301,6 @@ def pages() -> dict[Path, str]:
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
     made[DOCS / "man/synergy.conf.5"] = settings_man_page()
     blocks = {
-        (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
         (DOCS / "admin/maturity.md", "maturity"): maturity_list(),
         (DOCS / "concepts/epoch.md", "stages"): stages_list(),
         (DOCS / "design/architecture.md", "layers"): layers_block(listing),
