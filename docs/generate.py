@@ -26,7 +26,6 @@ ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql")]
 
 from _commands import cli_page, man_pages, settings_man_page  # noqa: E402
-from _layers import layers_block  # noqa: E402
 from _overviews import epoch, overview  # noqa: E402
 from _pictures import chart_of_table  # noqa: E402
 from _resize_picture import picture  # noqa: E402
@@ -303,7 +302,6 @@ def pages() -> dict[Path, str]:
     blocks = {
         (DOCS / "admin/maturity.md", "maturity"): maturity_list(),
         (DOCS / "concepts/epoch.md", "stages"): stages_list(),
-        (DOCS / "design/architecture.md", "layers"): layers_block(listing),
     }
     for (path, name), text in blocks.items():
         made[path] = with_block(made.get(path) or path.read_text(), name, text, path)
