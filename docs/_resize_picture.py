@@ -1,7 +1,6 @@
-"""The resize state machine as a picture and as a list, from its transitions (docs/_resize_states.py)."""
+"""The resize state machine as a picture, from its transitions (docs/_resize_states.py)."""
 
 from __future__ import annotations
-
 
 from _pictures import Arrow, Box, diagram
 from _resize_states import transitions

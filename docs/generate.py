@@ -18,7 +18,6 @@ import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
@@ -98,7 +97,7 @@ def directive_page() -> str:
         "Quotes, `'` or `\"`, hold blanks. Shell variables are not expanded.",
         table(("Key", "Meaning", "Takes"), rows),
         f"A line holds at most {MAX_LINE} bytes, all keys together at most {MAX_STAMP} characters in AdminComment. "
-        "A wrong line is refused at sbatch, and the message names the line and the key. How to use it: [Directive](../user/directive.md).",
+        "sbatch refuses a wrong line. How to use it: [Directive](../user/directive.md).",
     )
 
 
@@ -127,8 +126,7 @@ def environment_page() -> str:
     return page(
         "Environment variables",
         *(f"## {group}\n\n{listing(rows)}" for group, rows in groups.items()),
-        "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, "
-        "`PGPASSFILE`. Shell completion: `_SYNERGYCTL_COMPLETE`, `_SYNERGYD_COMPLETE`, `_SYNERGY_LAUNCH_COMPLETE`, as each `--help` says.",
+        "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, `PGPASSFILE`.",
     )
 
 
@@ -160,11 +158,13 @@ def metrics_page() -> str:
 
 
 def fields_list(record: type) -> str:
-    """Return the fields of a dataclass with their types and the remarks beside them."""
+    """Return the fields of a dataclass with their types and texts; those whose names say all stand together in the first line."""
     from synergyd.views.json_records import field_docs
 
-    told = field_docs(record)
-    return listing((f"`{f.name}` (`{f.type}`)", told.get(f.name, "")) for f in dataclasses.fields(record))
+    texts = field_docs(record)
+    typed = {f.name: f"`{f.name}` (`{f.type}`)" for f in dataclasses.fields(record)}
+    plain = ", ".join(each for name, each in typed.items() if name not in texts)
+    return (f"- {plain}\n" if plain else "") + listing((typed[name], texts[name]) for name in typed if name in texts)
 
 
 def summary(record: type) -> str:
@@ -176,18 +176,6 @@ def json_page() -> str:
     from synergyd.views.json_records import json_reference
 
     return page("JSON output", json_reference())
-
-
-def records_of(module: ModuleType) -> list[type]:
-    """Return the public dataclasses that a module defines."""
-    return [
-        value
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and dataclasses.is_dataclass(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
 
 
 def sbatch_page() -> str:
@@ -225,25 +213,24 @@ def wire_page() -> str:
     from synergy_core.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
 
     parts = []
-    for title, module in (
-        ("AdminComment", admin_comment),
-        ("Plan file", plan_file),
-        ("Plan", plan),
-        ("Reports", report),
-        ("Lines", line),
-        ("Link arbiter", link_protocol),
-        ("munge credentials", munge),
-        ("Signatures without munge", job_key),
-        ("Encoding", codec),
+    for title, module, record in (
+        ("AdminComment", admin_comment, admin_comment.AdminCommentStamp),
+        ("Plan file", plan_file, plan_file.PlanFile),
+        ("Plan", plan, None),
+        ("Reports", report, report.ReportAnswer),
+        ("Lines", line, None),
+        ("Link arbiter", link_protocol, link_protocol.Hello),
+        ("munge credentials", munge, None),
+        ("Signatures without munge", job_key, None),
+        ("Encoding", codec, None),
     ):
         parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")
-        for record in records_of(module):
+        if record is not None:
             parts.append(f"### {record.__name__}\n\n{summary(record)}\n\n{fields_list(record)}")
     return page(
         "Wire protocols",
-        "The daemon and a job exchange these messages. The code is in `launch/synergy_core/wire/`: one encoder and one decoder "
-        "for each message. "
-        "The payload of a report is a [`Report`](json.md#report) as a JSON object; the plan in a plan file is a [`Plan`](json.md#plan).",
+        "The messages between the daemon and a job. The code is in `launch/synergy_core/wire/`, with one encoder and one decoder "
+        "for each. A report's payload is a [`Report`](json.md#report) as a JSON object, the plan in a plan file a [`Plan`](json.md#plan).",
         *parts,
     )
 
