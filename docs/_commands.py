@@ -80,6 +80,8 @@ def cli_page(warning: str) -> str:
     ]
     for name, (command, _) in programs().items():
         for shown in walk(command, name):
+            if "--workload" in shown.words:  # for research; its man page has it
+                continue
             level = "##" if shown.words == name else "###"
             parts.append(f"{level} {shown.words}\n\n```text\n{short_help(shown.context)}\n```\n")
     return "\n".join(parts)

@@ -10,7 +10,7 @@ from textwrap import fill
 import click
 
 from synergyd.settings import SETTINGS, TABLE, Settings
-from synergyd.settings.types import Setting
+from synergyd.settings.types import PORT, UPLINK, Setting
 
 _WIDTH = 120
 _HEAD = """\
@@ -24,8 +24,8 @@ _MARKDOWN_HEAD = """\
 
 Settings are `#SYNERGY Key=Value` lines of slurm.conf, or of a file that it Includes (synergy.conf lists them all).
 Slurm takes these lines for comments. Keys ignore case, a value with blanks stands in quotes, and one line may hold several
-settings. A duration is a number of seconds, or a number with s, m, h or d. The first line of a key holds. A wrong line leaves
-the default. `synergyctl config check` names both.
+settings. A duration is a number of seconds, or a number with s, m, h or d; a port is 1 to 65535, or 0 for none. The first line
+of a key holds. A wrong line leaves the default. `synergyctl config check` names both.
 """
 
 
@@ -61,8 +61,12 @@ def _conf_entry(setting: Setting) -> str:
 
 def _markdown_entry(setting: Setting) -> str:
     written = default_text(setting)
-    line = f"Takes {setting.type.takes}. Default: {f'`{written}`' if written else setting.unset}."
-    if setting.example and setting.example not in setting.type.takes:
+    takes = setting.type.takes
+    if written:  # the default is an example
+        takes = takes.partition(", such as ")[0]
+    takes = {PORT.takes: "a port", UPLINK.takes: "none, or as NodeLink"}.get(takes, takes)
+    line = f"Takes {takes}. Default: {f'`{written}`' if written else setting.unset}."
+    if setting.example and setting.example not in takes:
         line += f" Example: `{setting.key}={setting.example}`."
     return f"## {setting.key}\n\n{setting.text}\n\n{line}\n"
 

@@ -298,11 +298,11 @@ def json_reference() -> str:
         {f"`{name}`" for record in records for name, text in field_docs(record).items() if _SINCE_1970 in text}
     )
     head = (
-        "`?` behind a type: the value may be null, if it is not known or for the reason that the text gives. `[]` behind a type: a list. "
-        f"Sizes that end in `_bytes` are bytes, `_gpu_h` GPU hours. {', '.join(points)} are points in time, in seconds since 1970; "
-        "the other names in `_s` are durations in seconds."
+        "A field without a type is a string. `?` behind a type: the value may be null, if it is not known or for the reason that the text "
+        "gives. `[]`: a list. Names in `_bytes` are sizes in bytes, in `_gpu_h` GPU hours. "
+        f"{', '.join(points)} are points in time, in seconds since 1970; the other names in `_s` are durations in seconds."
     )
-    shared = [f"- `{name}` {rest}" for name, rest in sorted(common)]
+    shared = [f"- `{name}`{rest}" for name, rest in sorted(common)]
     parts = [head, "", "## Common", "", "The fields with the same meaning in several records:", "", *shared, ""]
     return "\n".join([*parts, *(line for record in records for line in _section(record, items[record], common))])
 
@@ -317,17 +317,15 @@ def _records_in(kind: Any) -> Iterator[type]:
 def _items(record: type) -> tuple[tuple[str, str], ...]:
     """Return each field's name, and its type and text as the page has them."""
     hints, docs = get_type_hints(record), field_docs(record)
-    return tuple(
-        (f.name, f"({_format_type(hints[f.name])}): {docs.get(f.name, '').replace(_SINCE_1970, '')}")
-        for f in fields(record)
-    )
+    types = {f.name: "" if hints[f.name] is str else f" ({_format_type(hints[f.name])})" for f in fields(record)}
+    return tuple((name, f"{kind}: {docs.get(name, '').replace(_SINCE_1970, '')}") for name, kind in types.items())
 
 
 def _section(record: type, items: tuple[tuple[str, str], ...], common: set[tuple[str, str]]) -> Iterator[str]:
     yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
     if names := [f"`{item[0]}`" for item in items if item in common]:
         yield f"- [common](#common): {', '.join(names)}"
-    yield from (f"- `{name}` {rest}" for name, rest in items if (name, rest) not in common)
+    yield from (f"- `{name}`{rest}" for name, rest in items if (name, rest) not in common)
     yield ""
 
 
