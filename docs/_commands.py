@@ -72,10 +72,10 @@ def cli_page(warning: str) -> str:
     """Return docs/reference/cli.md: the help of every command, as the command prints it."""
     parts = [
         f"{warning}# Command line\n",
-        "Each command prints this with `-h` or `--help`. The exit code is 0, or with one line of text 2 for a user's mistake and 1 if "
-        "something is away (Slurm, the database). `--json` prints one JSON object ([its fields](json.md)). All programs have "
-        "`--version`; the daemons and `synergyctl` (before the verb) take `--conf FILE` (slurm.conf) and `--database URL` (in place of "
-        'the Database setting). Shell completion: `eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"`, for other programs with '
+        "Each command prints this, with examples, with `-h` or `--help`. The exit code is 0, or with one line of text 2 for a user's "
+        "mistake and 1 if something is away (Slurm, the database). `--json` prints one JSON object ([its fields](json.md)). All programs "
+        "have `--version`; the daemons and `synergyctl` (before the verb) take `--conf FILE` (slurm.conf) and `--database URL` (in place "
+        'of the Database setting). Shell completion: `eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"`, for other programs with '
         "their names.\n",
     ]
     for name, (command, _) in programs().items():
@@ -87,7 +87,7 @@ def cli_page(warning: str) -> str:
     return "\n".join(parts)
 
 
-#: parts of a command's help that the page has once at its top, or in the sections of the commands below
+#: parts of a command's help that the page has once at its top or in the sections of the commands below, and examples (the guides have some)
 REPEATED = (
     r"\n +(-h, )?--help +Show this message and exit\.(?=\n|$)",
     r"\n +--version +Show the version and exit\.(?=\n|$)",
@@ -96,6 +96,7 @@ REPEATED = (
     r"\n +--json +(One JSON object|Print JSON)\.(?=\n|$)",
     r"\n\n  Shell completion: .*(?=\n|$)",
     r"\n\n  Exit code: 0; 2 if an option is wrong\.(?=\n|$)",
+    r"\n\n  Examples?:(\n    +\S.*)+",
     r"\n\n(Verbs|Commands):(\n  +\S.*)+",
 )
 
