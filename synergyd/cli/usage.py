@@ -45,8 +45,8 @@ _COLUMN_NOTES = (
 
 @click.command()
 @click.argument("job", type=JOB_NAME, required=False)
-@click.option("--user", default="", help="This user's jobs alone.")
-@click.option("--account", default="", help="This account's jobs alone.")
+@click.option("--user", default="", help="Only this user's jobs.")
+@click.option("--account", default="", help="Only this account's jobs.")
 @click.option("--month", default="", metavar="YYYY-MM", help="A month by this machine's clock (TZ); the present one.")
 @click.option("--would-have", "hypothetical", is_flag=True, help="What a dry run would have changed, job by job.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, with a line of names.")
