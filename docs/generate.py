@@ -70,7 +70,7 @@ def page(title: str, *parts: str) -> str:
 def settings_page() -> str:
     from synergyd.settings.text import settings_markdown
 
-    text = settings_markdown().partition("\n\n")[2]
+    text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", settings_markdown().partition("\n\n")[2])
     return page("Settings", text, "How to choose them: [Settings](../admin/settings.md).")
 
 

@@ -54,9 +54,9 @@ class AllocationSettings:
             "FairnessBound",
             number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
             "A bound on finish-time fairness: a job's time to finish relative to that with an equal share of the GPUs. A "
-            "waiting job that would exceed it starts first: others shrink for it or, with Preemption=yes, are stopped; if "
-            "that is not enough, nodes are kept for it. A running job that would exceed it even on an equal share from now on "
-            "gets that share first. 0: no bound.",
+            "waiting job that would exceed it starts first, if necessary in place of others (with Preemption=yes) or on nodes "
+            "kept for it. A running job that would exceed it even on an equal share from now on gets that share first "
+            "(docs/concepts/fairness.md). 0: no bound.",
         ),
     )
     short_first: float = field(
@@ -65,8 +65,7 @@ class AllocationSettings:
             "ShortFirst",
             number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
             "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, "
-            "between a third and three. A job that reports no length counts by the lengths of its user's similar ended jobs "
-            "(Gittins' index).",
+            "between a third and three. Unreported lengths are estimated (docs/concepts/fairness.md).",
         ),
     )
     deadline_share: float = field(
@@ -74,9 +73,8 @@ class AllocationSettings:
         metadata=about(
             "DeadlineShare",
             number(1, 1024, "0 (no bound), or 1 and more, such as 2", or_zero=True),
-            "A job with deadline= gets, before others, at most its largest size within this many equal shares of the GPUs. An "
-            "equal share is all GPUs over the users with jobs, then over that user's jobs. Deadlines cost nothing to write, "
-            "so at 1 they take no share of others. 0: no bound.",
+            "A job with deadline= gets, before others, at most its largest size within this many equal shares of the GPUs "
+            "(docs/concepts/fairness.md). At 1 deadlines, which cost nothing to write, take no share of others. 0: no bound.",
         ),
     )
     max_weight: float = field(
@@ -113,9 +111,9 @@ class AllocationSettings:
         metadata=about(
             "SpareNodes",
             by_name(SPARES, "PARTITION:NODES, PARTITION:SHARE% or qos/QOS:NODES with commas between", QOS),
-            "Nodes of a partition that stay idle or are lent to jobs that can shrink: a job waits if its start would leave "
-            "fewer. A job that loses a node gets its former size back within seconds. qos/QOS: that many of all nodes, for "
-            "jobs of a QOS that lose a node.",
+            "Nodes of a partition that stay idle or are lent to jobs that can shrink, so that a job that loses a node gets "
+            "its former size back within seconds. A job waits if its start would leave fewer. qos/QOS: that many of all "
+            "nodes, for jobs of a QOS.",
             unset="none",
             example="gpu:1,large:5%,qos/high:2",
         ),
@@ -189,9 +187,9 @@ class AllocationSettings:
         metadata=about(
             "LinkArbiterRule",
             RULE,
-            "Which jobs take turns on a shared link. look-ahead: the rule below, or none, that is predicted to end them "
-            "soonest. srsf-N: at most N jobs at once, those with the least remaining GPU time. ada-srsf (AdaDUAL): a second "
-            "job joins only with a message that is short compared with the rest of the first one's.",
+            "Which jobs take turns on a shared link (docs/concepts/contention.md). look-ahead: the rule below, or none, that "
+            "is predicted to end them soonest. srsf-N: at most N jobs at once, those with the least remaining GPU time. "
+            "ada-srsf: AdaDUAL.",
         ),
     )
 

@@ -27,11 +27,9 @@ class ResizingSettings:
         metadata=about(
             "RestartShare",
             number(0, 1, "more than 0 to 1, such as 0.1", above=True),
-            "The largest share of a job's life, from its first start to its end, for restarts that Synergy chooses. Also "
-            "allowed: a restart that costs at most this share of the time it saves; one that saves more than it costs and "
-            "brings a job back to the speed of its requested size; and one that gives GPUs beyond the requested size to a "
-            "waiting job sooner than that would get others. Restarts after a failure, by a user or by a time limit don't "
-            "count. Policies other than synergy and exact have rules of their own.",
+            "The largest share of a job's life, from its first start to its end, for restarts that Synergy chooses; "
+            "docs/design/allocation.md has the exceptions, for restarts that soon repay. Restarts after a failure, by a user "
+            "or by a time limit don't count. Policies other than synergy and exact have rules of their own.",
         ),
     )
     live: bool = field(
@@ -39,9 +37,9 @@ class ResizingSettings:
         metadata=about(
             "Live",
             FLAG,
-            "yes: a running job gets whole nodes (through a second allocation of its user's) and gives them back without a "
-            "requeue, if its launchers, its script and slurm.conf (WaitTime) allow it; the node on which its script runs "
-            "stays. no: each change of nodes is a checkpoint, a requeue and a start.",
+            "yes: a running job gets whole nodes and gives them back without a requeue, if its launchers, its script and "
+            "slurm.conf (WaitTime) allow it (docs/concepts/resize.md). no: each change of nodes is a checkpoint, a requeue "
+            "and a start.",
         ),
     )
     checkpoint_timeout_s: float = field(
@@ -98,9 +96,8 @@ class ResizingSettings:
             "HangTimeout",
             duration(0, 604800, "0 (never) to 7 days, such as 30m"),
             "A run without a step for this long counts as hung and restarts from its last checkpoint, on other nodes if "
-            "possible, at most three times a job. A run that has paused for longer before (an evaluation), has long steps, or "
-            "has made no step yet gets more time. Set it above your users' longest evaluation or save. 0: hung runs are only "
-            "reported.",
+            "possible, at most three times a job. Runs with long pauses or steps get more time (docs/admin/bad-nodes.md), but "
+            "set it above your users' longest evaluation or save. 0: hung runs are only reported.",
         ),
     )
     idle_reclaim_s: float = field(
@@ -118,8 +115,7 @@ class ResizingSettings:
             "DrainSlow",
             FLAG,
             "yes: a node where jobs of two users were slow or hung, or that Slurm has lost twice, within hours, is drained "
-            "with a Reason that begins with synergy:. At most a tenth of the nodes (at least one) is drained at a time, none "
-            "within a day after it was resumed. no: jobs only use it last.",
+            "with a Reason that begins with synergy: (docs/admin/bad-nodes.md). no: jobs only use it last.",
         ),
     )
 
