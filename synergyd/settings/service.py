@@ -17,9 +17,9 @@ class ServiceSettings:
         metadata=about(
             "Database",
             DATABASE,
-            "Where profiles and decisions are stored: an SQLAlchemy URL. Put a password into a .pgpass file, or name such a "
-            "file as PGPASSFILE in /etc/default/synergyd. `?schema=NAME` names the schema in PostgreSQL. `{cluster}` stands "
-            "for the ClusterName, so that clusters that share a database can share the line.",
+            "Where profiles and decisions are stored: an SQLAlchemy URL. Keep the password out of it: put it into a .pgpass "
+            "file, or name such a file as PGPASSFILE in /etc/default/synergyd. `?schema=NAME` names the schema in PostgreSQL. "
+            "`{cluster}` stands for the ClusterName, so that clusters that share a database can share the line.",
             unset="an SQLite file, synergy.db in StateDir",
             example="sqlite:////var/lib/synergy/synergy.db",
         ),
