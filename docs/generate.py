@@ -48,12 +48,6 @@ def described(names: Iterable[str], texts: dict[str, Any], section: str) -> dict
     return {name: texts[name] for name in wanted}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; `|` in a cell is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
 def listing(rows: Iterable[tuple[str, str]]) -> str:
     """Return a Markdown list of terms, each with its text behind a colon, or alone if it has none."""
     return "".join(f"- {term}: {text}\n" if text else f"- {term}\n" for term, text in rows)
@@ -88,14 +82,17 @@ def directive_page() -> str:
     keys = [key for key in KEYS if key.kind != "retired"]
     texts = described((key.name for key in keys), DESCRIPTIONS["directive"], "directive")
     rows = (
-        (f"`{key.name}=`", texts[key.name], key.takes() + (f" (default {key.default})" if key.default else ""))
+        (
+            f"`{key.name}=`",
+            f"{texts[key.name]} Takes {key.takes()}." + (f" Default: {key.default}." if key.default else ""),
+        )
         for key in keys
     )
     return page(
         "Directive",
         "Lines `#SYNERGY key=value ...` in the comment block at the top of a batch script. One line or several; each key once. "
         "Quotes, `'` or `\"`, hold blanks. Shell variables are not expanded.",
-        table(("Key", "Meaning", "Takes"), rows),
+        listing(rows),
         f"A line holds at most {MAX_LINE} bytes, all keys together at most {MAX_STAMP} characters in AdminComment. "
         "sbatch refuses a wrong line. How to use it: [Directive](../user/directive.md).",
     )

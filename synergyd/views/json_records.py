@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.accepts import Accepts
 from synergy_core.achieved import Achieved
 from synergy_core.expected import ExpectedJob
 from synergy_core.job_end import JobEnd
@@ -17,7 +18,7 @@ from synergy_core.job_report import Report
 from synergy_core.losses import Losses
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
-from synergy_core.records import Action, Cell, Decision
+from synergy_core.records import Action, Cell, Decision, ModelSpec
 from synergy_core.shared_links import Sharing
 from synergy_core.usage import Totals
 from synergy_core.would_have import WouldHave, WouldHaveTotals
@@ -323,6 +324,13 @@ def _items(record: type) -> tuple[tuple[str, str], ...]:
 
 def _section(record: type, items: tuple[tuple[str, str], ...], common: set[tuple[str, str]]) -> Iterator[str]:
     yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
+    if record in (Accepts, ModelSpec):
+        kinds: dict[str, list[str]] = {}
+        for name, rest in items:
+            kinds.setdefault(rest.partition(":")[0].strip(" ()") or "string", []).append(f"`{name}`")
+        yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
+        yield from ("", "`GET /v1/openapi.json` of the [REST service](../admin/rest.md) describes each.", "")
+        return
     if names := [f"`{item[0]}`" for item in items if item in common]:
         yield f"- [common](#common): {', '.join(names)}"
     yield from (f"- `{name}`{rest}" for name, rest in items if (name, rest) not in common)

@@ -139,7 +139,7 @@ def test_the_reference_has_a_row_for_every_key(url: str) -> None:
 
     used = keys(answer(url, "status")) | keys(answer(url, "explain", "7"))
     assert {"relative_goodput", "slowdown", "checkpoint_step"} <= used
-    assert [key for key in sorted(used) if not re.search(rf"- `{key}`( \(|: )", page)] == []
+    assert [key for key in sorted(used) if not re.search(rf"^- .*`{key}`", page, re.MULTILINE)] == []
     assert "- `epoch_s` (number?): start of the last epoch; null before the first one" in page
     assert "`epoch_s`" in page.partition(" are points in time, in seconds since 1970")[0]
     assert "- `jobs` ([JobStatus](#jobstatus)[]): by job id" in page and page.count("\n## JobStatus\n") == 1
