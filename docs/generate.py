@@ -211,7 +211,7 @@ def wire_page() -> str:
 
     parts = []
     for title, module, record in (
-        ("AdminComment", admin_comment, admin_comment.AdminCommentStamp),
+        ("AdminComment", admin_comment, None),
         ("Plan file", plan_file, plan_file.PlanFile),
         ("Plan", plan, None),
         ("Reports", report, report.ReportAnswer),

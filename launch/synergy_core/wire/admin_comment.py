@@ -4,7 +4,12 @@ The plugin stamps the job's directive; behind ` | ` is the daemon's part: the re
 
     synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 nodes=n7 plan=tp:4,pp:1,... report=ctl:7321 by=64030
 
-So a daemon with an empty database still knows each job's requested size, and a launcher needs no shared folder.
+So a daemon with an empty database still knows each job's requested size, and a launcher needs no shared folder. The daemon's keys are
+`asked` (GPU type, nodes, GPUs per node), `cpus`, `tasks` and `nodes` of the sbatch line, `time` (its limit in seconds, and how often
+the job has begun again), `begin` (--begin, written by the plugin), `throttle` (tasks of its array at once), `mail` (MailType while a
+resize suppresses mails), `plan`, `comm` (how its replicas exchange gradients), `batch=own` (the script keeps its global batch),
+`note` (an operator's AdminComment), `report` and `links` (host:port that takes reports, of the link arbiter), and `by` (the daemon's
+uid). A wrong value counts as absent.
 """
 
 from __future__ import annotations
