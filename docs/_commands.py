@@ -73,10 +73,10 @@ def cli_page(warning: str) -> str:
     parts = [
         f"{warning}# Command line\n",
         "Each command prints this, with examples, with `-h` or `--help`. The exit code is 0, or with one line of text 2 for a user's "
-        "mistake and 1 if something is away (Slurm, the database). `--json` prints one JSON object ([its fields](json.md)). All programs "
-        "have `--version`; the daemons and `synergyctl` (before the verb) take `--conf FILE` (slurm.conf) and `--database URL` (in place "
-        'of the Database setting). Shell completion: `eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"`, for other programs with '
-        "their names.\n",
+        "mistake (also if nothing fits what was asked) and 1 if something is away (Slurm, the database). `--json` prints one JSON object "
+        "([its fields](json.md)). All programs have `--version`; the daemons and `synergyctl` (before the verb) take `--conf FILE` "
+        "(slurm.conf) and `--database URL` (in place of the Database setting). Shell completion: "
+        '`eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"`, for other programs with their names.\n',
     ]
     for name, (command, _) in programs().items():
         for shown in walk(command, name):
@@ -95,15 +95,19 @@ REPEATED = (
     r"\n +--database URL +Database URL, in place of the Database setting\.(?=\n|$)",
     r"\n +--json +(One JSON object|Print JSON)\.(?=\n|$)",
     r"\n\n  Shell completion: .*(?=\n|$)",
-    r"\n\n  Exit code: 0; 2 if an option is wrong\.(?=\n|$)",
+    r"\n\n  Exit code: 0; (.|\n(?!\n))*",
     r"\n\n  Examples?:(\n    +\S.*)+",
     r"\n\n(Verbs|Commands):(\n  +\S.*)+",
 )
 
 
 def short_help(context: click.Context) -> str:
-    """Return a command's help without what the page says elsewhere. The usage line keeps `[OPTIONS]` only if there are others."""
+    """Return a command's help without what the page says elsewhere."""
     text: str = context.command.get_help(context).rstrip().removeprefix("Usage: ")
+    usage, _, rest = text.partition("\n\n")
+    if "[ARGUMENTS]" not in usage:  # before the arguments of another program the place of the options matters
+        usage = usage.replace(" [OPTIONS]", "")
+    text = f"{usage}\n\n{rest}" if usage != context.command_path else rest
     for pattern in REPEATED:
         text = re.sub(pattern, "", text)
     return re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)

@@ -63,11 +63,24 @@ class WithWorkloads(WithOldOptions):
     help=f"srsf-T (T tasks on a link at most), ada-srsf, look-ahead; srsf and ada-srsf also with -time and -reserve "
     f"behind. A placement may stand before each: {_PLACEMENTS}.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The first seed of the jobs.")
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Number of seeds.")
-@click.option("--jobs", default=160, show_default=True, type=click.IntRange(1, 100_000), help="Jobs, in the same mix.")
-@click.option("--nodes", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Nodes.")
-@click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="The first seed of the jobs."
+)
+@click.option(
+    "--seeds", default=1, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Number of seeds."
+)
+@click.option(
+    "--jobs",
+    default=160,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="Jobs, in the same mix.",
+)
+@click.option("--nodes", default=16, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Nodes.")
+@click.option(
+    "--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), metavar="N", help="GPUs a node."
+)
 @click.option(
     "--set",
     "given",

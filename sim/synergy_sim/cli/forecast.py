@@ -43,9 +43,16 @@ _history: History | None = None  # of a worker process
     "--nodes", "nodes_file", type=click.Path(path_type=Path), metavar="FILE", help="sinfo's output, from a file."
 )
 @click.option(
-    "--days", default=30.0, show_default=True, type=FiniteRange(0.5, 400), help="Days before the last job's end."
+    "--days",
+    default=30.0,
+    show_default=True,
+    type=FiniteRange(0.5, 400),
+    metavar="N",
+    help="Days before the last job's end.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of what is drawn by chance.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Of what is drawn by chance."
+)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="One page to send on.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="A picture (needs matplotlib)."

@@ -71,9 +71,12 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
     default=16,
     show_default=True,
     type=click.IntRange(1, MAX_NODES),
+    metavar="N",
     help="Nodes (of --gpu-type); morphling and arena bring their own.",
 )
-@click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
+@click.option(
+    "--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), metavar="N", help="GPUs a node."
+)
 @click.option("--gpu-type", default="", metavar="TYPE", help="GPU type; default: that of the trace.")
 @click.option(
     "--types", default="", metavar="TYPE=NODESxGPUS,...", help="Several GPU types, in place of the three above."
@@ -97,7 +100,12 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
     help="Seconds of a resize: checkpoint, requeue, start.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the generator and the reports' noise."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Of the generator and the reports' noise.",
 )
 @link_options
 @click.option(
