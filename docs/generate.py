@@ -116,13 +116,17 @@ def environment_names() -> set[str]:
 
 def environment_page() -> str:
     texts = described(sorted(environment_names()), DESCRIPTIONS["environment"], "environment")
+    internal = ", ".join(f"`{name}`" for name, text in texts.items() if text.startswith("Internal. "))
     groups: dict[str, list[tuple[str, str]]] = {"Yours to set": [], "Set by the launcher": [], "Others": []}
     for name, text in texts.items():
+        if text.startswith("Internal. "):
+            continue
         group = next((group for group in groups if text.startswith(f"{group}. ")), "Others")
         groups[group].append((f"`{name}`", text.removeprefix(f"{group}. ")))
     return page(
         "Environment variables",
         *(f"## {group}\n\n{listing(rows)}" for group, rows in groups.items()),
+        f"Between Synergy's own processes (docs/descriptions.toml describes each): {internal}.",
         "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, `PGPASSFILE`.",
     )
 
