@@ -14,7 +14,7 @@ from synergy_core.accepts import Accepts
 from synergy_core.achieved import Achieved
 from synergy_core.expected import ExpectedJob
 from synergy_core.job_end import JobEnd
-from synergy_core.job_report import Report
+from synergy_core.job_report import EarlyFailure, InPlace, Report
 from synergy_core.losses import Losses
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
@@ -26,6 +26,8 @@ from synergy_core.would_have import WouldHave, WouldHaveTotals
 from synergyd.control.decision_log import JobStatus
 
 FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it
+#: the parts of a report that only the launcher and the daemon need; the page lists their fields without texts
+_INNER = (Accepts, EarlyFailure, InPlace, ModelSpec)
 _SINCE_1970 = ", seconds since 1970"
 
 
@@ -324,10 +326,12 @@ def _items(record: type) -> tuple[tuple[str, str], ...]:
 
 def _section(record: type, items: tuple[tuple[str, str], ...], common: set[tuple[str, str]]) -> Iterator[str]:
     yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
-    if record in (Accepts, ModelSpec):
+    if record in _INNER:
         kinds: dict[str, list[str]] = {}
         for name, rest in items:
-            kinds.setdefault(rest.partition(":")[0].strip(" ()") or "string", []).append(f"`{name}`")
+            kinds.setdefault(rest.partition(":")[0].removeprefix(" (").removesuffix(")") or "string", []).append(
+                f"`{name}`"
+            )
         yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
         yield from ("", "`GET /v1/openapi.json` of the [REST service](../admin/rest.md) describes each.", "")
         return
