@@ -302,7 +302,8 @@ def json_reference() -> str:
     )
     head = (
         "A field without a type is a string. `?` behind a type: the value may be null, if it is not known or for the reason that the text "
-        "gives. `[]`: a list. Names in `_bytes` are sizes in bytes, in `_gpu_h` GPU hours. "
+        "gives. `[]`: a list. `/v1/openapi.json` of the [REST service](../admin/rest.md) describes the fields that are "
+        "listed by type. Names in `_bytes` are sizes in bytes, in `_gpu_h` GPU hours. "
         f"{', '.join(points)} are points in time, in seconds since 1970; the other names in `_s` are durations in seconds."
     )
     shared = [f"- `{name}`{rest}" for name, rest in sorted(common)]
@@ -333,7 +334,7 @@ def _section(record: type, items: tuple[tuple[str, str], ...], common: set[tuple
                 f"`{name}`"
             )
         yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
-        yield from ("", "`GET /v1/openapi.json` of the [REST service](../admin/rest.md) describes each.", "")
+        yield ""
         return
     if names := [f"`{item[0]}`" for item in items if item in common]:
         yield f"- [common](#common): {', '.join(names)}"
