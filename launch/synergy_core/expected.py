@@ -45,5 +45,5 @@ class ExpectedJob:
     end: Expected | None = None
     #: why it waits, in words; "" if Slurm has not considered it yet, or Synergy decides about it
     why: str = ""
-    #: the same as data
+    #: `why` as data
     reasons: tuple[Reason, ...] = ()

@@ -41,7 +41,7 @@ class BadNode:
     penalty: float
     #: in words
     why: str
-    #: the same as data
+    #: `why` as data
     reasons: tuple[Reason, ...] = ()
     #: Synergy has drained it
     drained: bool
