@@ -72,21 +72,45 @@ def cli_page(warning: str) -> str:
     """Return docs/reference/cli.md: the help of every command, as the command prints it."""
     parts = [
         f"{warning}# Command line\n",
-        "Each command prints this with `-h` or `--help`. A user's mistake is one line and exit code 2. If something is away "
-        "(Slurm, the database), it is one line and exit code 1.\n",
+        "Each command prints this, with examples, with `-h` or `--help`. The exit code is 0, or with one line of text 2 for a user's "
+        "mistake (also if nothing fits what was asked) and 1 if something is away (Slurm, the database). `--json` prints one JSON object "
+        "([its fields](json.md)). All programs have `--version`; the daemons and `synergyctl` (before the verb) take `--conf FILE` "
+        "(slurm.conf) and `--database URL` (in place of the Database setting). Shell completion: "
+        '`eval "$(_SYNERGYCTL_COMPLETE=bash_source synergyctl)"`, for other programs with their names.\n',
     ]
-    for name, (command, what) in programs().items():
+    for name, (command, _) in programs().items():
         for shown in walk(command, name):
+            if "--workload" in shown.words:  # for research; its man page has it
+                continue
             level = "##" if shown.words == name else "###"
-            head = f"{what[0].upper()}{what[1:]}.\n\n" if level == "##" else ""
-            text = re.sub(
-                r"\n +(-h, )?--help +Show this message and exit\.(?=\n|$)",
-                "",
-                shown.context.command.get_help(shown.context).rstrip(),
-            )
-            text = re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)
-            parts.append(f"{level} {shown.words}\n\n{head}```text\n{text}\n```\n")
+            parts.append(f"{level} {shown.words}\n\n```text\n{short_help(shown.context)}\n```\n")
     return "\n".join(parts)
+
+
+#: parts of a command's help that the page has once at its top or in the sections of the commands below, and examples (the guides have some)
+REPEATED = (
+    r"\n +(-h, )?--help +Show this message and exit\.(?=\n|$)",
+    r"\n +--version +Show the version and exit\.(?=\n|$)",
+    r"\n +--conf FILE +slurm\.conf to read settings from\.(?=\n|$)",
+    r"\n +--database URL +Database URL, in place of the Database setting\.(?=\n|$)",
+    r"\n +--json +(One JSON object|Print JSON)\.(?=\n|$)",
+    r"\n\n  Shell completion: .*(?=\n|$)",
+    r"\n\n  Exit code: 0; (.|\n(?!\n))*",
+    r"\n\n  Examples?:(\n    +\S.*)+",
+    r"\n\n(Verbs|Commands):(\n  +\S.*)+",
+)
+
+
+def short_help(context: click.Context) -> str:
+    """Return a command's help without what the page says elsewhere."""
+    text: str = context.command.get_help(context).rstrip().removeprefix("Usage: ")
+    usage, _, rest = text.partition("\n\n")
+    if "[ARGUMENTS]" not in usage:  # before the arguments of another program the place of the options matters
+        usage = usage.replace(" [OPTIONS]", "")
+    text = f"{usage}\n\n{rest}" if usage != context.command_path else rest
+    for pattern in REPEATED:
+        text = re.sub(pattern, "", text)
+    return re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)
 
 
 def man_pages() -> dict[str, str]:
@@ -142,7 +166,7 @@ def settings_man_page() -> str:
         ".SH DESCRIPTION",
         roff(
             "A file beside slurm.conf(5) that it Includes. Settings are lines #SYNERGY Key=Value, in this file or in slurm.conf itself; "
-            "Slurm takes them for comments, but compares the files over all nodes. The last line of a key holds. The daemon "
+            "Slurm takes them for comments, but compares the files over all nodes. The first line of a key holds. The daemon "
             "reads them at its start; synergyctl config check shows them and what is wrong."
         ),
         ".SH SETTINGS",

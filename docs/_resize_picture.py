@@ -1,8 +1,6 @@
-"""The resize state machine as a picture and as a list, from its transitions (docs/_resize_states.py)."""
+"""The resize state machine as a picture, from its transitions (docs/_resize_states.py)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from _pictures import Arrow, Box, diagram
 from _resize_states import transitions
@@ -64,12 +62,3 @@ def picture() -> str:
         if after not in ("GONE", before) and (before, after) not in usual
     ]
     return diagram("States of a resize", 860, 500, boxes, arrows)
-
-
-def transitions_list(listing: Callable[..., str]) -> str:
-    """Return the transitions as a Markdown list, one item for each state that is left; all of these lead to GONE, too."""
-    rows: dict[str, list[str]] = {}
-    for (before, after), words in transitions().items():
-        if after != "GONE":
-            rows.setdefault(before, []).append(f"{after}: {', '.join(sorted(words))}")
-    return listing((f"from {before}", "; ".join(ways)) for before, ways in rows.items())

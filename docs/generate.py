@@ -18,7 +18,6 @@ import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
@@ -26,10 +25,9 @@ ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch"), str(ROOT / "sim"), str(ROOT / "sql")]
 
 from _commands import cli_page, man_pages, settings_man_page  # noqa: E402
-from _layers import layers_block  # noqa: E402
 from _overviews import epoch, overview  # noqa: E402
 from _pictures import chart_of_table  # noqa: E402
-from _resize_picture import picture, transitions_list  # noqa: E402
+from _resize_picture import picture  # noqa: E402
 
 WARNING = "<!-- Written by docs/generate.py: edit the code (or docs/descriptions.toml), not this page. -->\n"
 DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "descriptions.toml").read_text())
@@ -50,12 +48,6 @@ def described(names: Iterable[str], texts: dict[str, Any], section: str) -> dict
     return {name: texts[name] for name in wanted}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; `|` in a cell is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
 def listing(rows: Iterable[tuple[str, str]]) -> str:
     """Return a Markdown list of terms, each with its text behind a colon, or alone if it has none."""
     return "".join(f"- {term}: {text}\n" if text else f"- {term}\n" for term, text in rows)
@@ -72,7 +64,7 @@ def page(title: str, *parts: str) -> str:
 def settings_page() -> str:
     from synergyd.settings.text import settings_markdown
 
-    text = settings_markdown().partition("\n\n")[2]
+    text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", settings_markdown().partition("\n\n")[2])
     return page("Settings", text, "How to choose them: [Settings](../admin/settings.md).")
 
 
@@ -90,16 +82,19 @@ def directive_page() -> str:
     keys = [key for key in KEYS if key.kind != "retired"]
     texts = described((key.name for key in keys), DESCRIPTIONS["directive"], "directive")
     rows = (
-        (f"`{key.name}=`", texts[key.name], key.takes() + (f" (default {key.default})" if key.default else ""))
+        (
+            f"`{key.name}=`",
+            f"{texts[key.name]} Takes {key.takes()}." + (f" Default: {key.default}." if key.default else ""),
+        )
         for key in keys
     )
     return page(
         "Directive",
         "Lines `#SYNERGY key=value ...` in the comment block at the top of a batch script. One line or several; each key once. "
         "Quotes, `'` or `\"`, hold blanks. Shell variables are not expanded.",
-        table(("Key", "Meaning", "Takes"), rows),
+        listing(rows),
         f"A line holds at most {MAX_LINE} bytes, all keys together at most {MAX_STAMP} characters in AdminComment. "
-        "A wrong line is refused at sbatch, and the message names the line and the key. How to use it: [Directive](../user/directive.md).",
+        "sbatch refuses a wrong line. How to use it: [Directive](../user/directive.md).",
     )
 
 
@@ -121,15 +116,18 @@ def environment_names() -> set[str]:
 
 def environment_page() -> str:
     texts = described(sorted(environment_names()), DESCRIPTIONS["environment"], "environment")
+    internal = ", ".join(f"`{name}`" for name, text in texts.items() if text.startswith("Internal. "))
     groups: dict[str, list[tuple[str, str]]] = {"Yours to set": [], "Set by the launcher": [], "Others": []}
     for name, text in texts.items():
+        if text.startswith("Internal. "):
+            continue
         group = next((group for group in groups if text.startswith(f"{group}. ")), "Others")
         groups[group].append((f"`{name}`", text.removeprefix(f"{group}. ")))
     return page(
         "Environment variables",
         *(f"## {group}\n\n{listing(rows)}" for group, rows in groups.items()),
-        "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, "
-        "`PGPASSFILE`. Shell completion: `_SYNERGYCTL_COMPLETE`, `_SYNERGYD_COMPLETE`, `_SYNERGY_LAUNCH_COMPLETE`, as each `--help` says.",
+        f"Between Synergy's own processes (docs/descriptions.toml describes each): {internal}.",
+        "Synergy also follows `SLURM_CONF` (which slurm.conf), `MUNGE_SOCKET` (which munged) and, with PostgreSQL, `PGPASSFILE`.",
     )
 
 
@@ -161,11 +159,13 @@ def metrics_page() -> str:
 
 
 def fields_list(record: type) -> str:
-    """Return the fields of a dataclass with their types and the remarks beside them."""
+    """Return the fields of a dataclass with their types and texts; those whose names say all stand together in the first line."""
     from synergyd.views.json_records import field_docs
 
-    told = field_docs(record)
-    return listing((f"`{f.name}` (`{f.type}`)", told.get(f.name, "")) for f in dataclasses.fields(record))
+    texts = field_docs(record)
+    typed = {f.name: f"`{f.name}` (`{f.type}`)" for f in dataclasses.fields(record)}
+    plain = ", ".join(each for name, each in typed.items() if name not in texts)
+    return (f"- {plain}\n" if plain else "") + listing((typed[name], texts[name]) for name in typed if name in texts)
 
 
 def summary(record: type) -> str:
@@ -176,19 +176,7 @@ def summary(record: type) -> str:
 def json_page() -> str:
     from synergyd.views.json_records import json_reference
 
-    return page("JSON output", "Times end in `_s` and are seconds; sizes end in `_bytes`.", json_reference())
-
-
-def records_of(module: ModuleType) -> list[type]:
-    """Return the public dataclasses that a module defines."""
-    return [
-        value
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and dataclasses.is_dataclass(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
+    return page("JSON output", json_reference())
 
 
 def sbatch_page() -> str:
@@ -226,25 +214,24 @@ def wire_page() -> str:
     from synergy_core.wire import admin_comment, codec, job_key, line, link_protocol, munge, plan, plan_file, report
 
     parts = []
-    for title, module in (
-        ("AdminComment", admin_comment),
-        ("Plan file", plan_file),
-        ("Plan", plan),
-        ("Reports", report),
-        ("Lines", line),
-        ("Link arbiter", link_protocol),
-        ("munge credentials", munge),
-        ("Signatures without munge", job_key),
-        ("Encoding", codec),
+    for title, module, record in (
+        ("AdminComment", admin_comment, None),
+        ("Plan file", plan_file, plan_file.PlanFile),
+        ("Plan", plan, None),
+        ("Reports", report, report.ReportAnswer),
+        ("Lines", line, None),
+        ("Link arbiter", link_protocol, link_protocol.Hello),
+        ("munge credentials", munge, None),
+        ("Signatures without munge", job_key, None),
+        ("Encoding", codec, None),
     ):
         parts.append(f"## {title}\n\n{prose(inspect.getdoc(module) or '')}")
-        for record in records_of(module):
+        if record is not None:
             parts.append(f"### {record.__name__}\n\n{summary(record)}\n\n{fields_list(record)}")
     return page(
         "Wire protocols",
-        "The daemon and a job exchange these messages. The code is in `launch/synergy_core/wire/`: one encoder and one decoder "
-        "for each message. "
-        "The payload of a report is a [`Report`](json.md#report) as a JSON object; the plan in a plan file is a [`Plan`](json.md#plan).",
+        "The messages between the daemon and a job. The code is in `launch/synergy_core/wire/`, with one encoder and one decoder "
+        "for each. A report's payload is a [`Report`](json.md#report) as a JSON object, the plan in a plan file a [`Plan`](json.md#plan).",
         *parts,
     )
 
@@ -301,10 +288,8 @@ def pages() -> dict[Path, str]:
     made |= {DOCS / "man" / name: text for name, text in man_pages().items()}
     made[DOCS / "man/synergy.conf.5"] = settings_man_page()
     blocks = {
-        (DOCS / "concepts/resize.md", "transitions"): transitions_list(listing),
         (DOCS / "admin/maturity.md", "maturity"): maturity_list(),
         (DOCS / "concepts/epoch.md", "stages"): stages_list(),
-        (DOCS / "design/architecture.md", "layers"): layers_block(listing),
     }
     for (path, name), text in blocks.items():
         made[path] = with_block(made.get(path) or path.read_text(), name, text, path)

@@ -14,17 +14,17 @@ _LEAST = 0.2  # below it a step time is as good as predicted: loaders, evaluatio
 class Achieved:
     """A running job's speed."""
 
-    #: seconds of a step, as reported
+    #: reported step time
     step_s: float
-    #: the same as the model predicts for its plan, before it learnt from reports; null: not known
+    #: step time that the model predicted for its plan before it learnt from reports
     predicted_step_s: float | None = None
     #: relative uncertainty of the prediction, one sigma
     uncertainty: float = 0.0
-    #: tokens a second; null where its model is not known
+    #: tokens per second
     tokens_per_s: float | None = None
-    #: the model's FLOP/s over the GPUs' peak (model FLOPs utilisation), without recomputation; null where its model or GPU is not known
+    #: model FLOPs utilisation: the model's FLOP/s, without recomputation, over the GPUs' peak
     mfu: float | None = None
-    #: share of the predicted step in which GPUs wait for communication, as the model has it; null where its GPUs are not sampled
+    #: share of the predicted step in which GPUs wait for communication; null if its GPUs are not sampled
     communication_share: float | None = None
 
 

@@ -9,23 +9,23 @@ from synergy_core.reasons import Reason
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A time that is not certain, seconds since 1970: in 8 of 10 cases it lies between `low_s` and `high_s`."""
+    """An uncertain time, seconds since 1970: an 80 % interval and its median."""
 
-    #: 1 of 10 cases is earlier
+    #: 10th percentile
     low_s: float
-    #: as many cases are earlier as later
+    #: median
     middle_s: float
-    #: 1 of 10 cases is later
+    #: 90th percentile
     high_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedJob:
-    """A job of the cluster that waits or runs, with a `#SYNERGY` line or without."""
+    """A waiting or running job, with a `#SYNERGY` line or without."""
 
     #: Slurm's job id
     job_id: int
-    #: what squeue calls it where that is not its id
+    #: its name in squeue, if not its id
     slurm_name: str = ""
     #: as its user named it
     name: str = ""
@@ -35,15 +35,15 @@ class ExpectedJob:
     account: str = ""
     #: Slurm's state: PENDING or RUNNING
     state: str = ""
-    #: GPUs that it asks for, or holds
+    #: GPUs that it requests or holds
     gpus: int = 0
-    #: its nodes, or the number that it asks for
+    #: number of its nodes, or of those that it requests
     nodes: int = 0
-    #: when it will start; null where it runs, or where nobody can tell
+    #: expected start; null while it runs
     start: Expected | None = None
-    #: when it will end; null where nobody can tell
+    #: expected end
     end: Expected | None = None
-    #: why it waits, in words; "" where Slurm has not looked at it yet, or Synergy decides about it
+    #: why it waits, in words; "" if Slurm has not considered it yet, or Synergy decides about it
     why: str = ""
-    #: the same as data
+    #: `why` as data
     reasons: tuple[Reason, ...] = ()

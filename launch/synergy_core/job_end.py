@@ -17,9 +17,9 @@ class JobEnd:
     exit_code: int
     #: that ended its batch script, 0 for none
     signal: int
-    #: begin of its last run, seconds since 1970; null if it never ran
+    #: begin of its last run, seconds since 1970
     start_s: float | None
-    #: seconds since 1970; null where Slurm does not say
+    #: end of its last run, seconds since 1970
     end_s: float | None
 
 

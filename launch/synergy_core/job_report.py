@@ -23,45 +23,45 @@ class EarlyFailure:
 
     #: one of wire.report.FAILURES
     kind: str
-    #: exit code: 128 + the signal where one ended it
+    #: exit code; 128 + the number of a signal
     code: int
-    #: the number of the run in this incarnation, 1 for the first
+    #: number of the run in this incarnation, from 1
     number: int
-    #: the plan of Synergy's that it ran with; null: the user's own arguments
+    #: its plan; null: the user's own arguments
     plan: Plan | None = None
-    #: it was started again at once, in the same allocation
+    #: it restarted at once in the same allocation
     goes_on: bool = False
-    #: the plan it was started again with; null: the user's own arguments
+    #: the plan of that restart; null: the user's own arguments
     next_plan: Plan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlace:
-    """The restarts of a job's processes inside its allocation, in this incarnation, as its launchers report them."""
+    """The restarts of a job's processes inside its allocation, in this incarnation."""
 
-    #: restarts so far, for whatever cause
+    #: restarts so far, for any cause
     number: int = 0
-    #: the daemon's order that was followed last; 0: none
+    #: number of the last order that it followed; 0: none
     order: int = 0
     #: restarts after a crash
     crashes: int = 0
-    #: exit code of the latest crash, 128 + the signal where one ended it; 0: it was the loss of a node
+    #: exit code of the latest crash, 128 + the number of a signal; 0: the loss of a node
     code: int = 0
-    #: step at which it came
+    #: step of the latest crash
     step: int = 0
-    #: nodes other than the first can leave the run at an order
+    #: nodes other than the first can leave the run
     live: bool = field(default=False, metadata=ADDED_AFTER_0_1)
-    #: it can bring nodes in that the job does not have, at an order
+    #: nodes can join the run
     grows: bool = field(default=False, metadata=ADDED_AFTER_0_1)
-    #: the order to bring nodes in that was answered last; 0: none
+    #: number of the last answered order to bring in nodes; 0: none
     joined: int = field(default=0, metadata=ADDED_AFTER_0_1)
-    #: why these nodes can't be had; empty: they are there
+    #: why these nodes can't be had; "": they have joined
     join_refusal: str = field(default="", metadata=ADDED_AFTER_0_1)
-    #: what the latest crash was: one of wire.report.FAILURES; empty: the loss of a node, or not known
+    #: kind of the latest crash, as `kind` of EarlyFailure; "": the loss of a node, or not known
     cause: str = field(default="", metadata=ADDED_AFTER_0_1)
-    #: nodes where the latest crash began, as far as that is known
+    #: nodes where the latest crash began, if known
     crash_nodes: tuple[str, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
-    #: nodes of the job that the run goes on without, because they were lost
+    #: lost nodes, without which the run goes on
     lost_nodes: tuple[str, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
 
     def describe_crash(self) -> str:
@@ -75,36 +75,36 @@ class InPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuActivity:
-    """The activity of the job's GPUs on the node that reports, as its launcher samples it. Shares are 0 to 1.
+    """The activity of the job's GPUs on the reporting node, as its launcher samples it. Shares are 0 to 1.
 
-    Recent means are over the GPUs and over the last samples, at most 30, one each 10 s.
+    Recent means are over the GPUs and at most the last 30 samples, one each 10 s. `run_` names are means of the whole run.
     """
 
-    #: GPUs that are sampled
+    #: sampled GPUs
     gpus: int
     #: samples in the recent means
     samples: int
-    #: share of the time in which a kernel ran, recent mean; one that waits for other ranks counts as running
+    #: share of time in which a kernel ran (also if it waited for other ranks), recent mean
     utilisation: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: bytes in use on the GPU that uses most
+    #: largest use of a GPU
     memory_bytes: int | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: watts a GPU, recent mean
+    #: watts per GPU, recent mean
     power_w: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: share of the SMs that were active, recent mean; null on GPUs before Hopper
+    #: share of active SMs, recent mean; null before Hopper
     sm: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: share of the time in which the tensor cores were active, recent mean; null on GPUs before Hopper
+    #: share of time with active tensor cores, recent mean; null before Hopper
     tensor: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: seconds from this run's first sample to its latest
+    #: time from this run's first sample to its latest
     run_s: float = 0.0
-    #: share of the time in which a kernel ran, mean of the whole run
+    #: share of time in which a kernel ran
     run_utilisation: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
-    #: watts a GPU, mean of the whole run
+    #: watts per GPU
     run_power_w: float | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report of a job's agent, bounds already checked. Times of the job's own clock are not trusted."""
+    """One report of a job's agent, within the checked bounds."""
 
     #: Slurm's job id
     job_id: int
@@ -112,7 +112,7 @@ class Report:
     restarts: int
     #: newest step
     step: int
-    #: seconds of a step, smoothed
+    #: smoothed step time
     step_s: float | None = None
     #: the loss of the newest step
     loss: float | None = None
@@ -120,62 +120,62 @@ class Report:
     tokens: int | None = None
     #: gradient noise scale, sequences
     noise_scale: float | None = None
-    #: peak bytes of a GPU
+    #: peak memory of a GPU
     peak_memory_bytes: int | None = None
     #: step of the newest good checkpoint
     checkpoint_step: int | None = None
-    checkpoint_requests: int = 0  # checkpoint requests of this incarnation that ended in a good checkpoint
+    checkpoint_requests: int = 0  # completed checkpoint requests of this incarnation
     #: the plan that it runs with
     plan: Plan | None = None
     #: its checkpoint can change tp and pp
     resharding: bool = False
     #: as the training program describes it
     model: ModelSpec | None = None
-    #: a remark by the job about itself
+    #: what the job says of itself
     note: str = ""
     #: degrees that its script accepts
     accepts: Accepts = NOTHING_MORE
-    slow_nodes: tuple[str, ...] = ()  # nodes that hold the job's other nodes up, by its ranks' own times
-    stalled_s: float | None = None  # seconds without a step, once longer than its steps take
+    slow_nodes: tuple[str, ...] = ()  # nodes that delay the job's other nodes, by its ranks' own times
+    stalled_s: float | None = None  # time without a step, if longer than a step takes
     done: float | None = None  # examples trained so far of `total`
     #: examples to train on in all
     total: float | None = None
-    rebatching: bool = False  # it takes another batch of the same degrees between two steps, without a restart
-    #: the latest failure within a run's first steps in this incarnation
+    rebatching: bool = False  # its batch can change between two steps, without a restart
+    #: this incarnation's latest failure within a run's first steps
     failure: EarlyFailure | None = None
-    #: seconds since this run's training began
+    #: time since this run's training began
     trained_s: float | None = None
-    #: seconds that its first step took
+    #: duration of its first step
     first_step_s: float | None = None
-    #: seconds for which the newest checkpoint held training up
+    #: time for which the newest checkpoint stopped training
     checkpoint_s: float | None = None
     #: the size of the newest checkpoint
     checkpoint_bytes: int | None = None
-    #: for each of `slow_nodes`: its ranks' own time for a step over their peers'
+    #: for each of `slow_nodes`, its ranks' own step time relative to their peers'
     slow_times: tuple[float, ...] = ()
-    #: seconds for which its processes on this node have used almost no CPU time, and no GPU
+    #: time for which its processes on this node have used almost no CPU time, and no GPU
     idle_s: float | None = None
-    #: only the launcher reports: the training program has not yet
+    #: only the launcher has reported yet, not the training program
     silent: bool = False
-    #: restarts inside its allocation; null: its launchers can't do that
+    #: restarts inside its allocation; null: its launchers can't
     in_place: InPlace | None = None
-    #: global batch that its script's own learning rate is tuned for, sequences
+    #: global batch in sequences for which the script's learning rate is tuned
     base_batch: int | None = None
-    #: how its replicas exchange gradients (synergy_core.exchange); empty: all of them in every step
+    #: how its replicas exchange gradients (synergy_core.exchange); "": all in every step
     comm: str = ""
-    #: an example's progress relative to an exchange of every gradient; null: not measured
+    #: an example's progress relative to that with every gradient exchanged; null: not measured
     comm_efficiency: float | None = None
-    #: largest global batch from now on, sequences: above it the loss was not a number
+    #: largest global batch in sequences: above it the loss was not a number
     batch_bound: int | None = None
-    #: the launcher that reports, `STEP.NODE`: the numbers of its Slurm step and of the node in it
+    #: the reporting launcher, `STEP.NODE`: the numbers of its Slurm step and of the node in it
     launcher: str = field(default="", metadata=ADDED_AFTER_0_1)
-    #: its launcher takes checkpoint requests from the answers to its reports; false: it is older than 0.3 and takes only SIGUSR2
+    #: its launcher takes checkpoint requests from answers to its reports; false: older than 0.3, only SIGUSR2
     listens: bool = field(default=False, metadata=ADDED_AFTER_0_1)
-    #: the latest checkpoint request that it has passed on to its processes
+    #: the latest checkpoint request passed on to its processes
     requested: int = field(default=0, metadata=ADDED_AFTER_0_1)
-    #: its run is over: no process takes a checkpoint request until the launcher reports again
+    #: its run is over: no process takes a checkpoint request before the next report
     ended: bool = field(default=False, metadata=ADDED_AFTER_0_1)
-    #: what its GPUs do; null where they are not sampled
+    #: what its GPUs do; null if not sampled
     gpu_activity: GpuActivity | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
 

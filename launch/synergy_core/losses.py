@@ -29,15 +29,15 @@ class Losses:
     failure_gpu_h: float = 0.0
     #: in training that waited for a slow node
     straggler_gpu_h: float = 0.0
-    #: while a job's GPUs did nothing, as its launcher saw it: no training, and no start
+    #: while a job's GPUs did nothing by its launcher's samples, outside of starts
     idle_gpu_h: float = 0.0
-    #: of jobs that do not tell of training, and without a known goodput
+    #: of jobs that don't report training, and without a known goodput
     unknown_gpu_h: float = 0.0
     #: requested sizes while jobs waited in the queue; not held
     queue_gpu_h: float = 0.0
-    #: of training: lost to a size that makes less of each GPU than the requested one, as predicted; below 0: more of each
+    #: of training: predicted loss to a size that uses each GPU less well than the requested one; below 0: gain
     size_gpu_h: float = 0.0
-    #: effective training time ratio: training_gpu_h over what was held less `unknown_gpu_h`; null: nothing is known
+    #: effective training time ratio: `training_gpu_h` / (`held_gpu_h` - `unknown_gpu_h`)
     effective: float | None = None
 
 

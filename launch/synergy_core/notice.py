@@ -16,13 +16,13 @@ IDLE_WEEK = "idle-week"
 class Notice:
     """The notice that is sent; the webhook's JSON has these fields."""
 
-    #: the same for the same happening, however often it is sent
+    #: identifies the event, however often it is sent
     key: str
-    #: one of `resize`, `hold`, `ban`, `deadline`, `idle`; `dry-run` for the daily account of a dry run, `idle-week` for a user's week
+    #: `resize`, `hold`, `ban`, `deadline`, `idle`, `dry-run` (daily summary of a dry run) or `idle-week` (a user's week)
     event: str
-    #: Slurm's job id; 0 for a dry run's account and a week's
+    #: Slurm's job id; 0 for `dry-run` and `idle-week`
     job_id: int
-    #: as squeue calls it where that is not its id
+    #: its name in squeue, if not its id
     slurm_name: str = ""
     #: the job's name
     name: str = ""
@@ -32,7 +32,7 @@ class Notice:
     account: str = ""
     #: seconds since 1970
     at_s: float = 0.0
-    #: the event in words; a dry run's account has several lines
+    #: the event in words; several lines for `dry-run`
     text: str = ""
-    #: the events of `#SYNERGY notify=`; empty: none are named
+    #: the events of `#SYNERGY notify=`
     notify: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ class Reason:
 
     #: a key of SENTENCES
     code: str
-    #: the values that its sentence names: numbers, texts, lists of names; `jobs` and `rivals` name jobs by id
+    #: the values in its sentence: numbers, texts, lists of names; `jobs` and `rivals` are job ids
     fields: dict[str, Any] = field(default_factory=dict)
 
 

@@ -71,7 +71,7 @@ class Directive:
 class ModelSpec:
     """A transformer as the performance and memory models see it."""
 
-    #: the preset's name, or the name that the job gave it
+    #: the preset's name, or the job's own
     name: str
     #: transformer layers
     layers: int
@@ -81,41 +81,41 @@ class ModelSpec:
     heads: int
     #: heads of keys and values
     kv_heads: int
-    #: width of one MLP branch (of one expert where there are experts)
+    #: width of one MLP branch (with experts: of one expert)
     ffn: int
-    #: tokens of the vocabulary
+    #: vocabulary size
     vocab: int
-    #: tokens of a sequence
+    #: sequence length
     seq: int
     #: the MLP has a gate (SwiGLU)
     gated: bool = False
-    #: input and output embedding are one
+    #: input and output embedding are shared
     tied_embeddings: bool = True
-    #: experts of a layer; 0: a dense model
+    #: experts per layer; 0: a dense model
     experts: int = 0
-    #: experts that each token goes to
+    #: experts per token
     top_k: int = 0
-    #: width of the expert that all tokens go to; 0: none
+    #: width of the shared expert; 0: none
     shared_ffn: int = 0
-    #: every so-many-th layer has experts
+    #: one layer in this many has experts
     moe_every: int = 1
     #: width of a head; 0: hidden / heads
     head_dim: int = 0
     #: false: an encoder (full scores)
     causal: bool = True
-    #: layers without experts before those with; only where there are experts
+    #: dense layers before the first with experts
     dense_layers: int = 0
-    #: width of the MLP of layers without experts; 0: ffn
+    #: MLP width of dense layers; 0: ffn
     dense_ffn: int = 0
-    #: width that keys and values are compressed to (multi-head latent attention); 0: not compressed
+    #: compressed width of keys and values (multi-head latent attention); 0: not compressed
     kv_lora: int = 0
-    #: width that queries are compressed to; 0: not compressed
+    #: compressed width of queries; 0: not compressed
     q_lora: int = 0
-    #: width that a head of queries and keys has for rotary positions, besides head_dim (multi-head latent attention)
+    #: width for rotary positions of each head, besides head_dim (multi-head latent attention)
     rope_dim: int = 0
-    #: width of a head of values (multi-head latent attention)
+    #: width of a value head (multi-head latent attention)
     value_dim: int = 0
-    #: further layers that predict the tokens after the next (multi-token prediction)
+    #: layers for multi-token prediction
     mtp_layers: int = 0
 
 
@@ -140,14 +140,14 @@ class Plan:
     micro_batch: int = 1
     #: sequences of a step
     global_batch: int = 1
-    #: activations that are computed again: none, selective (the attention's core), full, or modules of a layer, joined by +
+    #: activations computed again: none, selective (the attention's core), full, or modules of a layer, joined by +
     recompute: str = "none"
     #: Megatron's sequence parallelism
     sequence_parallel: bool = False
-    #: the parts that data-parallel ranks share out: 0 nothing, 1 the optimizer (Megatron's distributed optimizer), 2 gradients
-    #: too, 3 parameters too (FSDP)
+    #: what data-parallel ranks shard: 0 nothing, 1 the optimizer (Megatron's distributed optimizer), 2 also gradients, 3 also
+    #: parameters (FSDP)
     zero_stage: int = 1
-    #: virtual pipeline stages a GPU
+    #: virtual pipeline stages per GPU
     vpp: int = 1
     #: context-parallel degree
     cp: int = 1
@@ -155,13 +155,13 @@ class Plan:
     ep: int = 1
     #: bf16, fp16, fp32 or fp8
     precision: str = "bf16"
-    #: the exchange of data-parallel replicas, in the words of synergy_core.exchange: exact, local:8 or compressed:bf16
+    #: the exchange of data-parallel replicas (synergy_core.exchange): exact, local:8, compressed:bf16, ...
     exchange: str = field(default="exact", metadata={**ADDED_AFTER_0_1, "today": exchange_today})
-    #: the first so many layers of each virtual stage that full recompute covers; 0: all
+    #: number of layers of each virtual stage, from the first, that full recompute covers; 0: all
     recompute_layers: int = field(default=0, metadata=ADDED_AFTER_0_1)
-    #: ranks that share the parts that `zero_stage` names, a divisor of dp * cp (HSDP, MiCS); 0: all of them
+    #: ranks that shard the parts of `zero_stage`, a divisor of dp * cp (HSDP, MiCS); 0: all
     shard: int = field(default=0, metadata=ADDED_AFTER_0_1)
-    #: the exchange of context-parallel ranks: p2p (a ring of keys and values) or a2a (heads for tokens, as DeepSpeed-Ulysses)
+    #: exchange of context-parallel ranks: p2p (a ring of keys and values) or a2a (heads for tokens, as in DeepSpeed-Ulysses)
     cp_comm: str = field(default="p2p", metadata=ADDED_AFTER_0_1)
 
     @property
@@ -189,13 +189,13 @@ MAY_BE_0 = frozenset(("zero_stage", "recompute_layers", "shard"))
 
 @dataclass(frozen=True, slots=True)  # there are millions of them
 class Shape:
-    """GPUs as Slurm is asked for them: `nodes` nodes of one type with `gpus_per_node` GPUs on each."""
+    """A request for GPUs: nodes of one type with the same number of GPUs each."""
 
-    #: as Slurm names it
+    #: its name in Slurm
     gpu_type: str
-    #: number of nodes
+    #: nodes
     nodes: int
-    #: whole GPUs of each node
+    #: whole GPUs per node
     gpus_per_node: int
 
     @property
@@ -215,19 +215,19 @@ class Cell:
     shape: Shape
     #: the best plan found on them
     plan: Plan
-    #: sequences a second
+    #: sequences per second
     throughput: float
-    #: statistical efficiency at the plan's global batch, times an example's worth with its exchange: 0 to 1
+    #: statistical efficiency at the plan's global batch, times that of its exchange: 0 to 1
     efficiency: float
     #: throughput x efficiency x the probability that the memory suffices
     goodput: float
-    #: seconds of a step
+    #: step time
     step_s: float
-    #: peak bytes of a GPU
+    #: peak memory of a GPU
     memory_bytes: int
-    #: the prediction's uncertainty: relative, one sigma
+    #: the prediction's relative uncertainty, one sigma
     uncertainty: float = 0.0
-    #: seconds of a step in which it sends between nodes, with its links to itself (0: nothing, or not known)
+    #: part of a step in which it sends between nodes, on links of its own (0: nothing, or not known)
     sync_s: float = 0.0
 
 
@@ -430,17 +430,17 @@ class Decision:
     action: Action
     #: the cell that the job should have; null while it waits, and in `explain --json` where its script's own plan is used
     cell: Cell | None
-    #: the nodes that it should have
+    #: the job's new nodes
     node_names: tuple[str, ...]
     #: why, as data
     reasons: tuple[Reason, ...]
-    #: goodput over that of the size asked for at sbatch; null if not known
+    #: predicted goodput relative to the requested size
     relative_goodput: float | None = None
     #: the best Cells that it did not get
     alternatives: tuple[Alternative, ...] = ()
-    #: the terms that the job adds to the objective, by name
+    #: the job's terms of the objective, by name
     worth: tuple[tuple[str, float], ...] = ()
-    #: finish-time fairness (Themis): above 1 where it fares worse than on an equal share of the cluster
+    #: finish-time fairness (Themis): above 1 if slower than on an equal share of the cluster
     fairness: float | None = None
     #: null if it shares no link, or LinkAware is off
     sharing: Sharing | None = None

@@ -17,11 +17,11 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The cost to a job of the links that it shares."""
+    """The cost to a job of the links that it shares with others."""
 
-    #: expected step time over that with its links to itself
+    #: expected step time relative to links of its own
     slowdown: float
     #: the link that it waits for most
     worst: str
-    #: all that it shares
+    #: all links that it shares
     links: tuple[SharedLink, ...]

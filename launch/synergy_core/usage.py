@@ -103,43 +103,43 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """The totals of all parts together. `_gpu_h` are GPU hours."""
+    """Totals over jobs. "Asked" means the requested sizes."""
 
     #: jobs that held GPUs
     jobs: int = 0
-    #: GPU hours of the sizes asked for at sbatch, for as long as the jobs held any
+    #: at the requested sizes, for as long as the jobs held any GPUs
     asked_gpu_h: float = 0.0
-    #: GPU hours as Slurm accounts them
+    #: held, as Slurm accounts them
     held_gpu_h: float = 0.0
-    #: GPU hours that the sizes asked for would have taken for the same training
+    #: what the requested sizes would have taken for the same training
     useful_gpu_h: float = 0.0
-    #: GPU hours in restarts: checkpoints before them, starts after them
+    #: in restarts: checkpoints before them, starts after them
     restart_gpu_h: float = 0.0
-    #: GPU hours in training with a known goodput, which `useful_gpu_h`, `saved_h` and `gain` are about
+    #: in training with a known goodput, on which `useful_gpu_h`, `saved_h` and `gain` are based
     known_gpu_h: float = 0.0
-    #: job hours less than at the size asked for, started at the same times; below 0: more
+    #: job hours saved over the requested sizes, started at the same times; below 0: lost
     saved_h: float = 0.0
-    #: one sigma of `saved_h`, by the model's own
+    #: one sigma of `saved_h`, from the model's
     saved_sigma_h: float = 0.0
     #: job hours that the same training took: in training, in restarts, and without GPUs in restarts that Synergy chose
     spent_h: float = 0.0
-    #: saved_h / spent_h: 0.11 is 11 % more training in the same time than at the sizes asked for; null: nothing is known
+    #: saved_h / spent_h: 0.11 is 11 % more training in the same time than at the requested sizes
     gain: float | None = None
-    #: one sigma of `gain`, by the model's own
+    #: one sigma of `gain`, from the model's
     gain_sigma: float = 0.0
     #: changes of size, plan or nodes by Synergy's choice, with a requeue or without
     changes: int = 0
-    #: the audited ones of `changes`: with a prediction, and reports of training before and after it
+    #: those of `changes` with a prediction, and reports of training before and after
     audited: int = 0
     #: job hours of training after the audited changes, as reported
     audited_h: float = 0.0
-    #: job hours less than on the size before, for the same training: as predicted when the change was decided
+    #: job hours saved over the previous size for the same training, as predicted when the change was decided
     predicted_h: float = 0.0
-    #: the same as reports measured it before and after the change
+    #: the same, from the reports before and after the change
     measured_h: float = 0.0
-    #: job hours that the audited changes themselves took: checkpoint, requeue or restart in place, and start
+    #: job hours of the audited changes themselves: checkpoint, requeue or restart in place, start
     change_h: float = 0.0
-    #: |measured goodput / predicted goodput - 1| in the mean over `audited_h`; null: nothing was audited
+    #: mean of |measured goodput / predicted goodput - 1| over `audited_h`
     prediction_error: float | None = None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class WouldHave:
-    """One job in a dry run: what it did, and what Synergy would have made of the same time."""
+    """One job in a dry run: what it did, and what it would have done with Synergy."""
 
     #: Slurm's job id
     job_id: int
@@ -23,7 +23,7 @@ class WouldHave:
     account: str
     #: GPUs of its sbatch line
     asked_gpus: int
-    #: its script has a #SYNERGY line; if not, it is predicted by a prior of speed-ups
+    #: its script has a #SYNERGY line; if not, a prior of speed-ups predicts it
     has_line: bool
     #: first epoch that saw it, seconds since 1970
     from_s: float
@@ -31,17 +31,17 @@ class WouldHave:
     to_s: float
     #: GPUs that the last epoch would have given it
     wanted_gpus: int = 0
-    #: seconds that it ran
+    #: running time
     ran_s: float = 0.0
-    #: seconds that its requested size would have taken for what it would have trained meanwhile, restarts subtracted
+    #: time that its requested size would have taken for the training that Synergy would have reached, less restarts
     useful_s: float = 0.0
-    #: one sigma of that
+    #: one sigma of `useful_s`
     sigma_s: float = 0.0
-    #: seconds that it waited
+    #: waiting time
     waited_s: float = 0.0
-    #: seconds of these in which Synergy would have run it, on whatever size
+    #: part of `waited_s` in which Synergy would have run it, at any size
     sooner_s: float = 0.0
-    #: times that it would have been restarted on another size
+    #: restarts at another size that it would have had
     changes: int = 0
 
     @property
@@ -51,23 +51,23 @@ class WouldHave:
 
 @dataclass(frozen=True, kw_only=True)
 class WouldHaveTotals:
-    """Sums over jobs, in hours; `gain` as of `synergyctl usage`, null if none of them ran."""
+    """Sums over jobs; names in `_h` are job hours."""
 
     #: jobs
     jobs: int = 0
-    #: job hours that they ran
+    #: running time
     ran_h: float = 0.0
-    #: job hours that the same training would have taken less
+    #: saved for the same training
     saved_h: float = 0.0
     #: one sigma of saved_h
     sigma_h: float = 0.0
-    #: job hours that they waited
+    #: waiting time
     waited_h: float = 0.0
-    #: of these, the hours in which Synergy would have run them
+    #: part of `waited_h` in which Synergy would have run them
     sooner_h: float = 0.0
-    #: restarts on another size
+    #: restarts at another size
     changes: int = 0
-    #: saved_h over ran_h; null if none of them ran
+    #: saved_h / ran_h, as the gain of `synergyctl usage`; null if none ran
     gain: float | None = None
     #: one sigma of gain
     gain_sigma: float = 0.0

@@ -48,7 +48,8 @@ print(", ".join(found))
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help="Training examples (sequences) that are left: what a deadline is judged by.",
+    metavar="N",
+    help="Remaining training examples (sequences), for the deadline.",
 )
 @pass_context
 def check(context: Context, script: Path, samples: int | None) -> None:

@@ -43,9 +43,8 @@ def config() -> None:
 def check(context: object, conf: Path | None, as_json: bool) -> None:
     """Say whether all is well, what is wrong or could be better, and which settings differ from the defaults.
 
-    Settings are `#SYNERGY Key=Value` lines of slurm.conf or of a file that it Includes. Without --conf it also says
-    what a first start on this host lacks: run it as root or as the daemon's user. Exits with 2 when a line is wrong,
-    with 1 when something is missing, with 0 when there are only warnings.
+    Without --conf it also says what a first start on this host lacks: run it as root or as the daemon's user. Exit code: 2 if
+    a line is wrong, 1 if something is missing, 0 with warnings at most.
     """
     try:
         named_path = conf or getattr(context, "conf", None)

@@ -35,9 +35,9 @@ _url = click.option(
 def upgrade(ctx: click.Context, url: str | None, existing: bool, no_copy: bool) -> None:
     """Bring the schema to the revision that this version of Synergy needs.
 
-    Creates it in an empty database. All in one transaction: if it fails, nothing has changed. Stop the daemon before
-    you upgrade from an older version, and start the new one after: with a daemon at work it is refused. A copy of a
-    SQLite file is kept beside it; of PostgreSQL, make one with pg_dump.
+    It creates the schema in an empty database. It is one transaction: a failure changes nothing. Stop the daemon before an
+    upgrade from an older version; while one runs, the upgrade is refused. A SQLite file is copied beside it first; copy
+    PostgreSQL with pg_dump.
 
     \b
     Example:

@@ -59,8 +59,8 @@ def init(context: Context, yes: bool, undo: bool) -> None:
     synergy.conf     all settings with their defaults, and DryRun=yes
     job_submit.lua   the hook; a site's own script is kept, with three statements more
 
-    What is there already is left alone, so that it can be run again at any time. Each file is written at once, with its
-    owner and mode, and a copy of the old one beside it.
+    It may run again at any time: existing lines stay. Each file is written at once, with its owner and mode, and the old one
+    is copied beside it.
     """
     conf = (context.conf or find_slurm_conf()).resolve()
     changes, remarks = (propose_removal if undo else propose_changes)(conf)

@@ -69,10 +69,9 @@ def measure(
 ) -> None:
     """Measure the GPUs at hand, or the CPU, and write their hardware figures.
 
-    A run of about half a minute: matrix products by size and precision, fused attention, copies in device memory, and
-    all-reduces by size over the GPUs of this machine. Under torchrun or srun on several nodes it measures between the
-    nodes too. The file says how each figure came about; `synergyctl plan --figures FILE` takes it as it is, and its
-    GpuType line may be pasted into slurm.conf.
+    It takes half a minute: matrix products by size and precision, fused attention, copies in device memory, and all-reduces
+    by size over this machine's GPUs; under torchrun or srun on several nodes also between nodes. The file says how each
+    figure was measured. `synergyctl plan --figures FILE` reads it; its GpuType line fits slurm.conf.
 
     \b
     Examples:

@@ -30,13 +30,12 @@ def profiles() -> None:
     Rows are CSV files, one measured step time or memory peak a line with its full configuration.
 
     \b
-    Columns that are needed: row_id, source (whose cluster, first), model, layers, hidden, heads, seq, gpu_type,
+    Required columns: row_id, source (whose cluster, first), model, layers, hidden, heads, seq, gpu_type,
     gpus_per_node, n_gpus, tp, pp, dp, micro_batch, global_batch, recompute (none, selective, full), iter_time_s.
     Others: ffn, kv_heads, vocab, vpp, cp, ep, seq_parallel (0, 1), zero_stage (0-3), precision, mem_gb (1e9 bytes),
     experts, top_k, oom (1: it did not fit), score_as (time, plan, mem with + between), group (rows whose plans
-    compete), software (megatron, deepspeed,
-    fsdp), shard_ranks (that share the optimizer), inter_gbs (a GPU's share of the network, 1e9 bytes/s), note (Megatron's
-    flags in it are understood).
+    compete), software (megatron, deepspeed, fsdp), shard_ranks (that share the optimizer), inter_gbs (a GPU's share of
+    the network, 1e9 bytes/s), note (with Megatron's flags).
     """
 
 
@@ -46,8 +45,8 @@ def profiles() -> None:
 def fit_command(files: tuple[Path, ...], out: Path) -> None:
     """Fit the model's parameters to rows and write them to a profile.
 
-    Every GPU type and cluster gets its own, as far as its rows tell; one never seen is predicted from its hardware
-    figures and what all rows have in common.
+    Every GPU type and cluster in the rows gets its own. Others are predicted from their hardware figures and what all rows
+    have in common.
 
     \b
     Example:
@@ -72,7 +71,7 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
     show_default=True,
     type=click.IntRange(0, 1000),
     metavar="N",
-    help="Rows of each model and cluster to learn from first; the others are scored.",
+    help="Rows of each model and cluster to learn from; the others are scored.",
 )
 @click.option(
     "--shots-in-all",
@@ -84,7 +83,7 @@ def fit_command(files: tuple[Path, ...], out: Path) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (fractions, not percent) instead of a table.")
 def score_command(files: tuple[Path, ...], profile: Path, shots: int, shots_in_all: int, as_json: bool) -> None:
-    """Predict rows and say how far off the predictions are: step time, choice of plan, memory.
+    """Score predictions of rows: step time, choice of plan, memory.
 
     \b
     Example:

@@ -79,13 +79,13 @@ class Selection:
 
 @click.command()
 @click.argument("job", required=False, type=JOB_NAME)
-@click.option("-u", "--user", default="", help="This user's jobs alone.")
-@click.option("--me", is_flag=True, help="Your own jobs alone.")
-@click.option("-p", "--partition", default="", help="Jobs of this partition alone.")
+@click.option("-u", "--user", default="", help="Only this user's jobs.")
+@click.option("--me", is_flag=True, help="Only your jobs.")
+@click.option("-p", "--partition", default="", help="Only jobs of this partition.")
 @click.option(
     "--state",
     type=click.Choice(["pending", "running", "completing", "suspended"], case_sensitive=False),
-    help="Jobs in this state alone.",
+    help="Only jobs in this state.",
 )
 @click.option("--sort", default="job", metavar="KEY", help=f"Order by {', '.join(SORTS)}; -KEY: the largest first.")
 @click.option("--watch", is_flag=True, help="Keep the table fresh until Ctrl-C.")

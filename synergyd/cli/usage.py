@@ -45,8 +45,8 @@ _COLUMN_NOTES = (
 
 @click.command()
 @click.argument("job", type=JOB_NAME, required=False)
-@click.option("--user", default="", help="This user's jobs alone.")
-@click.option("--account", default="", help="This account's jobs alone.")
+@click.option("--user", default="", help="Only this user's jobs.")
+@click.option("--account", default="", help="Only this account's jobs.")
 @click.option("--month", default="", metavar="YYYY-MM", help="A month by this machine's clock (TZ); the present one.")
 @click.option("--would-have", "hypothetical", is_flag=True, help="What a dry run would have changed, job by job.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values, with a line of names.")
@@ -62,10 +62,10 @@ def usage(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Show GPU hours asked for, held, useful and lost to restarts, and the gain: of a month, by account and user.
+    """Show requested, held, useful and lost GPU hours, and the gain, of a month by account and user.
 
-    With JOB: all runs of that job. Each resize ends one and begins the next, as `sacct -D -j JOB` lists them, with a requeue or
-    without (RESIZING); `sacct -j` and seff show the last one alone.
+    With JOB: all runs of that job, as `sacct -D -j JOB` lists them: each resize ends one, with a requeue or without
+    (RESIZING). `sacct -j` and seff show only the last one.
     """
     if as_csv and as_json:
         raise UsageError("--csv", "--json is given too", "give one of them")

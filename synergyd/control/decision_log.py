@@ -68,25 +68,25 @@ class JobStatus:
     user: str
     #: Slurm's state: PENDING, RUNNING, COMPLETING or SUSPENDED
     state: str
-    #: state of its resize ("" before the daemon took it up)
+    #: state of its resize ("" before the daemon knows it)
     lifecycle: str
     #: GPUs that it holds now
     gpus: int
     #: GPUs of its sbatch line
     asked_gpus: int
-    #: GPUs that the last epoch decided for it (0: it waits)
+    #: GPUs that the last epoch gave it (0: it waits)
     wanted_gpus: int = 0
-    #: names of the nodes that the last epoch decided for it
+    #: nodes that the last epoch gave it
     wanted_nodes: tuple[str, ...] = ()
-    #: what comes next: the decision, where its resize stands, or for how long it has done nothing
+    #: what comes next: the decision, the progress of its resize, or how long it has been idle
     action: str = ""
     #: why the last epoch decided so
     why: str = ""
-    #: predicted goodput over that of the size asked for; null where it can't be predicted
+    #: predicted goodput relative to the requested size
     relative_goodput: float | None = None
-    #: plan that it runs with; null where it is not known
+    #: the plan that it runs with
     plan: Plan | None = None
-    #: sequences a step; null where it is not known
+    #: sequences per step
     global_batch: int | None = None
     #: incarnations before this one
     restarts: int = 0
@@ -100,19 +100,19 @@ class JobStatus:
     held: bool = False
     #: its Slurm account
     account: str = ""
-    #: its partition, or those that it waits for, with commas
+    #: its partition, or those that it waits for, separated by commas
     partition: str = ""
-    #: what squeue calls it where that is not its id: 123_4 (task 4 of array 123), 123_[5-9] (tasks that wait), 123+1 (a component)
+    #: its name in squeue, if not its id: 123_4 (task 4 of array 123), 123_[5-9] (waiting tasks), 123+1 (a component)
     slurm_name: str = ""
-    #: that it keeps the size asked for; else a batch range that it would gain from, and how much
+    #: that it keeps the requested size, or a batch range from which it would gain, and how much
     hint: str = ""
     #: `why` as data
     reasons: tuple[Reason, ...] = ()
-    #: when it will start; null where it runs, or where nobody can tell
+    #: expected start; null while it runs
     start: Expected | None = None
-    #: when it will end; null where nobody can tell
+    #: expected end
     end: Expected | None = None
-    #: what it makes of its GPUs; null before its first step time
+    #: its speed; null before its first step time
     achieved: Achieved | None = None
 
 

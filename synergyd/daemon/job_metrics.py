@@ -31,19 +31,19 @@ class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.gpus = Gauge(
             "synergy_account_gpus",
-            "GPUs of the account's jobs: asked for at sbatch, held now, decided by the last epoch",
+            "GPUs of the account's jobs: requested, held, decided by the last epoch",
             ["account", "kind"],
             registry=registry,
         )
         self.goodput = Gauge(
             "synergy_job_relative_goodput_ratio",
-            "Predicted goodput of a running job over that of the size asked for",
+            "Predicted goodput of a running job relative to its requested size",
             ["job_id", "account"],
             registry=registry,
         )
         self.goodput_gpus = Gauge(
             "synergy_account_goodput_gpus",
-            "Predicted goodput of the account's running jobs, in GPUs of the sizes that they asked for",
+            "Predicted goodput of the account's running jobs, in GPUs of their requested sizes",
             ["account"],
             registry=registry,
         )
@@ -59,40 +59,38 @@ class JobMetrics:
         )
         self.busy = Gauge(
             "synergy_job_gpu_utilisation_ratio",
-            "Share of the time in which a kernel ran on a running job's GPUs, by NVML on the node that reports",
+            "Share of time in which a kernel ran on a running job's GPUs (NVML, reporting node)",
             by_job,
             registry=registry,
         )
         self.power = Gauge(
             "synergy_job_gpu_power_watts",
-            "Power of a running job's GPU, by NVML on the node that reports",
+            "Power of a running job's GPU (NVML, reporting node)",
             by_job,
             registry=registry,
         )
         self.gpu_seconds = Counter(
             "synergy_gpu_seconds",
-            "GPU time held: training (the job reports), starting (a restart before its first report), silent (never reported)",
+            "GPU time held: training (the job reports), starting (not yet after a restart), silent (never)",
             ["account", "use"],
             registry=registry,
         )
-        self.idle = Counter(
-            "synergy_idle_gpu_seconds", "GPU time of nodes that were up and not allocated", registry=registry
-        )
+        self.idle = Counter("synergy_idle_gpu_seconds", "GPU time of idle nodes that are up", registry=registry)
         self.queue = Histogram(
             "synergy_queue_seconds",
-            "From sbatch to the first start of a job",
+            "Time from sbatch to a job's first start",
             registry=registry,
             buckets=_QUEUE_BUCKETS,
         )
         self.error = Histogram(
             "synergy_step_time_error_ratio",
-            "Of each running job and epoch: how far the predicted step time is from the reported one, over the reported one",
+            "Relative error of the predicted step time, for each running job and epoch",
             registry=registry,
             buckets=_ERROR_BUCKETS,
         )
         self.resizes = Counter(
             "synergy_resizes",
-            "Times that a running job left its GPUs or its plan: by a decision, preemption, a failed plan, or Slurm itself",
+            "Changes of a running job's GPUs or plan, by a decision, preemption, a failed plan, or Slurm itself",
             ["cause"],
             registry=registry,
         )

@@ -43,24 +43,24 @@ class PrometheusMetrics:
         self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
         self._lag_s = Gauge(
             "synergy_store_lag_seconds",
-            "For how long decisions have waited for the database, 0 where none waits",
+            "Age of the oldest row that waits for the database",
             registry=registry,
         )
         self._stages = Gauge(
             "synergy_decision_stage_seconds",
-            "Of the last epoch's decision, by stage; docs/concepts/epoch.md lists the stages",
+            "Duration of the last decision, by stage (docs/concepts/epoch.md)",
             ["stage"],
             registry=registry,
         )
         self._phases = Gauge(
             "synergy_epoch_phase_seconds",
-            "Of the last epoch, by phase: observe, model, decide, act, store",
+            "Duration of the last epoch, by phase: observe, model, decide, act, store",
             ["phase"],
             registry=registry,
         )
         self._slurm = Histogram(
             "synergy_slurm_call_seconds",
-            "Duration of the daemon's calls to Slurm, by command, those that failed among them",
+            "Duration of the daemon's calls to Slurm, also failed ones",
             ["command"],
             registry=registry,
             buckets=_CALL_BUCKETS,
@@ -68,7 +68,7 @@ class PrometheusMetrics:
         self._info = Gauge("synergy_info", "1; mode: acts or dry-run", ["version", "mode"], registry=registry)
         self._gain = Gauge(
             "synergy_gain_ratio",
-            "Gain of the present month, 0.11 is 11 %, as synergyctl usage shows it; what a dry run would have gained",
+            "Gain of this month (0.11 is 11 %), as in synergyctl usage, or of a dry run",
             ["mode"],
             registry=registry,
         )
@@ -77,36 +77,34 @@ class PrometheusMetrics:
         )
         self._audit = Gauge(
             "synergy_gain_seconds",
-            "Job seconds that this month's audited changes of running jobs saved, as predicted and as measured by reports",
+            "Job seconds that this month's audited changes saved, as predicted and as measured",
             ["basis"],
             registry=registry,
         )
-        self._plain_jobs = Gauge(
-            "synergy_plain_jobs", "Jobs with GPUs and without a directive that wait or run", registry=registry
-        )
-        self._plain_gpus = Gauge("synergy_plain_job_gpus", "GPUs that they hold", registry=registry)
-        self._healthy = Gauge("synergy_store_healthy", "1 if the database answered last time", registry=registry)
+        self._plain_jobs = Gauge("synergy_plain_jobs", "Plain jobs with GPUs that wait or run", registry=registry)
+        self._plain_gpus = Gauge("synergy_plain_job_gpus", "GPUs that plain jobs hold", registry=registry)
+        self._healthy = Gauge("synergy_store_healthy", "1 if the database answered the last time", registry=registry)
         self._outages = Counter(
-            "synergy_store_outages", "Times that the database went away or was found damaged", registry=registry
+            "synergy_store_outages", "Times that the database was away or damaged", registry=registry
         )
         self._outages_told = 0
         self._leads = Gauge("synergy_leads", "1 if this daemon leads and acts, 0 if it stands by", registry=registry)
         names = {
             "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
-            "at_once": Counter("synergy_link_at_once", "Questions that were granted at once", registry=registry),
+            "at_once": Counter("synergy_link_at_once", "Questions granted at once", registry=registry),
             "waited": Counter("synergy_link_waited", "Questions that had to wait", registry=registry),
-            "bound": Counter("synergy_link_timed_out", "Grants because the longest wait was over", registry=registry),
-            "refused": Counter("synergy_link_refused", "Connections that were turned away", registry=registry),
+            "bound": Counter("synergy_link_timed_out", "Questions granted after the longest wait", registry=registry),
+            "refused": Counter("synergy_link_refused", "Refused connections to the arbiter", registry=registry),
         }
         self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
         self._nodes = Gauge(
             "synergy_node_penalty",
-            "Of nodes where jobs have fared badly lately, 0 to 1; of the worst one alone where PrivateData hides nodes",
+            "Penalty of bad nodes, 0 to 1; only the worst one if PrivateData hides nodes",
             ["node"],
             registry=registry,
         )
-        self._refused = Counter("synergy_reports_refused", "Reports turned away", ["cause"], registry=registry)
+        self._refused = Counter("synergy_reports_refused", "Refused reports", ["cause"], registry=registry)
         self._refused_told: dict[str, int] = {}
         self._job_metrics = JobMetrics(registry)
         self._registry = registry

@@ -162,12 +162,12 @@ AMEND = (
     ),
     Stage(
         name="give-back",
-        text="A job that keeps what a forced shrink leaves it is resized to that.",
+        text="A job that keeps only what a forced shrink leaves is resized to that.",
         run=_carry_out_shrinks,
     ),
     Stage(
         name="reservations",
-        text="Jobs whose nodes a reservation takes while they run are moved or shrunk, where that ends them sooner.",
+        text="Jobs whose nodes a reservation takes are moved or shrunk if they then end sooner.",
         run=_avoid_reservations,
     ),
     Stage(
@@ -177,12 +177,12 @@ AMEND = (
     ),
     Stage(
         name="overtaken",
-        text="Waiting jobs that plain jobs have overtaken, or any if they keep their size, are released into Slurm's own order.",
+        text="Waiting jobs that plain jobs have overtaken, or any if they keep their size, are released into Slurm's queue.",
         run=_release_overtaken,
     ),
     Stage(
         name="caps",
-        text="Where fewer running jobs may change at once, the changes that gain most go first.",
+        text="If the number of changes is bounded, those that gain most go first.",
         run=_cap_changes,
     ),
 )

@@ -115,32 +115,32 @@ def _pose(draft: Draft) -> Draft:
 FORMULATE = (
     Stage(
         name="shrink",
-        text="Jobs that hold more GPUs than they may keep (others wait, their owner wants fewer) count as having given them back.",
+        text="Jobs that must give GPUs back (others wait, their owner wants fewer) count as having done so.",
         run=_apply_forced_shrinks,
     ),
     Stage(
         name="classify",
-        text="Each job asks for Cells, with its weight, age and restart budget, or is not touched, with the reason.",
+        text="Each job gets candidate Cells, weight, age and restart budget, or a reason why it is left as it is.",
         run=_classify,
     ),
     Stage(
         name="spares",
-        text="A job that lost a node gets a spare one; a job whose start would leave too few spares waits.",
+        text="A job that lost a node gets a spare; a job whose start would leave too few spares waits.",
         run=_replace_lost_nodes,
     ),
     Stage(
         name="sizes",
-        text="Cells beyond Slurm's limits of the job, or larger than any node's CPUs and memory allow, are ruled out.",
+        text="Cells beyond the job's limits in Slurm, or beyond any node's CPUs and memory, are ruled out.",
         run=_bound_sizes,
     ),
     Stage(
         name="claims",
-        text="Deadlines, finish-time fairness and the time left give jobs a need or another weight.",
+        text="Deadlines, finish-time fairness and remaining time give jobs a need or another weight.",
         run=_claim,
     ),
     Stage(
         name="changes",
-        text="Which running jobs may be stopped, which changes repay their restart, how large an unmeasured job may start.",
+        text="Changes that don't repay their restart, stops and large first starts are ruled out.",
         run=_bound_changes,
     ),
     Stage(

@@ -112,12 +112,12 @@ def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others:
 SOLVE = (
     Stage(
         name="allocate",
-        text="The policy chooses a Cell for each job, with jobs that are due first; placement names the nodes, or the choice is made anew.",
+        text="The policy chooses each job's Cell, due jobs first, and placement its nodes; if it fails, the choice is repeated.",
         run=_allocate,
     ),
     Stage(
         name="bad-nodes",
-        text="Where the answer brings jobs to nodes on which others have fared badly, it is compared with one without those nodes.",
+        text="If jobs get bad nodes, the answer is compared with one without those nodes.",
         run=_spare_bad_nodes,
     ),
     Stage(
@@ -133,8 +133,8 @@ SOLVE = (
     Stage(name="layout", text="The setting Placement may give the same Cells other nodes.", run=_place_by_rule),
     Stage(
         name="links",
-        text="With LinkAware, jobs get other nodes or another Cell where shared links would cost more than that.",
+        text="With LinkAware, jobs get other nodes or another Cell if that costs less than shared links.",
         run=_weigh_links,
     ),
-    Stage(name="sharing", text="With LinkAware, what the links cost each job that shares them.", run=_forecast_sharing),
+    Stage(name="sharing", text="With LinkAware, each job's cost of shared links is noted.", run=_forecast_sharing),
 )

@@ -34,9 +34,9 @@ class AllocationSettings:
         metadata=about(
             "Policy",
             one_of(tuple(POLICIES), f"one of: {', '.join(POLICIES)}"),
-            "How GPUs are divided. synergy gives the highest total utility. exact solves the same problem as an integer "
-            "program and is slower. The others are there for comparison (docs/design/add-a-policy.md says how to add one). "
-            "With Preemption=no no policy stops a running job.",
+            "How GPUs are divided. synergy gives the highest total utility; exact solves the same problem more slowly, as an "
+            "integer program. The others are for comparison (docs/design/add-a-policy.md says how to add one). With "
+            "Preemption=no none stops a running job.",
         ),
     )
     fairness: float = field(
@@ -44,8 +44,8 @@ class AllocationSettings:
         metadata=about(
             "Fairness",
             number(-100, 1, "a number from -100 (max-min) over 0 (Nash) to 1 (sum)"),
-            "The exponent p of a job's utility ((relative goodput)^p - 1)/p. 0 is its logarithm, proportional fairness "
-            "(Nash). At 1 only the sum of goodput counts. Far below 0 the worst-off job counts (max-min).",
+            "The exponent p of a job's utility ((relative goodput)^p - 1)/p. 0 is the logarithm, proportional fairness "
+            "(Nash). At 1 only the sum of goodput counts; far below 0 the worst-off job (max-min).",
         ),
     )
     fairness_bound: float = field(
@@ -53,10 +53,10 @@ class AllocationSettings:
         metadata=about(
             "FairnessBound",
             number(1, 1000, "0 (none), or 1 and more, such as 1.5", or_zero=True),
-            "A bound on a job's finish-time fairness: its time to finish over that with an equal share of the GPUs. A "
-            "waiting job that would exceed it starts before others gain anything: others shrink for it or, with "
-            "Preemption=yes, are stopped; if that is not enough, nodes are kept for it. A running job that would exceed it "
-            "even on an equal share from now on gets that share before others gain anything. 0: no bound.",
+            "A bound on finish-time fairness: a job's time to finish relative to that with an equal share of the GPUs. A "
+            "waiting job that would exceed it starts first, if necessary in place of others (with Preemption=yes) or on nodes "
+            "kept for it. A running job that would exceed it even on an equal share from now on gets that share first "
+            "(docs/concepts/fairness.md). 0: no bound.",
         ),
     )
     short_first: float = field(
@@ -65,8 +65,7 @@ class AllocationSettings:
             "ShortFirst",
             number(0, 2, "a number from 0 (length does not count) to 2, such as 0.5"),
             "Short jobs weigh more: a job's weight is multiplied by (median time left / its own time left) to this power, "
-            "by a third to three. A job that reports no length counts by the lengths of similar jobs (Gittins' index), as "
-            "far as jobs of its own user have ended.",
+            "between a third and three. Unreported lengths are estimated (docs/concepts/fairness.md).",
         ),
     )
     deadline_share: float = field(
@@ -74,9 +73,8 @@ class AllocationSettings:
         metadata=about(
             "DeadlineShare",
             number(1, 1024, "0 (no bound), or 1 and more, such as 2", or_zero=True),
-            "A job with deadline= gets at most the largest of its sizes within this many equal shares of the GPUs before "
-            "others. An equal share is all GPUs over the users with jobs, and a user's share over that user's jobs. A "
-            "deadline costs its user nothing to write, so at 1 it takes no share of others. 0: no bound.",
+            "A job with deadline= gets, before others, at most its largest size within this many equal shares of the GPUs "
+            "(docs/concepts/fairness.md). At 1 deadlines, which cost nothing to write, take no share of others. 0: no bound.",
         ),
     )
     max_weight: float = field(
@@ -84,8 +82,8 @@ class AllocationSettings:
         metadata=about(
             "MaxWeight",
             number(0.001, 1000, "a number from 0.001 to 1000, such as 4"),
-            "The largest effective weight= of a job. The weights of a user's jobs are also divided by their mean if it "
-            "exceeds 1, so a higher weight= lowers only that user's other jobs.",
+            "The largest effective weight= of a job. A user's weights are also divided by their mean if it exceeds 1, so a "
+            "higher weight= lowers only that user's other jobs.",
         ),
     )
     priority_weight: str = field(
@@ -93,9 +91,9 @@ class AllocationSettings:
         metadata=about(
             "PriorityWeight",
             WEIGHT_SOURCE,
-            "yes: a job's weight= is multiplied by its Slurm priority over the median one; with "
-            "PriorityType=priority/multifactor this includes QOS and fair share. fair-share: by Slurm's fair-share factor "
-            "of its association over the median one instead; needs slurmdbd. Both factors lie between a tenth and ten.",
+            "yes: a job's weight= is multiplied by its Slurm priority over the median one, which includes QOS and fair share "
+            "with PriorityType=priority/multifactor. fair-share: by its association's fair-share factor over the median one "
+            "(needs slurmdbd). Both factors lie between a tenth and ten.",
         ),
     )
     account_limits: dict[str, int] = field(
@@ -103,7 +101,7 @@ class AllocationSettings:
         metadata=about(
             "AccountLimits",
             by_name(GPUS, "ACCOUNT:GPUS with commas between, such as physics:64"),
-            "The most GPUs of all Synergy jobs of a Slurm account together.",
+            "The most GPUs that all Synergy jobs of a Slurm account may hold together.",
             unset="none",
             example="physics:64,chemistry:32",
         ),
@@ -113,9 +111,9 @@ class AllocationSettings:
         metadata=about(
             "SpareNodes",
             by_name(SPARES, "PARTITION:NODES, PARTITION:SHARE% or qos/QOS:NODES with commas between", QOS),
-            "The number of nodes of a partition that stay idle, or are lent to jobs that can shrink: a job waits if its "
-            "start would leave fewer. A job that Slurm requeues after the loss of a node gets its former size back within "
-            "seconds. qos/QOS: that many of all nodes, for jobs of a QOS that lose a node.",
+            "Nodes of a partition that stay idle or are lent to jobs that can shrink, so that a job that loses a node gets "
+            "its former size back within seconds. A job waits if its start would leave fewer. qos/QOS: that many of all "
+            "nodes, for jobs of a QOS.",
             unset="none",
             example="gpu:1,large:5%,qos/high:2",
         ),
@@ -125,10 +123,9 @@ class AllocationSettings:
         metadata=about(
             "Preemption",
             FLAG,
-            "yes: a running job that can't shrink further may be stopped at a checkpoint and wait, if others gain more from "
-            "its GPUs than it loses and a restart costs, but not within five restart costs of its start or of its expected "
-            "end. no: a running job always keeps some GPUs. Policies other than synergy and exact stop jobs by rules of their "
-            "own, or never: see Policy.",
+            "yes: a running job that can't shrink further may be stopped at a checkpoint, if others gain more from its GPUs "
+            "than it loses and a restart costs, but not within five restart costs of its start or its expected end. no: a "
+            "running job always keeps some GPUs. Policies other than synergy and exact have rules of their own.",
         ),
     )
     first_start: float = field(
@@ -145,9 +142,9 @@ class AllocationSettings:
         metadata=about(
             "Placement",
             PLACEMENT,
-            "Which nodes a job that starts or changes gets. pack: the fullest that fit, inside a leaf switch if possible. "
-            "lwf-N: a job of more than N GPUs gets the nodes with the least work left to do, smaller ones the fullest that "
-            "fit: fewer jobs on a link, and no better than pack in docs/benchmarks.md.",
+            "The nodes of a job that starts or changes. pack: the fullest that fit, inside a leaf switch if possible. lwf-N: "
+            "the nodes with the least work left for a job of more than N GPUs, the fullest for smaller ones; fewer jobs share "
+            "a link, but it is no better than pack in docs/benchmarks.md.",
         ),
     )
     link_aware: bool = field(
@@ -163,8 +160,8 @@ class AllocationSettings:
         metadata=about(
             "NodeLink",
             LINK,
-            "The network link of each node, for LinkAware and the link arbiter. The cost of sharing it is scaled from 10 "
-            "GbE, unless the measured figures that synergyctl profiles measure --pairs prints follow the name, such as "
+            "The network link of each node, for LinkAware and the link arbiter. Sharing costs what it costs on 10 GbE, "
+            "scaled, unless the figures that synergyctl profiles measure --pairs prints follow the name, such as "
             "10gbe@0.86+0.24.",
         ),
     )
@@ -181,8 +178,8 @@ class AllocationSettings:
         metadata=about(
             "LinkArbiterPort",
             PORT,
-            "The port where jobs that span nodes ask before each gradient all-reduce. Those that share a node's link take "
-            "turns if that is faster. 0: no job asks.",
+            "Where jobs that span nodes ask before each gradient all-reduce, so that jobs on one link take turns if that is "
+            "faster. 0: no job asks.",
         ),
     )
     link_arbiter_rule: str = field(  # the rules: links/disciplines.py
@@ -190,10 +187,9 @@ class AllocationSettings:
         metadata=about(
             "LinkArbiterRule",
             RULE,
-            "Which jobs take turns on a shared link. look-ahead: the one of the rules below, or none, that is predicted to "
-            "end the jobs that share links soonest. srsf-N: at most N jobs on a link at once, the least remaining GPU time "
-            "first. ada-srsf (AdaDUAL): a second job joins only with a message that is short compared with the rest of the "
-            "first one's.",
+            "Which jobs take turns on a shared link (docs/concepts/contention.md). look-ahead: the rule below, or none, that "
+            "is predicted to end them soonest. srsf-N: at most N jobs at once, those with the least remaining GPU time. "
+            "ada-srsf: AdaDUAL.",
         ),
     )
 

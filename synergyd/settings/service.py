@@ -18,8 +18,8 @@ class ServiceSettings:
             "Database",
             DATABASE,
             "Where profiles and decisions are stored: an SQLAlchemy URL. Keep the password out of it: put it into a .pgpass "
-            "file, or name such a file as PGPASSFILE in /etc/default/synergyd. `?schema=NAME` names the schema to use in "
-            "PostgreSQL. `{cluster}` stands for the ClusterName, so that one line serves clusters that share a database.",
+            "file, or name such a file as PGPASSFILE in /etc/default/synergyd. `?schema=NAME` names the schema in PostgreSQL. "
+            "`{cluster}` stands for the ClusterName, so that clusters that share a database can share the line.",
             unset="an SQLite file, synergy.db in StateDir",
             example="sqlite:////var/lib/synergy/synergy.db",
         ),
@@ -37,9 +37,8 @@ class ServiceSettings:
         metadata=about(
             "Partitions",
             JOBS,
-            "The jobs that Synergy manages: those of these partitions, including jobs that wait for several if one of them "
-            "is named here; with user/NAME or account/NAME, of those only the jobs of these users and accounts. Others run "
-            "as plain Slurm jobs.",
+            "The partitions whose jobs Synergy manages, including jobs that name several if one is listed here. With "
+            "user/NAME or account/NAME, only the jobs of these users and accounts. Others run as plain Slurm jobs.",
             unset="all",
             example="gpu,user/mina,account/physics",
         ),
@@ -52,8 +51,7 @@ class ServiceSettings:
         metadata=about(
             "Profile",
             path("an absolute path of what `synergyctl profiles fit` wrote"),
-            "The file that `synergyctl profiles fit` wrote from this cluster's measured rows. It takes precedence over the "
-            "built-in GPU figures.",
+            "Figures of this cluster from its measured rows. They take precedence over the built-in GPU figures.",
             unset="none",
             example="/etc/slurm/synergy/cluster.profile",
         ),
@@ -63,8 +61,8 @@ class ServiceSettings:
         metadata=about(
             "StateDir",
             path("an absolute path, such as /var/lib/synergy"),
-            "The daemon's folder: heartbeat, plans of jobs, the SQLite file. The job_submit plugin reads the heartbeat on "
-            "the slurmctld host. Jobs read their plans here if compute nodes see the folder, otherwise from AdminComment.",
+            "The daemon's folder: heartbeat, plans of jobs, the SQLite file. The job_submit plugin reads the heartbeat on the "
+            "slurmctld host. Jobs read their plans here if compute nodes see the folder, otherwise from AdminComment.",
         ),
     )
     metrics_port: int = field(
@@ -93,7 +91,7 @@ class ServiceSettings:
         metadata=about(
             "RestPort",
             PORT,
-            "The port of the REST service (synergyrestd). synergyctl uses it from login nodes, at ReportHost or else at "
+            "The port of the REST service (synergyrestd), which synergyctl uses from login nodes at ReportHost, or else "
             "SlurmctldHost. 0: the service listens only on its Unix socket in StateDir.",
         ),
     )
@@ -102,8 +100,8 @@ class ServiceSettings:
         metadata=about(
             "NoticeUrl",
             WEB,
-            "The URL to which notices of all jobs are posted as JSON, signed with the key in StateDir/notice.key. Redirects "
-            "are not followed.",
+            "Where notices of all jobs are posted as JSON, signed with the key in StateDir/notice.key. Redirects are not "
+            "followed.",
             unset="no webhook",
             example="https://chat.example.org/hooks/synergy",
         ),
@@ -113,8 +111,8 @@ class ServiceSettings:
         metadata=about(
             "MailProg",
             path("an absolute path of a program, such as /usr/bin/mail"),
-            "Sends notices to owners who ask for them by notify= or --mail-type, called as Slurm calls its MailProg: "
-            "-s SUBJECT ADDRESS, with the text on its standard input.",
+            "Sends notices to owners who ask for them by notify= or --mail-type. It is called as Slurm calls its MailProg: -s "
+            "SUBJECT ADDRESS, with the text on standard input.",
             unset="no mail",
             example="/usr/bin/mail",
         ),

@@ -10,7 +10,7 @@ from textwrap import fill
 import click
 
 from synergyd.settings import SETTINGS, TABLE, Settings
-from synergyd.settings.types import Setting
+from synergyd.settings.types import PORT, UPLINK, Setting
 
 _WIDTH = 120
 _HEAD = """\
@@ -23,9 +23,9 @@ _MARKDOWN_HEAD = """\
 # Settings
 
 Settings are `#SYNERGY Key=Value` lines of slurm.conf, or of a file that it Includes (synergy.conf lists them all).
-Slurm takes these lines for comments. The case of a key does not matter, a value with blanks stands in quotes, and one line
-may hold several settings. A duration is a number of seconds, or a number with s, m, h or d. If a key is given twice, the first
-one holds. If a line is wrong, the default stays. `synergyctl config check` names both.
+Slurm takes these lines for comments. Keys ignore case, a value with blanks stands in quotes, and one line may hold several
+settings. A duration is a number of seconds, or a number with s, m, h or d; a port is 1 to 65535, or 0 for none. The first line
+of a key holds. A wrong line leaves the default. `synergyctl config check` names both.
 """
 
 
@@ -61,13 +61,14 @@ def _conf_entry(setting: Setting) -> str:
 
 def _markdown_entry(setting: Setting) -> str:
     written = default_text(setting)
-    rows = {
-        "Takes": setting.type.takes,
-        "Default": f"`{written}`" if written else setting.unset,
-        "Example": f"`{setting.key}={setting.example}`" if setting.example else "",
-    }
-    listed = "\n".join(f"- {name}: {value}" for name, value in rows.items() if value)
-    return f"## {setting.key}\n\n{setting.text}\n\n{listed}\n"
+    takes = setting.type.takes
+    if written:  # the default is an example
+        takes = takes.partition(", such as ")[0]
+    takes = {PORT.takes: "a port", UPLINK.takes: "none, or as NodeLink"}.get(takes, takes)
+    line = f"Takes {takes}. Default: {f'`{written}`' if written else setting.unset}."
+    if setting.example and setting.example not in takes:
+        line += f" Example: `{setting.key}={setting.example}`."
+    return f"## {setting.key}\n\n{setting.text}\n\n{line}\n"
 
 
 @click.command()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from synergy_core.accepts import Accepts
 from synergy_core.achieved import Achieved
 from synergy_core.expected import ExpectedJob
 from synergy_core.job_end import JobEnd
-from synergy_core.job_report import Report
+from synergy_core.job_report import EarlyFailure, InPlace, Report
 from synergy_core.losses import Losses
 from synergy_core.notice import Notice
 from synergy_core.reasons import Reason
-from synergy_core.records import Action, Cell, Decision
+from synergy_core.records import Action, Cell, Decision, ModelSpec
 from synergy_core.shared_links import Sharing
 from synergy_core.usage import Totals
 from synergy_core.would_have import WouldHave, WouldHaveTotals
@@ -24,19 +26,22 @@ from synergy_core.would_have import WouldHave, WouldHaveTotals
 from synergyd.control.decision_log import JobStatus
 
 FORMAT = 1  # rises when a field goes or changes its meaning; new fields do not raise it
+#: the parts of a report that only the launcher and the daemon need; the page lists their fields without texts
+_INNER = (Accepts, EarlyFailure, InPlace, ModelSpec)
+_SINCE_1970 = ", seconds since 1970"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadNode:
-    """A node where jobs have fared badly lately."""
+    """A node where jobs failed or were slow lately."""
 
     #: its name in Slurm
     name: str
-    #: 0 to 1, fading: jobs get it last
+    #: 0 to 1, fading; the higher, the later jobs get the node
     penalty: float
     #: in words
     why: str
-    #: the same as data
+    #: `why` as data
     reasons: tuple[Reason, ...] = ()
     #: Synergy has drained it
     drained: bool
@@ -44,17 +49,17 @@ class BadNode:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusJson:
-    """`synergyctl status --json`: the jobs of the last epoch, or the one that was asked for."""
+    """`synergyctl status --json`: the jobs of the last epoch, or the named one."""
 
-    #: format of this object; it rises when a field goes or changes its meaning
+    #: version of this format; it rises when a field is removed or changes its meaning
     format: int = FORMAT
     #: start of the last epoch, seconds since 1970; null before the first one
     epoch_s: float | None
     #: the daemon only shows what it would do
     dry_run: bool
-    #: since when the REST service can't read its database, seconds since 1970: all else is of then; null while it can
+    #: time since which the REST service can't read its database, and of all other values, seconds since 1970; null while it can
     stale_since_s: float | None = None
-    #: jobs with GPUs and without a #SYNERGY line that wait or run; null where it is not known
+    #: plain jobs with GPUs that wait or run
     plain_jobs: int | None = None
     #: GPUs that they hold
     plain_held_gpus: int | None = None
@@ -62,7 +67,7 @@ class StatusJson:
     jobs: tuple[JobStatus, ...] = ()
     #: the worst first
     bad_nodes: tuple[BadNode, ...] = ()
-    #: jobs without a `#SYNERGY` line that wait, in the order of the queue
+    #: plain jobs that wait, in queue order
     waiting: tuple[ExpectedJob, ...] = ()
 
 
@@ -70,7 +75,7 @@ class StatusJson:
 class AlternativeJson:
     """A Cell that the job did not get."""
 
-    #: what it would have been
+    #: the Cell
     cell: Cell
     #: in words
     why_not: str
@@ -86,23 +91,23 @@ class DecisionJson:
     job_id: int
     #: what is to happen
     action: Action
-    #: what the job should have; null while it waits, and where its script's own plan is used
+    #: the job's new Cell; null while it waits, and with its script's own plan
     cell: Cell | None
-    #: the nodes that it should have
+    #: the job's new nodes
     node_names: tuple[str, ...]
-    #: one or more sentences for the user
+    #: the reasons, as sentences
     why: str
-    #: goodput over that of the size asked for at sbatch; null if not known
+    #: predicted goodput relative to the requested size
     relative_goodput: float | None = None
     #: the best Cells that it did not get
     alternatives: tuple[AlternativeJson, ...] = ()
-    #: the terms that the job adds to the objective, by name
+    #: the job's terms of the objective, by name
     worth: tuple[tuple[str, float], ...] = ()
-    #: finish-time fairness (Themis): above 1 where it fares worse than on an equal share of the cluster
+    #: finish-time fairness (Themis): above 1 if slower than on an equal share of the cluster
     fairness: float | None = None
     #: null if it shares no link, or LinkAware is off
     sharing: Sharing | None = None
-    #: `why` as data: a code and the values that its sentence names
+    #: `why` as data
     reasons: tuple[Reason, ...] = ()
 
 
@@ -121,7 +126,7 @@ class StoryLine:
     at_s: float
     #: state of its resize after the step
     state: str
-    #: kind of the event that led there
+    #: kind of the event that led to it
     event: str
     #: what happened, in words
     detail: str
@@ -131,21 +136,21 @@ class StoryLine:
 class ExplainJson:
     """`synergyctl explain JOB --json`: all that is stored of one job."""
 
-    #: format of this object; it rises when a field goes or changes its meaning
+    #: version of this format; it rises when a field is removed or changes its meaning
     format: int = FORMAT
     #: Slurm's job id
     job_id: int
-    #: start of the epoch of the decision, seconds since 1970; null where there is none
+    #: start of the decision's epoch, seconds since 1970
     decided_s: float | None
-    #: the daemon only shows what it would do; null where there is no decision
+    #: the daemon only shows what it would do; null without a decision
     dry_run: bool | None
-    #: the newest decision that differs from the one before
+    #: the newest decision that differs from its predecessor
     decision: DecisionJson | None
     #: the decided size, plan and predictions in words
     lines: tuple[str, ...]
     #: the links shared with other jobs, in words
     links: tuple[str, ...]
-    #: the best sizes that it did not get, with why not, in words
+    #: the best sizes that it did not get, and why, in words
     alternatives: tuple[str, ...]
     #: state of its resize; null once the job is gone
     lifecycle: str | None
@@ -153,19 +158,19 @@ class ExplainJson:
     report: Report | None
     #: what the job says of itself ("" for nothing)
     note: str
-    #: what its owner should look at: stalled, slow nodes, no reports
+    #: problems for its owner: stalled, slow nodes, no reports
     warnings: tuple[str, ...]
     #: `synergyctl pause` holds: Synergy leaves the job as it is
     paused: bool
     #: oldest first
     story: tuple[StoryLine, ...]
-    #: how it ended, by Slurm; null while it has not, or where Slurm has forgotten it
+    #: how it ended, by Slurm; null before its end, or if Slurm has forgotten it
     end: JobEnd | None = None
-    #: what it makes of its GPUs; null before its first step time, and once it is gone
+    #: its speed; null before its first step time and after its end
     achieved: Achieved | None = None
-    #: when it will start and end, and why it waits where Synergy does not decide about it; null once it has ended
+    #: when it will start and end, and why Slurm lets it wait; null after its end
     expected: ExpectedJob | None = None
-    #: what holds its steps up where the evidence decides, as data; the sentences are among `warnings`
+    #: causes of slow steps, where the evidence suffices; `warnings` has the sentences
     diagnoses: tuple[Reason, ...] = ()
 
 
@@ -197,17 +202,17 @@ class UsageDay:
 
 @dataclass(frozen=True, kw_only=True)
 class UsageJson:
-    """`synergyctl usage --json`: GPU hours of a span of time, by account and user."""
+    """`synergyctl usage --json`: GPU hours of a period, by account and user."""
 
-    #: format of this object; it rises when a field goes or changes its meaning
+    #: version of this format; it rises when a field is removed or changes its meaning
     format: int = FORMAT
-    #: begin of the span, seconds since 1970
+    #: begin of the period, seconds since 1970
     from_s: float
-    #: its end, which is not part of it
+    #: its end, exclusive
     to_s: float
     #: by account, then user
     rows: tuple[UsageJsonRow, ...] = ()
-    #: of all rows together
+    #: all rows
     total: Totals
     #: what they went into
     losses: Losses = field(default_factory=Losses)
@@ -219,19 +224,19 @@ class UsageJson:
 class WouldHaveJson:
     """`synergyctl usage --would-have --json`: what a dry run would have changed, job by job."""
 
-    #: format of this object; it rises when a field goes or changes its meaning
+    #: version of this format; it rises when a field is removed or changes its meaning
     format: int = FORMAT
-    #: when the first of these jobs was seen first, seconds since 1970
+    #: when the first of these jobs was first seen, seconds since 1970
     from_s: float
-    #: when the last of them was seen last
+    #: when the last of them was last seen
     to_s: float
     #: by job id
     jobs: tuple[WouldHave, ...] = ()
-    #: of those with a #SYNERGY line
+    #: jobs with a #SYNERGY line
     with_line: WouldHaveTotals
-    #: of those without, as if they had one
+    #: plain jobs, as if they had one
     plain: WouldHaveTotals
-    #: of all together
+    #: all jobs
     total: WouldHaveTotals
 
 
@@ -245,23 +250,23 @@ class Incarnation:
     end_s: float | None
     #: names of its nodes
     nodes: tuple[str, ...]
-    #: GPUs that it held, with those of allocations beside its own
+    #: GPUs held, including second allocations
     gpus: int
-    #: RUNNING, RESIZING if it went on with other GPUs, or Slurm's state at its end: REQUEUED, COMPLETED, ...; "": not told yet
+    #: RUNNING, RESIZING (it went on with other GPUs), or Slurm's state at its end: REQUEUED, COMPLETED, ...; "": not known yet
     state: str
-    #: seconds that it ran
+    #: running time
     run_s: float
-    #: GPU hours that it held
+    #: GPU hours held
     held_gpu_h: float
-    #: seconds before it: since the job was submitted or requeued
+    #: waiting time before it, since the submission or requeue
     waited_s: float
-    #: seconds in which it held its GPUs for a restart: before training began, for the checkpoint before its end, and in place
+    #: time with GPUs spent on restarts: before training began, for the checkpoint before its end, and in place
     restart_s: float
-    #: seconds in which it trained with a goodput that is known
+    #: training time with a known goodput
     trained_s: float
-    #: goodput over that of the run before, as predicted when Synergy decided the change; null: no change of Synergy's, or not known
+    #: goodput relative to the previous run, as predicted when Synergy decided the change; null also for other changes
     predicted: float | None
-    #: the same by reports before and after it; null: not known
+    #: the same, from the reports before and after it
     measured: float | None
 
 
@@ -269,7 +274,7 @@ class Incarnation:
 class JobUsageJson:
     """`synergyctl usage JOB --json`: all incarnations of one job."""
 
-    #: format of this object; it rises when a field goes or changes its meaning
+    #: version of this format; it rises when a field is removed or changes its meaning
     format: int = FORMAT
     #: Slurm's job id
     job_id: int
@@ -281,13 +286,13 @@ class JobUsageJson:
     asked_gpus: int
     #: oldest first
     incarnations: tuple[Incarnation, ...]
-    #: seconds that it ran, in all
+    #: total running time
     run_s: float
-    #: seconds that it waited before its runs, in all
+    #: total waiting time before its runs
     waited_s: float
     #: incarnations after the first
     restarts: int
-    #: seconds without training for restarts: those of the runs, and without GPUs in restarts that Synergy chose
+    #: time without training for restarts: in the runs, and without GPUs in restarts that Synergy chose
     restart_s: float
     #: its GPU hours, and the gain
     total: Totals
@@ -296,12 +301,28 @@ class JobUsageJson:
 
 
 def json_reference() -> str:
-    """Return the page in Markdown: a section for each record of the commands and of the webhook, with a table of its fields."""
+    """Return the page in Markdown: the fields that several records share, then a section for each record with its own fields."""
     records: list[type] = [StatusJson, ExplainJson, UsageJson, JobUsageJson, WouldHaveJson, Notice]
     for record in records:  # grows while it is walked
         hints = get_type_hints(record)
-        records += [kind for f in fields(record) for kind in _records_in(hints[f.name]) if kind not in records]
-    return "\n".join(line for record in records for line in _section(record))
+        for kind in (kind for f in fields(record) for kind in _records_in(hints[f.name])):
+            if kind not in records:
+                records.append(kind)
+    items = {record: _items(record) for record in records}
+    counts = Counter(item for own in items.values() for item in own)
+    common = {item for item, count in counts.items() if count > 1}
+    points = sorted(
+        {f"`{name}`" for record in records for name, text in field_docs(record).items() if _SINCE_1970 in text}
+    )
+    head = (
+        "A field without a type is a string. `?` behind a type: the value may be null, if it is not known or for the reason that the text "
+        "gives. `[]`: a list. `/v1/openapi.json` of the [REST service](../admin/rest.md) describes the fields that are "
+        "listed by type. Names in `_bytes` are sizes in bytes, in `_gpu_h` GPU hours. "
+        f"{', '.join(points)} are points in time, in seconds since 1970; the other names in `_s` are durations in seconds."
+    )
+    shared = [f"- `{name}`{rest}" for name, rest in sorted(common)]
+    parts = [head, "", "## Common", "", "The fields with the same meaning in several records:", "", *shared, ""]
+    return "\n".join([*parts, *(line for record in records for line in _section(record, items[record], common))])
 
 
 def _records_in(kind: Any) -> Iterator[type]:
@@ -311,11 +332,27 @@ def _records_in(kind: Any) -> Iterator[type]:
         yield from _records_in(inner)
 
 
-def _section(record: type) -> Iterator[str]:
+def _items(record: type) -> tuple[tuple[str, str], ...]:
+    """Return each field's name, and its type and text as the page has them."""
     hints, docs = get_type_hints(record), field_docs(record)
+    types = {f.name: "" if hints[f.name] is str else f" ({_format_type(hints[f.name])})" for f in fields(record)}
+    return tuple((name, f"{kind}: {docs.get(name, '').replace(_SINCE_1970, '')}") for name, kind in types.items())
+
+
+def _section(record: type, items: tuple[tuple[str, str], ...], common: set[tuple[str, str]]) -> Iterator[str]:
     yield from (f"## {record.__name__}", "", inspect.cleandoc(record.__doc__ or ""), "")
-    for f in fields(record):
-        yield f"- `{f.name}` ({_format_type(hints[f.name])}): {docs.get(f.name, '')}"
+    if record in _INNER:
+        kinds: dict[str, list[str]] = {}
+        for name, rest in items:
+            kinds.setdefault(rest.partition(":")[0].removeprefix(" (").removesuffix(")") or "string", []).append(
+                f"`{name}`"
+            )
+        yield from (f"- {kind}: {', '.join(names)}" for kind, names in kinds.items())
+        yield ""
+        return
+    if names := [f"`{item[0]}`" for item in items if item in common]:
+        yield f"- [common](#common): {', '.join(names)}"
+    yield from (f"- `{name}`{rest}" for name, rest in items if (name, rest) not in common)
     yield ""
 
 
@@ -334,11 +371,11 @@ def field_docs(record: type) -> dict[str, str]:
 def _format_type(kind: Any) -> str:
     inner = get_args(kind)
     if type(None) in inner:
-        return " or ".join(_format_type(k) for k in inner if k is not type(None)) + " or null"
+        return " or ".join(_format_type(k) for k in inner if k is not type(None)) + "?"
     if get_origin(kind) is dict:
         return "object"
     if inner and inner[-1] is Ellipsis:
-        return f"list of {_format_type(inner[0])}"
+        return f"{_format_type(inner[0])}[]"
     if inner:
         return f"[{', '.join(map(_format_type, inner))}]"
     if is_dataclass(kind) and isinstance(kind, type):

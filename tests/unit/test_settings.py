@@ -55,7 +55,8 @@ def test_the_reference_page_has_every_key() -> None:
     page = settings_markdown()
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [s.key for s in TABLE]
     entry = page[page.index("## Epoch") : page.index("## Partitions")]
-    assert entry.splitlines()[4:6] == ["- Takes: 1 s to 1 day, such as 60, 60s or 5m", "- Default: `60s`"]
+    assert entry.splitlines()[4] == "Takes 1 s to 1 day. Default: `60s`."
+    assert "Takes a port. Default: `7321`." in page and "Takes none, or as NodeLink. Default: `none`." in page
 
 
 def test_both_forms_can_be_printed() -> None:

@@ -1,12 +1,15 @@
 """The content of an AdminComment.
 
-It is the job's directive, stamped by the plugin; behind ` | ` the daemon's own part: the size asked for at sbatch, the
-plan, where to report.
+The plugin stamps the job's directive; behind ` | ` is the daemon's part: the requested size, the plan, where to report.
 
     synergy:1 model=llama2-7b min_gpus=4 | asked=a100,2,8 cpus=16 nodes=n7 plan=tp:4,pp:1,... report=ctl:7321 by=64030
 
-So a daemon with an empty database still knows each job's own size, and a launcher needs no shared folder. The meaning of the directive's
-keys is given in synergyd/slurm/directives/grammar.py.
+So a daemon with an empty database still knows each job's requested size, and a launcher needs no shared folder. The daemon's keys are
+`asked` (GPU type, nodes, GPUs per node), `cpus`, `tasks` and `nodes` of the sbatch line, `time` (its limit in seconds, and how often
+the job has begun again), `begin` (--begin, written by the plugin), `throttle` (tasks of its array at once), `mail` (MailType while a
+resize suppresses mails), `plan`, `comm` (how its replicas exchange gradients), `batch=own` (the script keeps its global batch),
+`note` (an operator's AdminComment), `report` and `links` (host:port that takes reports, of the link arbiter), and `by` (the daemon's
+uid). A wrong value counts as absent.
 """
 
 from __future__ import annotations
@@ -36,16 +39,16 @@ _DAMAGED = re.compile(r"%(?![0-9A-F]{2})")
 
 @dataclass(frozen=True)
 class AdminCommentStamp:
-    """The content of an AdminComment. A field that makes no sense counts as not said; `mistakes` names it."""
+    """The content of an AdminComment. A wrong field counts as absent; `mistakes` names it."""
 
-    #: keys and values of the directive, in order; None for a value that can't be decoded
+    #: keys and values of the directive, in order; None: a value that can't be decoded
     directive: tuple[tuple[str, str | None], ...] = ()
     _: KW_ONLY
-    #: the size of the sbatch line
+    #: the requested size
     requested_shape: Shape | None = None
     #: CPUs of the sbatch line
     cpus_per_node: int | None = None
-    #: tasks of the sbatch line, where they are more than one a node
+    #: tasks of the sbatch line, if more than one per node
     own_tasks: int | None = None
     #: --nodelist of the sbatch line
     nodelist: tuple[str, ...] = ()
@@ -64,11 +67,11 @@ class AdminCommentStamp:
     time_limit_s: int | None = None
     #: number of times that it began again
     continuations: int = 0
-    #: tasks of its array that may run at once; 0: any number. Slurm says it only of several waiting tasks
+    #: tasks of its array that may run at once; 0: any number
     throttle: int = 0
-    #: MailType as the job's user set it, while a resize keeps some of its mails from being sent
+    #: MailType of the job's user, while a resize suppresses some mails
     mail: str = ""
-    #: --begin of the sbatch line, seconds since 1970, where it is later than the submission; written by the plugin alone
+    #: --begin of the sbatch line if later than the submission, seconds since 1970; written only by the plugin
     begin_s: int | None = None
     #: mistakes in fields of the daemon's part, by the field's name
     mistakes: Mapping[str, str] = field(default_factory=dict, compare=False)

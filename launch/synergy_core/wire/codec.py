@@ -1,6 +1,6 @@
-"""Records to JSON-able values and back: the one codec of reports, plan files, the link protocol and the store.
+"""Records to JSON values and back: the codec of reports, plan files, the link protocol and the store.
 
-Loading is strict about types and lenient about fields it does not know: the output of a newer version still reads.
+Loading is strict about types and ignores unknown fields, so the output of a newer version still reads.
 """
 
 from __future__ import annotations

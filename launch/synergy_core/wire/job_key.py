@@ -1,8 +1,8 @@
-"""Reports where a job's processes have no munge, as in a container: signed with a key that the daemon hands to the job in a file.
+"""Reports of processes without munge, as in a container: signed with a key that the daemon hands to the job in a file.
 
-The file lies beside the job's plan, and its owner alone can read it. The key is of one job, one incarnation and one user, and never on
-the wire: HMAC-SHA256 over the message with it. `KEY:job:restarts:uid:seconds since 1970:nonce:signature:payload in base64`. In an
-answer the signature of the report is signed first, so that it answers no other report.
+The file is beside the job's plan, readable only by its owner. The key is of one job, incarnation and user, and is never sent. The
+signature is HMAC-SHA256 over the message: `KEY:job:restarts:uid:seconds since 1970:nonce:signature:payload in base64`. An answer
+also signs the signature of its report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The connection that a launcher leaves open behind a delivered report: by a knock on it the daemon asks for another report at once.
+"""The connection that a launcher leaves open after a report, on which the daemon can ask for the next report at once.
 
-A knock is one byte, and then the daemon closes. It carries no word and needs no trust: what the daemon wants stands in its answer to
-the report that follows. A line that closes without a knock (no room, the daemon ended) means nothing: reports come at their interval.
+To ask, the daemon sends one byte and closes. The byte needs no trust: the daemon's answer to that report says what it wants. A line that
+closes without a byte (no room, the daemon ended) means nothing: reports come at their interval.
 """
 
 from __future__ import annotations

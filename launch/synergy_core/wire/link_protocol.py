@@ -1,4 +1,4 @@
-"""The words that jobs and the link arbiter exchange: one TCP connection, one munge credential, then plain lines.
+"""Messages of jobs and the link arbiter: one TCP connection, one munge credential, then plain lines.
 
 | from the job | from the arbiter |
 |---|---|
@@ -6,8 +6,8 @@
 | `ask N MB EXPOSED_S` (0: not known yet) | `go N` at once, or `wait N` at once and `go N` later; `free N`: go, and don't ask for FREE_S |
 | `done N` | nothing |
 
-N counts a connection's questions, so that a late answer is never taken for the one to a newer question. The welcome names the longest
-that a grant takes, and the nonce of the Hello: another process on that port does not know the nonce, and gets no question.
+N counts a connection's questions, so that a late answer is not mistaken for that to a newer one. The welcome has the longest time to a
+grant, and the nonce of the Hello: another process on that port does not know it, and gets no question.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""munge credentials through libmunge: they show who sent a message, and whether it was altered or sent twice."""
+"""munge credentials through libmunge: they prove who sent a message, that it is unaltered, and that it was sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan between daemon and job: what is right in one that a stranger wrote, and its short text."""
+"""A plan between daemon and job: its checks and its short text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's hand-over to a job's launcher: the plan and where to report. A JSON file; where there is none, AdminComment."""
+"""The daemon's hand-over to a job's launcher: the plan and where to report, in a JSON file, or without it in AdminComment."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class PlanFile:
     report: str = ""
     #: the directive's folder
     checkpoint: str = ""
-    #: the daemon's uid, whose signed answers the launcher believes besides root's
+    #: the daemon's uid: the launcher believes answers signed by it or root
     by: int | None = None
     #: host:port of the link arbiter; "": ask none
     links: str = ""
-    #: the size of the sbatch line
+    #: the requested size
     asked: Shape | None = None
     #: the script keeps its own global batch; the plan's is a guess
     own_batch: bool = False

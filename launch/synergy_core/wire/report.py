@@ -1,4 +1,4 @@
-"""Reports of a job to the daemon: one line over TCP, a munge credential around a JSON object (or that signed with the job's key)."""
+"""Reports of a job to the daemon: one line over TCP, a JSON object in a munge credential or signed with the job's key."""
 
 from __future__ import annotations
 

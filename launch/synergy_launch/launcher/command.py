@@ -343,13 +343,13 @@ def run_leader(allocation: JobAllocation, arguments: Sequence[str]) -> int:
 @click.option("--runner", type=click.Choice(["torchrun", "python"]), default="torchrun", show_default=True,
               help="'python' starts the script itself, once a node.")  # fmt: skip
 @click.option("--style", type=click.Choice(["auto", "megatron", "env"]), default="auto", show_default=True,
-              help="How the script learns its degrees: Megatron's arguments, or SYNERGY_PLAN_JSON alone.")  # fmt: skip
+              help="How the script learns its degrees: Megatron's arguments, or only SYNERGY_PLAN_JSON.")  # fmt: skip
 @click.option("--module", "-m", is_flag=True, help="SCRIPT is a module name, as with python -m.")
 @click.option("--global-batch", "batch_limits", default="", metavar="LO:HI",
               help="Without a daemon: the script may choose its global batch in this range as its gradient noise grows.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be run on this node, and stop.")
 @click.option("--try", "is_trial", is_flag=True,
-              help="Compare a few steps at two sizes here with a run left alone, and stop. Exit code 1: they differ.")  # fmt: skip
+              help="Compare a few steps at two sizes here with an undisturbed run, and stop. Exit code 1: they differ.")  # fmt: skip
 @click.version_option(__version__, prog_name="synergy-launch")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -371,10 +371,10 @@ def command(
     \b
         srun synergy-launch pretrain_gpt.py --num-layers 32 ...
 
-    It takes the plan (a file of the daemon's, else AdminComment), derives nodes, ranks and rendezvous from the allocation,
-    sets Megatron's arguments (or SYNERGY_PLAN_JSON for other scripts), and runs torchrun on each node. SIGUSR2 asks the
-    script for a checkpoint, SIGTERM ends it with one. Without a plan it runs with what Slurm gave; outside Slurm it runs on
-    this machine. SCRIPT may be another launcher's command, such as `torchrun --nproc-per-node 8 train.py`.
+    It derives nodes, ranks and rendezvous from the allocation, sets Megatron's arguments (or SYNERGY_PLAN_JSON for other
+    scripts) by the plan, and runs torchrun on each node. SIGUSR2 asks the script for a checkpoint, SIGTERM ends it with one.
+    Without a plan it uses what Slurm gave; outside Slurm it runs on this machine. SCRIPT may be another launcher's command,
+    such as `torchrun --nproc-per-node 8 train.py`.
 
     Shell completion: eval "$(_SYNERGY_LAUNCH_COMPLETE=bash_source synergy-launch)"
     """

@@ -63,17 +63,30 @@ class WithWorkloads(WithOldOptions):
     help=f"srsf-T (T tasks on a link at most), ada-srsf, look-ahead; srsf and ada-srsf also with -time and -reserve "
     f"behind. A placement may stand before each: {_PLACEMENTS}.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The first seed of the jobs.")
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1, 10_000), help="How many, counted up.")
-@click.option("--jobs", default=160, show_default=True, type=click.IntRange(1, 100_000), help="Jobs, in the same mix.")
-@click.option("--nodes", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Nodes.")
-@click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="The first seed of the jobs."
+)
+@click.option(
+    "--seeds", default=1, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Number of seeds."
+)
+@click.option(
+    "--jobs",
+    default=160,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="Jobs, in the same mix.",
+)
+@click.option("--nodes", default=16, show_default=True, type=click.IntRange(1, 10_000), metavar="N", help="Nodes.")
+@click.option(
+    "--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), metavar="N", help="GPUs a node."
+)
 @click.option(
     "--set",
     "given",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Another set-up; may be given several times. Keys: " + ", ".join(KEYS) + ".",
+    help="Change the set-up; may be given several times. Keys: " + ", ".join(KEYS) + ".",
 )
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="'-': stdout."
@@ -91,13 +104,12 @@ def contention_verb(
 ) -> None:
     """Simulate jobs whose all-reduces share links, under rules of who may send when.
 
-    The set-up is that of arXiv 2002.10105: 16 nodes x 4 GPUs on 10 GbE, 160 jobs of four models; with k tasks on a link each
-    needs k b + (k-1) h ms for a MB. look-ahead tries the rules on a copy of the present state at each change and follows the
-    one with the least mean JCT.
+    The set-up is that of arXiv 2002.10105: 16 nodes x 4 GPUs on 10 GbE, 160 jobs of four models; each of k tasks on a link
+    needs k b + (k-1) h ms per MB. look-ahead simulates the rules at each change and follows the one with the least mean JCT.
 
-    --set exclusive=yes puts one job on a GPU; without it as many share it as its 32 GiB hold. link=NAME is a node's link
-    (10gbe). penalty, message and load multiply what sharing a link loses, the models' sizes and the rate of arrivals (1).
-    scale is the iterations of the shortest job; arrivals scale with it, so the load stays (5; the paper's is 1000, slow).
+    --set exclusive=yes puts one job on a GPU, otherwise as many as its 32 GiB hold. link=NAME is a node's link (10gbe).
+    penalty, message and load (1) multiply the loss on shared links, the models' sizes and the rate of arrivals. scale (5; the
+    paper's is 1000, slow) is the iterations of the shortest job; arrivals scale with it.
 
     \b
     Examples:

@@ -43,9 +43,16 @@ _history: History | None = None  # of a worker process
     "--nodes", "nodes_file", type=click.Path(path_type=Path), metavar="FILE", help="sinfo's output, from a file."
 )
 @click.option(
-    "--days", default=30.0, show_default=True, type=FiniteRange(0.5, 400), help="Days before the last job's end."
+    "--days",
+    default=30.0,
+    show_default=True,
+    type=FiniteRange(0.5, 400),
+    metavar="N",
+    help="Days before the last job's end.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of what is drawn by chance.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), metavar="N", help="Of what is drawn by chance."
+)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="One page to send on.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="A picture (needs matplotlib)."
@@ -64,8 +71,8 @@ def forecast_verb(
 ) -> None:
     """Forecast waits, completion times and GPU hours with Synergy, from the last month's jobs.
 
-    Needs no daemon, no database and no root: it runs sacct and sinfo itself. Where they can't be run, or show only your own
-    jobs, let somebody who sees all jobs write their output to files:
+    It needs no daemon, database or root, and runs sacct and sinfo itself. If they can't run here or show only your own jobs,
+    let somebody who sees all jobs write their output to files:
 
     \b
       SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-30days \\

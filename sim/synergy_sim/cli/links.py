@@ -30,16 +30,15 @@ def link_options(verb: Callable[..., Any]) -> Callable[..., Any]:
             "--comm",
             default="",
             metavar="KIND,...",
-            help=f"As every job's directive comm=, some of {', '.join(KINDS)}: jobs of replicas alone exchange less over slow links. "
-            "An example is then worth what the daemon takes it for unmeasured.",
+            help=f"As every job's directive comm=, some of {', '.join(KINDS)}: purely data-parallel jobs exchange less over slow "
+            "links, with the daemon's prior of an example's worth.",
         ),
         click.option(
             "--contention",
             default="",
             metavar=_FORM,
-            help="Jobs slow each other down where they share links: each node's is LINK (such as 10gbe); with NODES a "
-            "leaf switch, and between those UPLINK (default: as LINK; 4x10gbe for four together). --set LinkAware=yes lets the "
-            "scheduler know of it.",
+            help="Jobs slow each other down on shared links: each node's LINK (such as 10gbe), and with NODES a leaf switch its UPLINK "
+            "(default: as LINK; 4x10gbe for four together). The scheduler knows of it with --set LinkAware=yes.",
         ),
     ):
         verb = option(verb)

@@ -52,31 +52,32 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
     "database",
     default="",
     metavar="URL",
-    help="In place of --trace: the queue that a daemon has recorded there, on the cluster it had last.",
+    help="In place of --trace: the queue that a daemon recorded, on its last cluster.",
 )
 @click.option(
     "--from-queue",
     "queue",
     is_flag=True,
-    help="The same, of this cluster's daemon: over the REST service, or its database for root on its host.",
+    help="The same of this cluster's daemon, over the REST service (root on its host: its database).",
 )
 @click.option(
     "--profiles",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Measurements that the jobs' true speeds come from, where they are not beside the workload.",
+    help="Measurements of the jobs' true speeds, if not beside the workload.",
 )
 @click.option(
     "--nodes",
     default=16,
     show_default=True,
     type=click.IntRange(1, MAX_NODES),
+    metavar="N",
     help="Nodes (of --gpu-type); morphling and arena bring their own.",
 )
-@click.option("--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), help="GPUs a node.")
 @click.option(
-    "--gpu-type", default="", metavar="TYPE", help="GPU type; default: the one that the trace was measured on."
+    "--gpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64), metavar="N", help="GPUs a node."
 )
+@click.option("--gpu-type", default="", metavar="TYPE", help="GPU type; default: that of the trace.")
 @click.option(
     "--types", default="", metavar="TYPE=NODESxGPUS,...", help="Several GPU types, in place of the three above."
 )
@@ -90,7 +91,7 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
     metavar="KEY=VALUE",
     help="Any setting, as in slurm.conf: --set Epoch=30 --set Fairness=-2.",
 )
-@click.option("--unknown-lengths", is_flag=True, help="Jobs don't tell how much they have still to do.")
+@click.option("--unknown-lengths", is_flag=True, help="Jobs don't report how much is left to do.")
 @click.option("--start-cost", type=FiniteRange(0, 86400), metavar="S", help="Seconds of a job's first start.")
 @click.option(
     "--resize-cost",
@@ -99,7 +100,12 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
     help="Seconds of a resize: checkpoint, requeue, start.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the generator and the reports' noise."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Of the generator and the reports' noise.",
 )
 @link_options
 @click.option(
@@ -134,9 +140,8 @@ def simulate_verb(
 ) -> None:
     """Run policies on a workload, in simulated time, with the daemon's own code.
 
-    The jobs' true speeds come from measurements and are hidden from the scheduler, which learns from simulated reports
-    (unless --oracle). Every run goes on until the last job is done. Beside the policies stands a lower bound of the
-    average job completion time (JCT) that no scheduler can beat.
+    The jobs' true speeds come from measurements. The scheduler learns them from simulated reports, unless --oracle. Every
+    run ends with the last job. The output includes a lower bound on the mean job completion time (JCT) of any scheduler.
 
     \b
     Examples:

@@ -121,7 +121,7 @@ _OLD = {f"--{key.replace('_', '-')}": key for key in FIXED}
     "given",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Fix a degree or another figure; may be given several times. Keys: " + ", ".join(FIXED) + ".",
+    help="Fix a figure; may be given several times. Keys: " + ", ".join(FIXED) + ".",
 )
 @click.option(
     "--figures",
@@ -149,7 +149,7 @@ _OLD = {f"--{key.replace('_', '-')}": key for key in FIXED}
 @click.option(
     "--render",
     is_flag=True,
-    help="Print a batch script of the best plan on the most GPUs, with Megatron-LM's pretrain_gpt.py and its options.",
+    help="Print a batch script for the best plan on the most GPUs, with Megatron-LM's pretrain_gpt.py.",
 )
 @click.option(
     "--plot",
@@ -174,18 +174,19 @@ def plan(
 ) -> None:
     """Show the best parallel plans of a model on given GPUs, without running anything.
 
-    All ways to split the GPUs into tensor (tp), pipeline (pp, with vpp virtual stages), context (cp), expert (ep) and
-    data (dp) parallel degrees, with every micro-batch, ZeRO stage and the least recompute that fits, are predicted;
-    those that do not fit the GPU's memory are dropped and the others ranked by goodput: sequences a second, times the
-    statistical efficiency of the batch size where --noise-scale is given, times the probability that the plan fits.
-    Without a noise scale the batch is the smallest of --global-batch that a plan divides. +- % is one sigma of the step's time, OOM %
-    how likely the plan is to need more memory than there is. The second table says where a step goes, the third where
-    the memory goes. The last lines name the one measurement that would narrow +- most, and the kernels that are assumed.
+    Every split of the GPUs into tensor (tp), pipeline (pp, with vpp virtual stages), context (cp), expert (ep) and data (dp)
+    parallel degrees is predicted with each micro-batch, each ZeRO stage and the least recompute that fits. Plans that fit
+    into memory are ranked by goodput: sequences per second, times the probability that the plan fits and, with
+    --noise-scale, the statistical efficiency of the batch. Without it the batch is the smallest of --global-batch that a plan
+    divides.
 
-    --set fixes tp, pp, vpp (virtual stages), cp, ep, zero (0 to 3, 3 is FSDP), precision, micro_batch or seq (the sequence
-    length). intra=LINK (nvlink4, pcie4, ..., or 1e9 bytes/s a GPU) and inter=LINK[/N] (ib-ndr, roce-200/2, 4x25gbe/8, shared
-    by N GPUs) name the links. With comm=local,compressed plans that exchange less over slow links are among them, their
-    goodput times what the papers let expect of an example. --tp T and the like of 0.2.0 still work in this release.
+    +- % is one sigma of the step time, OOM % the probability that memory does not suffice. The second and third table
+    divide step time and memory. The last lines name the measurement that would narrow +- most, and the assumed kernels.
+
+    --set zero= takes 0 to 3 (3 is FSDP), seq= the sequence length, intra= a link inside a node (nvlink4, pcie4, ..., or 1e9
+    bytes/s per GPU), inter=LINK[/N] one between nodes (ib-ndr, roce-200/2, 4x25gbe/8), shared by N GPUs. comm=local,compressed adds plans
+    that exchange less over slow links, with the progress per example that the papers report. Options of 0.2.0 such as --tp
+    still work.
 
     \b
     Examples:
@@ -193,7 +194,7 @@ def plan(
       synergyctl plan --model gpt3-13b --gpus 8:64 --gpu-type a100-40 --global-batch 128:1024 --noise-scale 600
       synergyctl plan --model mixtral-8x7b --gpus 64 --gpu-type a100 --set inter=roce-200/2 --plot plans.png
       synergyctl plan --model llama3-405b --gpus 16384 --gpu-type h100 --global-batch 2048 --render > job.sh
-      synergyctl plan --model ./config.json --set seq=4096 --gpus 16 --gpu-type a40 --gpus-per-node 4 --json
+      synergyctl plan --model ./config.json --set seq=4096 --gpus 16 --gpu-type a40 --gpus-per-node 4
 
     Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
     """
