@@ -346,7 +346,7 @@ async def _what_if(door: AppState, request: Request, user: str, body: bytes) -> 
     if request.method == "DELETE":
         return JSONResponse(encode(await door.what_ifs.stop(user)))
     if request.method == "GET":
-        return JSONResponse(encode(door.what_ifs.last_run(user)))
+        return JSONResponse(encode(replace(door.what_ifs.last_run(user), now=door.what_ifs.present())))
     return JSONResponse(encode(await door.what_ifs.start(user, read_request(_json(body)))), 202)
 
 

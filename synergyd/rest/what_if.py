@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -18,8 +19,8 @@ from typing import Any
 from synergy_core.errors import SynergyError, UsageError, one_line
 from synergy_core.wire.codec import decode
 
-from synergyd.settings import Settings
-from synergyd.views.what_if import KEYS, WhatIfFigures, WhatIfJson
+from synergyd.settings import SETTINGS, Settings
+from synergyd.views.what_if import KEYS, WhatIfFigures, WhatIfJson, WhatIfSetting
 
 log = logging.getLogger("synergyrestd")
 AT_ONCE = 2  # of all users; the machine is the daemon's
@@ -30,6 +31,7 @@ KEPT = 64  # users whose last run is remembered
 MAX_VALUE = 40  # characters of a setting's value
 MAX_LINE_BYTES = 65_536
 CHILD = "synergy_sim.cli.what_if"
+_REFERENCE = re.compile(r" \(docs/[^)]*\)")  # of a setting's text to a page, which a reader of this one does not have
 
 
 class BusyError(SynergyError):
@@ -74,6 +76,19 @@ class WhatIfs:
     def last_run(self, user: str) -> WhatIfJson:
         """Return the user's last run."""
         return self._runs.get(user, WhatIfJson(state="none"))
+
+    def present(self) -> tuple[WhatIfSetting, ...]:
+        """Return what can be tried as it is set now, the policy first."""
+        by_key = {setting.key: setting for setting in SETTINGS}
+        return tuple(
+            WhatIfSetting(
+                key=key,
+                value=by_key[key].type.write(getattr(self._settings, by_key[key].field)),
+                takes=by_key[key].type.takes,
+                text=_REFERENCE.sub("", by_key[key].text),
+            )
+            for key in ("Policy", *KEYS)
+        )
 
     async def start(self, user: str, run: WhatIfJson) -> WhatIfJson:
         """Begin the run, or have it wait for its turn. Raises BusyError if the user's last one has not ended, or too many wait."""

@@ -27,8 +27,8 @@ class ResizingSettings:
         metadata=about(
             "RestartShare",
             number(0, 1, "more than 0 to 1, such as 0.1", above=True),
-            "The largest share of a job's life, from its first start to its end, for restarts that Synergy chooses; "
-            "docs/design/allocation.md has the exceptions, for restarts that soon repay. Restarts after a failure, by a user "
+            "The largest share of a job's life, from its first start to its end, for restarts that Synergy chooses, but those that "
+            "soon repay (docs/design/allocation.md has the exceptions). Restarts after a failure, by a user "
             "or by a time limit don't count. Policies other than synergy and exact have rules of their own.",
         ),
     )

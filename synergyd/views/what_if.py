@@ -37,6 +37,20 @@ class WhatIfFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhatIfSetting:
+    """A setting that can be tried."""
+
+    #: as in slurm.conf
+    key: str
+    #: its present value
+    value: str
+    #: what it may be
+    takes: str
+    #: what it does
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WhatIfJson:
     """A user's last what-if run."""
 
@@ -56,3 +70,5 @@ class WhatIfJson:
     left_out: str = ""
     #: why it failed
     problem: str = ""
+    #: what can be tried, the policy first, in the answer to GET
+    now: tuple[WhatIfSetting, ...] = ()

@@ -346,7 +346,13 @@ def test_a_stranger_sees_the_job_and_can_not_steer_it(here: Site, tab: Browser) 
 def test_a_what_if_runs_in_the_background(here: Site, page: Browser) -> None:
     here.cluster.wait_for(lambda: here.jobs["short"] not in status(here.cluster), 120, "the short job's end")
     visit(page, "#/what-if")
-    page.until("return document.querySelector('#policy')")
+    page.until("return document.querySelector('#set-Epoch')")
+    assert page.run(
+        "return [...document.querySelectorAll('#policy, #set-Fairness, #set-Epoch')].map((e) => e.value)"
+    ) == ["synergy", "0", "1s"]
+    assert "The time between two decisions" in page.text("#about-set-Epoch")
+    page.run("document.querySelector('form.grid .first').click()")
+    page.until_text("Choose a policy or change a setting", ".said.warn")
     page.run("document.querySelector('#policy').value = 'fifo'")
     page.run("document.querySelector('form.grid .first').click()")
     page.until_text("Done: fifo", ".said", timeout_s=120)
@@ -354,7 +360,7 @@ def test_a_what_if_runs_in_the_background(here: Site, page: Browser) -> None:
     assert "as it is now" in page.text("thead")
     picture(page, "what-if", 560)
     page.type("#set-Fairness", "lots")
-    page.run("document.querySelector('#policy').value = ''; document.querySelector('form.grid .first').click()")
+    page.run("document.querySelector('#policy').value = 'synergy'; document.querySelector('form.grid .first').click()")
     page.until_text("Fairness", ".said.warn")
 
 

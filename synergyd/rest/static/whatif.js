@@ -4,24 +4,20 @@ import { ask } from "./api.js";
 import { fixed, h, num, percent, plainTable, setText, span } from "./dom.js";
 
 export const POLICIES = ["synergy", "exact", "fifo", "first-fit", "backfill", "srtf", "srsf", "tiresias", "optimus", "pollux", "sia", "crius", "dally"];
-export const SETTINGS = [
-  ["Fairness", "-2"], ["FairnessBound", "2"], ["ShortFirst", "0"], ["DeadlineShare", "1"], ["RestartShare", "0.1"],
-  ["Preemption", "no"], ["FirstStart", "4"], ["Epoch", "60"],
-];
 const POLL_MS = 1000;
 
 export function whatIfView(context) {
-  const policy = h("select", { id: "policy" }, h("option", { value: "" }, "as it is now"), POLICIES.map((name) => h("option", { value: name }, name)));
-  const inputs = SETTINGS.map(([key, example]) => [key, h("input", { id: `set-${key}`, autocomplete: "off", placeholder: `as it is now; such as ${example}` })]);
+  const policy = h("select", { id: "policy", "aria-describedby": "about-policy" }, POLICIES.map((name) => h("option", { value: name }, name)));
+  let inputs = []; // [setting, its field], once the present values are known
   const begin = h("button", { class: "first" }, "Run");
   const end = h("button", { type: "button", hidden: true, onclick: () => act("DELETE") }, "Stop");
   const said = h("p", { class: "said", role: "status" });
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Simulated so far", hidden: true });
   const result = h("div");
-  const field = (id, label, input) => h("div", null, h("label", { for: id }, label), input);
-  const form = h("form", { class: "grid", onsubmit: start }, field("policy", "Policy", policy), inputs.map(([key, input]) => field(`set-${key}`, key, input)), h("div", { class: "row" }, begin, end, bar));
+  const buttons = h("div", { class: "row" }, begin, end, bar);
+  const form = h("form", { class: "grid wide", onsubmit: start }, buttons);
   const element = h("div", null, h("h1", { tabindex: -1 }, "What if"),
-    h("p", { class: "note" }, "Replays the queue that the daemon has recorded, twice: as the settings are, and with what you change here. Nothing real is touched. It runs on the service's host, one run a user, for ten minutes at most."),
+    h("p", { class: "note" }, "Replays the queue that the daemon has recorded, twice: with the present settings, which the fields show, and with what you change. Nothing real is touched. It runs on the service's host, one run a user, for ten minutes at most."),
     form, said, result);
   let timer = 0;
   let state = "";
@@ -33,14 +29,26 @@ export function whatIfView(context) {
     setText(said, error.message);
   };
 
+  // each field has the present value and says what it is about
+  function fill([first, ...settings]) {
+    const field = (id, { key, text, takes }, input) => h("div", null, h("label", { for: id }, key), input,
+      h("p", { class: "note", id: `about-${id}` }, `${text} ${input === policy ? "" : `It takes ${takes}.`}`));
+    policy.value = first.value;
+    policy.dataset.now = first.value;
+    inputs = settings.map((one) => [one, h("input", { id: `set-${one.key}`, autocomplete: "off", value: one.value, "aria-describedby": `about-set-${one.key}` })]);
+    form.replaceChildren(field("policy", first, policy), ...inputs.map(([one, input]) => field(`set-${one.key}`, one, input)), buttons);
+  }
+
   function start(event) {
     event.preventDefault();
-    const settings = Object.fromEntries(inputs.map(([key, input]) => [key, input.value.trim()]).filter(([, value]) => value));
-    if (!policy.value && !Object.keys(settings).length) {
+    const changed = inputs.filter(([one, input]) => input.value.trim() && input.value.trim() !== one.value);
+    const settings = Object.fromEntries(changed.map(([one, input]) => [one.key, input.value.trim()]));
+    const chosen = policy.value === policy.dataset.now ? "" : policy.value;
+    if (!chosen && !changed.length) {
       said.className = "said warn";
       return setText(said, "Choose a policy or change a setting.");
     }
-    return act("POST", { policy: policy.value, settings });
+    return act("POST", { policy: chosen, settings });
   }
 
   async function act(method, body) {
@@ -52,6 +60,7 @@ export function whatIfView(context) {
   }
 
   function show(run) {
+    if (run.now.length && !inputs.length) fill(run.now);
     const runs = run.state === "running" || run.state === "waiting";
     begin.disabled = runs;
     end.hidden = bar.hidden = !runs;

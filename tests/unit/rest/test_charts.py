@@ -220,8 +220,14 @@ def test_the_page_offers_the_policies_and_settings_that_there_are() -> None:
     text = read_files()["whatif.js"].plain.decode()
     listed = set(re.findall(r'"([\w-]+)"', re.search(r"POLICIES = \[(.*?)\]", text, re.S)[1]))  # type: ignore[index]
     assert listed == {p for p in policies() if not p.startswith("tiresias-")}
-    tried = set(re.findall(r'\["(\w+)", ', re.search(r"SETTINGS = \[(.*?)\];", text, re.S)[1]))  # type: ignore[index]
-    assert tried == set(KEYS)
+
+
+def test_what_can_be_tried_comes_with_its_present_value() -> None:
+    now = WhatIfs(Settings(policy="fifo", epoch_s=120.0, preemption=False)).present()
+    assert [one.key for one in now] == ["Policy", *KEYS]
+    values = {one.key: one.value for one in now}
+    assert (values["Policy"], values["Epoch"], values["Preemption"], values["Fairness"]) == ("fifo", "120s", "no", "0")
+    assert all(one.text and one.takes and "docs/" not in one.text for one in now)
 
 
 @pytest.mark.parametrize(
