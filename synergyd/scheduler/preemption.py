@@ -12,6 +12,7 @@ from synergy_core.records import Snapshot
 from synergyd.scheduler.problem.records import Allocation, JobRequest, Policy, Problem
 from synergyd.scheduler.problem.utility import allocation
 
+_EVIDENCE = 0.5  # from which on what like jobs took counts: those of its own user weigh as much as all others'
 _ROUNDS = 3  # then every running job is kept as it is
 LEAST_RUN = 5.0  # restart costs that a job runs for before it may be stopped, and must be expected to have left
 
@@ -37,13 +38,15 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
 
 
 def _expected_rest_s(job: JobRequest) -> float:
-    """Return the seconds until a running job ends on its present Cell; infinity if nothing is known of its length."""
+    """Return the seconds until a running job ends on its present Cell; infinity if too little is known of its length."""
     cell, progress = job.cells[job.current or 0], job.progress
     if progress.is_claim_refuted:
         return math.inf
     if progress.remaining is not None:
         return progress.remaining / cell.goodput if cell.goodput > 0 else math.inf
-    return math.inf if progress.likely_gpu_s is None else progress.likely_gpu_s / cell.shape.gpus
+    if progress.likely_gpu_s is None or progress.likely_evidence < _EVIDENCE:
+        return math.inf
+    return progress.likely_gpu_s / cell.shape.gpus
 
 
 def without_stopping(policy: Policy, problem: Problem) -> Allocation:

@@ -82,9 +82,10 @@ class ThroughputModel:
 
 
 _VOLUMES = slice(2, 4)  # of theta: node and network bytes, over FLOPs of a sample to the power of _TIED
-# A sample's F is what its time says at _EFFICIENCY. Code without a tuned model reaches 60 % to 0.1 % of the peak (two sigma, a factor of 25
-# each way), which spreads F as much as jobs' work does; so of a larger F half, in the logarithm, is a larger model.
-_TIED = 0.5
+# A sample's F is what its time says at _EFFICIENCY. Code that is not tuned reaches 60 % to 0.1 % of the peak (two sigma, a factor of 25
+# each way: s = 1.6), besides the spread of jobs' work (s = 2.7, _SIGMA). So 2.7^2 / (2.7^2 + 1.6^2) of a larger F, in the logarithm,
+# is a larger model.
+_TIED = 0.75
 _PRIOR = ThroughputModel()
 # One sigma of each constant's logarithm (gamma: log-odds) over all kinds of jobs. Two sigma from the middle lie
 # - F: a recommender (0.1 GFLOP) and 1 B parameters on 1,024 tokens (6 TFLOP), with ResNet-50 (12 GFLOP) and BERT at 128 tokens (65) in
