@@ -394,8 +394,10 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     rights = await asyncio.to_thread(door.rights.rights)
     # the page of everybody asks for this month and for days
     is_shared = set(request.query_params) <= {"days"} and sees_all_usage(user, rights)
-    kind = f"usage of {named_days(request)} days"
-    make_answer = _chart(door, kind, is_shared, lambda: usage(door.store, request, user, rights))
+    days = named_days(request)
+    make_answer = _chart(
+        door, f"usage of {days} days", is_shared, lambda: usage(door.store, request, days, user, rights)
+    )
     return _answer_if_changed(request, await door.read_long(user, make_answer))
 
 

@@ -18,12 +18,12 @@ _NAME_BYTES = 256
 MOST_DAYS = 31
 
 
-def usage(store: Store, request: Request, user: str, rights: SlurmRights) -> UsageJson:
-    """Return the GPU hours of the span or the number of days that `request` names, else of this month.
+def usage(store: Store, request: Request, days: int, user: str, rights: SlurmRights) -> UsageJson:
+    """Return the GPU hours of the last `days` days, or if that is 0 of the span that `request` names, else of this month.
 
     Talks to the database. Raises UsageError for a wrong query.
     """
-    midnights = last_midnights(days) if (days := named_days(request)) else ()
+    midnights = last_midnights(days) if days else ()
     from_s, to_s = (midnights[0], midnights[-1]) if midnights else _span(request)
     names = _name(request, "user"), _name(request, "account")
     return collect(store, from_s, to_s, *names, _visible(user, rights), midnights)

@@ -2,10 +2,11 @@
 
 import { clock, h, isNumber, num, s, stamp } from "./dom.js";
 
-const LEFT = 46;
-const RIGHT = 8;
-const TOP = 8;
-const BOTTOM = 20;
+// around the picture of a chart, in pixels
+export const LEFT = 46;
+export const RIGHT = 8;
+export const TOP = 8;
+export const BOTTOM = 20;
 
 // round numbers from 0 or near `low` to above `high`
 export function ticks(low, high, most) {
@@ -33,6 +34,13 @@ export function timeAxis(from, to, x, y, width) {
   return found.map((at) => s("text", { x: x(at), y, "text-anchor": "middle" }, clock(at, fine)));
 }
 
+export function valueAxis(values, y, right, format) {
+  return values.map((v) => [
+    s("line", { class: "axis", x1: LEFT, x2: right, y1: y(v), y2: y(v) }),
+    s("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, format(v)),
+  ]);
+}
+
 // series: [{name, points: [[time, value or null]], kind?, steps?}]; marks: times of restarts; returns <figure>
 export function lineChart({ title, note, series, from, to, width, height = 150, format = num, marks = [], log = false, table, zero = true }) {
   const values = series.flatMap((one) => one.points.map(([, v]) => v)).filter((v) => isNumber(v) && (!log || v > 0));
@@ -51,10 +59,7 @@ export function lineChart({ title, note, series, from, to, width, height = 150, 
   const y = (v) => bottom - ((scale(v) - low) / (high - low)) * (bottom - TOP);
   const rows = log ? ticks(low, high, 4).filter(Number.isInteger).map((n) => 2 ** n) : ticks(low, high, 4);
   const picture = s("svg", { width, height, role: "img", "aria-label": words(title, series, format) },
-    rows.map((v) => [
-      s("line", { class: "axis", x1: LEFT, x2: right, y1: y(v), y2: y(v) }),
-      s("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, format(v)),
-    ]),
+    valueAxis(rows, y, right, format),
     timeAxis(from, to, x, height - 5, right - LEFT),
     marks.map((at) => s("line", { class: "mark", x1: x(at), x2: x(at), y1: TOP, y2: bottom })),
     series.map((one) => s("path", { class: `line ${one.kind ?? ""}`, d: path(one, x, y, log) })));

@@ -1,16 +1,12 @@
 // The last week or month: what the GPU hours of each day went into, as a bar per day.
 
 import { ask } from "./api.js";
-import { ticks } from "./chart.js";
-import { behind, fact, h, num, percent, plainTable, s } from "./dom.js";
+import { BOTTOM, LEFT, RIGHT, TOP, ticks, valueAxis } from "./chart.js";
+import { behind, fact, h, num, percent, plainTable, s, stamp } from "./dom.js";
 import { spans } from "./day.js";
 import { gainReader } from "./gain.js";
 
 const AGAIN_MS = 60000;
-const LEFT = 46;
-const RIGHT = 8;
-const TOP = 8;
-const BOTTOM = 20;
 const HEIGHT = 260;
 // from the ground up; the names are those of `synergyctl usage`
 const PARTS = [
@@ -54,12 +50,7 @@ export function daysView(context, days) {
   return { element, title, update: load, resized: draw };
 }
 
-const two = (n) => String(n).padStart(2, "0");
-
-function date(at_s) {
-  const d = new Date(at_s * 1000);
-  return `${two(d.getMonth() + 1)}-${two(d.getDate())}`;
-}
+const date = (at_s) => stamp(at_s).slice(5, 10);
 
 function bars(days, losses, width) {
   const most = Math.max(...days.map((day) => day.losses.held_gpu_h));
@@ -72,10 +63,7 @@ function bars(days, losses, width) {
   const every = Math.ceil(44 / pitch); // a date takes 40 px
   const shown = PARTS.filter(([, key]) => losses[key] > 0);
   const picture = s("svg", { width, height: HEIGHT, role: "img", "aria-label": "Bars by day; the table behind them says the same" },
-    rows.map((hours) => [
-      s("line", { class: "axis", x1: LEFT, x2: right, y1: y(hours), y2: y(hours) }),
-      s("text", { x: LEFT - 6, y: y(hours) + 4, "text-anchor": "end" }, num(hours)),
-    ]),
+    valueAxis(rows, y, right, num),
     days.map((day, i) => {
       const x = LEFT + i * pitch + 0.15 * pitch;
       let below = 0;
