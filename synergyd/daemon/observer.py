@@ -101,9 +101,7 @@ class Observer:
     shields: tuple[Shield, ...] = ()  # as they were read with the reservations last
     left_to_slurm: frozenset[int] = frozenset()  # waiting jobs that are Slurm's to start, as the last snapshot found
     overtaken: frozenset[int] = frozenset()  # waiting jobs that jobs started by Slurm have passed
-    outrun: frozenset[int] = (
-        frozenset()
-    )  # those that any jobs have, and that have waited for as long as a resize takes as well
+    outrun: frozenset[int] = frozenset()  # those that any jobs have passed, after the time that a resize takes
     parked_outside: tuple[
         int | str, ...
     ] = ()  # jobs outside of Partitions that the plugin's grace holds back, by Slurm's names

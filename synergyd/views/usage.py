@@ -43,7 +43,7 @@ def collect(
             owner = cut.account, cut.user
             for added in (whole, of_owner[owner], ledger, of_owners_ledger[owner]):
                 added.add(cut)
-            # a part lies within one day, but for one that midnight or a clock has cut elsewhere
+            # parts are cut at the daemon's midnights, which may not be this machine's
             for begin_s, end_s, of_day in days[max(0, bisect_right(midnights, cut.from_s) - 1) :]:
                 if begin_s >= cut.to_s:
                     break

@@ -63,9 +63,8 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
     late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     if len(late) >= most:
         return False
-    return crash.cause in ("killed", "hang") or not any(
-        not crash.cause or c.cause in ("", crash.cause) for c in no_further
-    )
+    alike = [c for c in no_further if not crash.cause or c.cause in ("", crash.cause)]
+    return crash.cause in ("killed", "hang") or not alike
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from synergy_launch.launcher.gpus.reading import GpuReading
+from synergy_launch.launcher.gpus.reading import GpuReading, named_gpus
 
 _NODES, _DEVICE = "class/kfd/kfd/topology/nodes", "class/drm/renderD{minor}/device"
 _MOST_NODES = 4096
@@ -22,8 +22,7 @@ class AmdGpus:
     """The GPUs that ROCR_VISIBLE_DEVICES names, else HIP_VISIBLE_DEVICES. Raises OSError where there is no such GPU."""
 
     def __init__(self, environ: Mapping[str, str], sysfs: Path = Path("/sys")) -> None:
-        said = next((environ[name] for name in _NAMES if environ.get(name)), "")
-        names = [name.strip() for name in said.split(",") if name.strip()]
+        names = named_gpus(environ, *_NAMES)
         gpus = list(_compute_gpus(sysfs)) if names else []
         by_name = {str(i): device for i, (_, device) in enumerate(gpus)} | {
             name: device for name, device in gpus if name

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
 
-from synergy_launch.launcher.gpus.reading import GpuReading
+from synergy_launch.launcher.gpus.reading import GpuReading, named_gpus
 
 LIBRARY = "libnvidia-ml.so.1"
 _GPM_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION
@@ -47,7 +47,7 @@ class Nvml:
     """The GPUs that `CUDA_VISIBLE_DEVICES` names. Raises OSError where there is no library, no driver, or no such GPU."""
 
     def __init__(self, environ: Mapping[str, str], library: str = LIBRARY) -> None:
-        names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        names = named_gpus(environ, "CUDA_VISIBLE_DEVICES")
         if not names:
             raise OSError("CUDA_VISIBLE_DEVICES names no GPU")
         self._library = ctypes.CDLL(library)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,3 +30,9 @@ class GpuReader(Protocol):
     def close(self) -> None:
         """Let the driver go."""
         ...
+
+
+def named_gpus(environ: Mapping[str, str], *variables: str) -> list[str]:
+    """Return the GPUs that the first of `variables` with a value names, by numbers or UUIDs."""
+    said = next((environ[name] for name in variables if environ.get(name)), "")
+    return [name.strip() for name in said.split(",") if name.strip()]
