@@ -6,8 +6,9 @@
 
 K replicas; `rate` and `link` are the hardware's figures, so that what is learnt on one GPU type carries over to others.
 F (FLOPs a sample), a (seconds), V (bytes), L (seconds) each within a node and between nodes, and gamma are the job's own:
-priors first, then the most probable values after its measured steps. V is learnt in proportion to a power of F (_TIED): a weight that
-is exchanged has been computed with, so a job of short steps does not exchange the gradients of a large model.
+priors first, then the most probable values after its measured steps. V within a node is learnt in proportion to a power of F (_TIED):
+a weight that is exchanged has been computed with, so a job of short steps does not exchange the gradients of a large model. V between
+nodes is learnt in proportion to V within a node: the same gradient goes over both.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ class ThroughputModel:
         low, high = _GAMMA
         share = min(max((gamma - low) / (high - low), 1e-6), 1 - 1e-6)
         theta = np.array([*np.log(positive), np.log(share / (1 - share))])
-        theta[_VOLUMES] -= _TIED * theta[0]
+        theta[_FAR] -= theta[_NEAR]
+        theta[_NEAR] -= _TIED * theta[0]
         return theta
 
 
-_VOLUMES = slice(2, 4)  # of theta: node and network bytes, over FLOPs of a sample to the power of _TIED
+# Of theta: a node's bytes over FLOPs of a sample to the power of _TIED, and the network's bytes over the node's: both are the gradient
+_NEAR, _FAR = 2, 3
 # A sample's F is what its time says at _EFFICIENCY. Code that is not tuned reaches 60 % to 0.1 % of the peak (two sigma, a factor of 25
 # each way: s = 1.6), besides the spread of jobs' work (s = 2.7, _SIGMA). So 2.7^2 / (2.7^2 + 1.6^2) of a larger F, in the logarithm,
 # is a larger model.
@@ -93,8 +96,9 @@ _PRIOR = ThroughputModel()
 # - a: 3 ms (a few hundred kernels) and 120 ms (thousands, and Python between them)
 # - V: 4 bytes of gradient, sent twice by a ring's all-reduce, for 6 FLOPs and each use of a weight; a sample uses it 5 times (a
 #   recommender) and 8,192 (a token each), in the middle 200 (ResNet-50 160, ViT-B/16 197, BERT at 128 tokens 128). Between nodes a GPU
-#   sends all of it or, of 8 GPUs that share their ports, an eighth.
-_SIGMA = np.array([2.7, 0.9, 1.85, 1.95, 1.5, 1.5, 1.0])
+#   sends all of it or, of 8 GPUs that share their ports, an eighth: the root of an eighth in the middle, one sigma about a factor of
+#   8^(1/4), and a little for figures of networks that are not measured.
+_SIGMA = np.array([2.7, 0.9, 1.85, 0.6, 1.5, 1.5, 1.0])
 _Configuration = tuple[GpuFigures, Shape, int, int, int, Exchange]
 
 
@@ -151,8 +155,8 @@ def _columns(figures: Floats, counts: Ints, sends: Floats) -> Floats:
 def _steps(theta: Floats, terms: Floats) -> Floats:
     """Return seconds, (N,) of constants (7,), or (M, N) of M sets of them, (7, M, 1)."""
     flops, overhead, near, far, near_hop, far_hop = np.exp(theta[:6])
-    model = flops**_TIED
-    near, far = model * near, model * far
+    near = flops**_TIED * near
+    far = near * far
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-theta[6]))
     work, inside, across, near_hops, far_hops, passes, exposed = terms
@@ -331,5 +335,6 @@ def _model(theta: Floats) -> ThroughputModel:
     *positive, odds = (float(v) for v in theta)
     low, high = _GAMMA
     gamma = low + (high - low) / (1 + np.exp(-odds))
-    positive[_VOLUMES] = [value + _TIED * positive[0] for value in positive[_VOLUMES]]
+    positive[_NEAR] += _TIED * positive[0]
+    positive[_FAR] += positive[_NEAR]
     return ThroughputModel(*[float(np.exp(v)) for v in positive] + [float(gamma)])
