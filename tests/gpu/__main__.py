@@ -25,7 +25,7 @@ from tests.gpu import table
 from tests.gpu.section import SECTIONS
 from tests.paths import ROOT, python_path
 
-LIMITS_S = {"hardware": 90, "adapters": 120, "plain": 210, "megatron": 270, "restart": 180}
+LIMITS_S = {"hardware": 90, "counters": 40, "adapters": 120, "plain": 210, "megatron": 270, "restart": 180}
 
 
 def run_section(name: str, arguments: Sequence[str], limit_s: float) -> str:

@@ -156,8 +156,20 @@ def adapters(sizes: Sizes, work: Path) -> Iterator[Part]:
     yield from module.cases(sizes, work / "adapters")
 
 
+def counters(sizes: Sizes, work: Path) -> Iterator[Part]:
+    """What the launcher reads of the GPU."""
+    from tests.gpu import counters as module
+
+    yield "idle", module.idle
+    yield "matrix products", lambda: module.matmuls(2 * sizes.gemm)
+    yield "copies", lambda: module.copies(1 << 30)
+    yield "the launcher's samples", lambda: module.sampled(2 * sizes.gemm)
+    yield "cost of a reading", module.cost
+
+
 SECTIONS: dict[str, Callable[[Sizes, Path], Iterator[Part]]] = {
     "hardware": hardware,
+    "counters": counters,  # NVIDIA only
     "adapters": adapters,
     "plain": plain,
     "megatron": megatron,

@@ -101,6 +101,8 @@ def _summary(parts: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[s
         rows.append((f"{name}, seconds", f"{phases}; {warm}; went on from step {value['went_on_from_step']}"))
     for name, value in parts.get("adapters", {}).items():
         rows.append((name, ", ".join(f"{key} {_short(number)}" for key, number in value.items())))
+    for name, value in parts.get("counters", {}).items():
+        rows.append((f"NVML, {name}", ", ".join(f"{key} {_short(number)}" for key, number in value.items())))
     figures = parts.get("hardware", {}).get("figures")
     if figures:
         text = ", ".join(f"{key} {_short(number)}" for key, number in figures["figures"].items())
