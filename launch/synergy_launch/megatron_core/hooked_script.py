@@ -28,7 +28,7 @@ from typing import Any
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import gated_script, link_gate
-from synergy_launch.megatron_core import script_batch
+from synergy_launch.megatron_core import checkpoint_reading, script_batch
 
 TRAINING = "megatron.training.training"
 NOISE = "synergy-noise.json"  # in the checkpoint folder: the estimate, so that a restart does not begin it afresh
@@ -67,7 +67,7 @@ class ScriptRun:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     def watch_training(self, module: ModuleType) -> None:
-        """Wrap Megatron-LM's train() so that it is measured and its batch may move."""
+        """Wrap Megatron-LM's train() so that it is measured and its batch may move, and read its checkpoints as ours are read."""
         original: Any = module.train
 
         @functools.wraps(original)
@@ -82,6 +82,7 @@ class ScriptRun:
             return original(*args, **kwargs)
 
         module.train = train  # type: ignore[attr-defined]
+        checkpoint_reading.install()
 
     def _follow(self, module: Any, arguments: Callable[[], list[Any]]) -> None:
         """Set up the measurement and the moving batch as training begins. If one rank can't do a thing, no rank does it."""

@@ -29,6 +29,7 @@ from synergy_launch.agent.collectives import TorchCollectives
 from synergy_launch.batch.data_order import rank_samples
 from synergy_launch.batch.learning_rate import Following, at_batch
 from synergy_launch.links.hooks import gate_megatron
+from synergy_launch.megatron_core import checkpoint_reading
 from synergy_launch.megatron_core.gradient_norms import GradientNoise
 from synergy_launch.megatron_core.model import CPU, METADATA, build_model, check_model, initialise, transformer_config
 from synergy_launch.megatron_core.optimizer_state import load_optimizer, optimizer_state
@@ -255,6 +256,7 @@ class MegatronRun:
             raise UsageError(
                 f"checkpoint {checkpoint.path}", "was not written by a Megatron run", "name another folder"
             )
+        checkpoint_reading.install()
         state = self._state(is_loading=True)
         try:
             with _without_warnings():

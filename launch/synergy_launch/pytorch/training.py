@@ -45,6 +45,7 @@ from synergy_launch.communication.choice import choose_exchange, set_up_communic
 from synergy_launch.links.fsdp_gate import gate_fsdp
 from synergy_launch.links.hooks import gate_ddp
 from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
+from synergy_launch.pytorch.checkpoint_files import CheckpointWriter
 from synergy_launch.pytorch.device import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients
@@ -52,7 +53,7 @@ from synergy_launch.pytorch.mesh import data_rank, mesh_degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
 from synergy_launch.pytorch.run_settings import check_split, run_settings
-from synergy_launch.pytorch.training_state import TrainingState, copy_obstacle, without_warnings
+from synergy_launch.pytorch.training_state import HostCopy, TrainingState, without_warnings
 
 if TYPE_CHECKING:
     from synergy_launch.pytorch.pipeline import Pipeline
@@ -137,6 +138,7 @@ class SynergyTask(BatchLoop):
                 self._resume(newest, settings)
             self.plan = self.agent.find_bounded_plan(self.following.base)
         self._beside: dist.ProcessGroup | None = None  # for what is written while training goes on
+        self._copy = HostCopy()
         self._losses: list[torch.Tensor] = []
         self._norms = GradientNorms(model, self.plan)
         self._own = ForwardTimer()
@@ -308,7 +310,8 @@ class SynergyTask(BatchLoop):
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
         with without_warnings():
-            dcp_save(self._full_state(), checkpoint_id=str(folder), no_dist=isinstance(self.ranks, OneProcess))
+            alone = isinstance(self.ranks, OneProcess)
+            dcp_save(self._full_state(), storage_writer=CheckpointWriter(folder), no_dist=alone)
         save_random(folder, self.ranks)
         return self._meta()
 
@@ -319,11 +322,17 @@ class SynergyTask(BatchLoop):
         if alone:  # warned of in the thread that writes, which no context of this one reaches
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         state = self._full_state()
-        error = copy_obstacle(state) or self._save_random_state(folder)
+        error = self._copy.obstacle(state) or self._save_random_state(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
             raise RuntimeError(error or "another rank can't copy its part")
         with without_warnings():
-            written = async_save(state, checkpoint_id=str(folder), process_group=self._beside, no_dist=alone)
+            written = async_save(
+                state,
+                storage_writer=CheckpointWriter(folder),
+                process_group=self._beside,
+                no_dist=alone,
+                **self._copy.options(state),
+            )
         assert isinstance(written, Future)
         return StagedPart(self._meta(), written.result)
 

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from synergy_launch.agent.host_memory import read_free_bytes
+from synergy_launch.pytorch.checkpoint_files import CheckpointReader
 
 _COPY_SHARE = 0.5  # share of the host's free memory for copies of the state while it is written
 
@@ -39,7 +40,7 @@ class TrainingState:
         """
         state = self._read(by_name)
         with without_warnings():
-            dcp_load(state, checkpoint_id=str(folder), no_dist=alone)
+            dcp_load(state, storage_reader=CheckpointReader(str(folder)), no_dist=alone)
         set_state_dict(
             self._model,
             self._optimizer,
@@ -62,15 +63,57 @@ def _options(by_name: bool) -> StateDictOptions:
     return StateDictOptions(flatten_optimizer_state_dict=by_name)
 
 
-def copy_obstacle(state: Mapping[str, Any]) -> str:
-    """Return why a copy of `state` by every process of this node would take too much host memory, or "".
+class HostCopy:
+    """The copy of the state in host memory from which a checkpoint is written beside training.
 
-    Too much is more than half of what is left. Each process copies all that it holds: under DDP that is everything.
+    Its memory is kept for the next checkpoint: fresh memory costs a page fault for each 4 KiB, and pinning it more. On a GPU it is pinned,
+    so that the next copy takes place at the speed of the link to the host.
     """
-    needed, free = _size_bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1), read_free_bytes()
-    if free is None or needed <= _COPY_SHARE * free:
-        return ""
-    return f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
+
+    def __init__(self) -> None:
+        self._stager: Any = None
+        self._kept_bytes = 0  # by every process of this node
+
+    def obstacle(self, state: Mapping[str, Any]) -> str:
+        """Return why a copy of `state` by every process of this node would take too much host memory, or "".
+
+        Too much is more than half of what is left without it. Each process copies all that it holds: under DDP that is everything.
+        A copy that has become too large is given back.
+        """
+        needed, free = _node_bytes(state), read_free_bytes()
+        if free is None or needed <= _COPY_SHARE * (free + self._kept_bytes):
+            return ""
+        free += self._kept_bytes
+        self.close()
+        return (
+            f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
+        )
+
+    def options(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `async_save` by which `state` is copied here; {} before torch 2.9, which copies to fresh memory."""
+        try:
+            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        except ImportError:
+            return {}
+        if self._stager is None:
+            gpu = torch.cuda.is_available()
+            options = StagingOptions(
+                use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
+            )
+            self._stager = DefaultStager(options)
+        self._kept_bytes = _node_bytes(state)
+        return {"async_stager": self._stager}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._stager is not None:
+            self._stager.close()
+        self._stager, self._kept_bytes = None, 0
+
+
+def _node_bytes(state: Mapping[str, Any]) -> int:
+    """Return the bytes of `state` in all processes of this node, which hold as much each."""
+    return _size_bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _size_bytes(state: Any) -> int:

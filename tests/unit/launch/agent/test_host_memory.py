@@ -47,8 +47,8 @@ def test_a_copy_that_would_take_the_hosts_memory_is_not_made(monkeypatch: pytest
     state = {"model": {"w": torch.zeros(2**18)}, "optimizer": [{"m": torch.zeros(2**18)}, 3, "text"]}  # 2 MiB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setattr(training_state, "read_free_bytes", lambda: 32 * 2**20)
-    assert training_state.copy_obstacle(state) == ""
+    assert training_state.HostCopy().obstacle(state) == ""
     monkeypatch.setattr(training_state, "read_free_bytes", lambda: 31 * 2**20)
-    assert training_state.copy_obstacle(state).startswith("a copy beside training needs 0.0 GiB")
+    assert training_state.HostCopy().obstacle(state).startswith("a copy beside training needs 0.0 GiB")
     monkeypatch.setattr(training_state, "read_free_bytes", lambda: None)
-    assert training_state.copy_obstacle(state) == ""
+    assert training_state.HostCopy().obstacle(state) == ""
