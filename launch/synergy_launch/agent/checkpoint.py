@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _NUMBER = re.compile(r"(\d+)\Z")
 _BLOCK = 1 << 20
 # Files up to this size are digested whole; larger ones by 64 blocks of 1 MiB, so that sealing stays cheap.
 _WHOLE = 64 * _BLOCK
+_DIGESTS = 8  # at once
 
 
 class CheckpointError(SynergyError):
@@ -86,10 +88,14 @@ def prepare(directory: Path, step: int) -> Path:
 
 def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
     """Mark `folder` as good: all its files and names are on disk before the marker appears."""
-    files = []
-    for path in _files(folder):
+    paths = _files(folder)
+    for path in paths:
         _sync(path)
-        files.append({"path": str(path.relative_to(folder)), "size": path.stat().st_size, "digest": digest(path)})
+    with _threads() as pool:
+        files = [
+            {"path": str(path.relative_to(folder)), "size": path.stat().st_size, "digest": value}
+            for path, value in zip(paths, pool.map(digest, paths), strict=True)
+        ]
     for inner in {path.parent for path in _files(folder)} | {folder, folder.parent}:
         _sync(inner)
     text = json.dumps({"version": 1, "step": step, "meta": dict(meta), "files": files}, indent=1)
@@ -118,18 +124,27 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
     number = _NUMBER.search(folder.name)
     if number is None or int(number[1]) != step:
         return None, f"its marker speaks of step {step}"
-    for name, size, expected in entries:
-        path = folder / name
-        try:
-            if path.stat().st_size != size:
-                return None, f"{one_line(name, 80)} has {path.stat().st_size} bytes instead of {size}"
-            if digest(path) != expected:
-                return None, f"{one_line(name, 80)} has other content than was saved"
-        except FileNotFoundError:
-            return None, f"{one_line(name, 80)} is missing"
-        except OSError as error:
-            return None, f"{one_line(name, 80)} can't be read: {error.strerror}"
-    return Checkpoint(folder, step, meta), ""
+    with _threads() as pool:
+        faults = pool.map(lambda entry: _fault(folder / entry[0], *entry), entries)
+        fault = next(filter(None, faults), "")
+    return (None, fault) if fault else (Checkpoint(folder, step, meta), "")
+
+
+def _fault(path: Path, name: str, size: int, expected: str) -> str:
+    """Return why the file at `path` is not the one that was saved as `name`, or ""."""
+    try:
+        if path.stat().st_size != size:
+            return f"{one_line(name, 80)} has {path.stat().st_size} bytes instead of {size}"
+        return "" if digest(path) == expected else f"{one_line(name, 80)} has other content than was saved"
+    except FileNotFoundError:
+        return f"{one_line(name, 80)} is missing"
+    except OSError as error:
+        return f"{one_line(name, 80)} can't be read: {error.strerror}"
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Return threads for digests: hashlib computes without the interpreter's lock."""
+    return ThreadPoolExecutor(_DIGESTS, thread_name_prefix="synergy-digest")
 
 
 def latest_good(directory: Path) -> FoundCheckpoint:
