@@ -33,6 +33,7 @@ from synergy_launch.megatron_core import checkpoint_reading
 from synergy_launch.megatron_core.gradient_norms import GradientNoise
 from synergy_launch.megatron_core.model import CPU, METADATA, build_model, check_model, initialise, transformer_config
 from synergy_launch.megatron_core.optimizer_state import load_optimizer, optimizer_state
+from synergy_launch.pytorch.checkpoint_files import without_crc
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 
 with warnings.catch_warnings(action="ignore"):  # importable on a CPU too, since megatron_core.model was imported
@@ -174,7 +175,7 @@ class MegatronRun:
         # A save that is waited for needs no queue between processes; Megatron's own takes 5 s to start one for it.
         filesystem_async._results_queue = queue.Queue()
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-        with _without_warnings():
+        with _without_warnings(), without_crc():
             dist_checkpointing.save(self._state(is_loading=False), str(folder), strategy, content_metadata=METADATA)
         return self._meta()
 
@@ -203,9 +204,10 @@ class MegatronRun:
                 done: queue.Queue[Any] = queue.Queue()
                 count: queue.Queue[int] = queue.Queue()
                 count.put(number)
-                filesystem_async.FileSystemWriterAsync.write_preloaded_data(
-                    transforms, number, bucket, done, count, use_fsync=True
-                )
+                with without_crc():
+                    filesystem_async.FileSystemWriterAsync.write_preloaded_data(
+                        transforms, number, bucket, done, count, use_fsync=True
+                    )
                 written[number] = done.get_nowait()[1]
                 if isinstance(written[number], Exception):
                     raise written[number]

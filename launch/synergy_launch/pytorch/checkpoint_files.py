@@ -31,22 +31,20 @@ _THREADS = 4  # of a process: while one reads or writes, others copy from or to 
 
 
 class CheckpointWriter(FileSystemWriter):
-    """A writer for `torch.distributed.checkpoint.save` and `async_save`.
-
-    What other threads save meanwhile by `torch.save` has no CRC-32 either: `torch.load` takes it, `unzip` warns.
-    """
+    """A writer for `torch.distributed.checkpoint.save` and `async_save`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder, thread_count=min(_THREADS, _cpus()))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Write this rank's part."""
-        with _without_crc():
+        with without_crc():
             return super().write_data(plan, planner)
 
 
 @contextmanager
-def _without_crc() -> Iterator[None]:
+def without_crc() -> Iterator[None]:
+    """Save tensors without CRC-32 in this block, and in other threads meanwhile: `torch.load` takes them, `unzip` warns."""
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         yield
         return
