@@ -48,7 +48,7 @@ def answer(said, address, by=None, timeout_s=5.0, line=None):
     seen["now"] += max(0.0, said.done - seen["done"]) / batch * step_s(batch, gpus_at(seen["now"]))
     seen["done"] = said.done
     wanted = best_batch({BASE}, gpus_at(seen["now"]), said.noise_scale, batch)
-    return report.Told(plan=replace(said.plan, global_batch=wanted))
+    return report.ReportAnswer(plan=replace(said.plan, global_batch=wanted))
 report.send = answer
 command.main()
 """

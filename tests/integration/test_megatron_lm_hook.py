@@ -30,7 +30,7 @@ def answer(said, address, by=None, timeout_s=5.0, line=None):
     send(said, address)
     wanted = os.environ.get("TEST_BATCH")
     if wanted and (said.step or 0) >= 6:
-        return report.Told(plan=replace(said.plan, global_batch=int(wanted)))
+        return report.ReportAnswer(plan=replace(said.plan, global_batch=int(wanted)))
 report.send = answer
 command.main()
 """
