@@ -17,6 +17,7 @@ import json
 import os
 import runpy
 import signal
+import site
 import socket
 import struct
 import sys
@@ -109,6 +110,7 @@ def become(request: Request) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request.environment)
+    _customise()
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # Python's own generator is seeded anew by itself
     module, name, arguments = command_of(request.argv)
@@ -129,6 +131,13 @@ def become(request: Request) -> None:
         __loader__=SourceFileLoader("__main__", name),
     )
     exec(compile(Path(name).read_bytes(), name, "exec", dont_inherit=True), main_module.__dict__)
+
+
+def _customise() -> None:
+    """Run the site's and the user's own code of Python's start again: it may look at this process's environment."""
+    for name, run in (("sitecustomize", site.execsitecustomize), ("usercustomize", site.execusercustomize)):
+        if sys.modules.pop(name, None) is not None:
+            run()
 
 
 def command_of(argv: Sequence[str]) -> tuple[bool, str, tuple[str, ...]]:

@@ -96,6 +96,21 @@ def test_a_module_too(tmp_path: Path) -> None:
     assert seen(output) == seen(plain.stdout)
 
 
+def test_the_sites_own_code_sees_the_environment(tmp_path: Path) -> None:
+    """Such as stand-ins of modules for training processes alone, which RANK tells apart."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, types\nif 'RANK' in os.environ:\n    sys.modules['stand_in'] = types.ModuleType('stand_in')\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text("import stand_in\nprint('found')\n")
+    process = WaitingProcess.launch((), {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert process is not None and process.is_ready(60)
+    try:
+        assert run(process, str(script), PYTHONPATH=str(tmp_path), RANK="0") == (0, "found\n", "")
+    finally:
+        process.close()
+
+
 def test_ends_are_told_as_of_any_child(waiting: WaitingProcess, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise KeyError('lost')\n")
