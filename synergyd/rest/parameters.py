@@ -7,7 +7,7 @@ from synergy_core.errors import UsageError, one_line
 
 MAX_JOB_ID = 2**32 - 1
 MAX_DAYS = 31
-_MAX_DIGITS = 12
+_MAX_TIME_S = 10**12 - 1
 _MAX_NAME_BYTES = 256
 
 
@@ -31,7 +31,7 @@ def days(request: Request) -> int:
 def time_s(request: Request, name: str) -> float:
     """Return the time, in seconds since 1970, that the query gives as `name`. Raise UsageError for none or a wrong one."""
     text = request.query_params.get(name, "")
-    return float(_digits(name, text, 0, 10**_MAX_DIGITS - 1, "time", "write seconds since 1970, digits alone"))
+    return float(_digits(name, text, 0, _MAX_TIME_S, "time", "write seconds since 1970, digits alone"))
 
 
 def person(request: Request, name: str) -> str:
@@ -44,6 +44,6 @@ def person(request: Request, name: str) -> str:
 
 def _digits(where: str, text: str, least: int, most: int, what: str, right: str = "write digits alone") -> int:
     """Return the number that `text` writes in ASCII digits. Raise UsageError if it is no `what` from `least` to `most`."""
-    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and least <= int(text) <= most:
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most:
         return int(text)
     raise UsageError(where, f"{one_line(text, 40)!r} is no {what}", right)
