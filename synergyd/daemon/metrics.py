@@ -31,20 +31,22 @@ class PrometheusMetrics:
 
     def __init__(self, port: int) -> None:
         registry = CollectorRegistry()
+        self._define_epoch_metrics(registry)
+        self._define_job_metrics(registry)
+        self._define_gain_metrics(registry)
+        self._define_store_metrics(registry)
+        self._define_link_metrics(registry)
+        self._job_metrics = JobMetrics(registry)
+        self._registry = registry
+        self._server = self._listen(port) if port else None
+
+    def _define_epoch_metrics(self, registry: CollectorRegistry) -> None:
         self._duration = Gauge("synergy_epoch_duration_seconds", "Duration of the last epoch", registry=registry)
         self._last = Gauge(
             "synergy_epoch_time_seconds", "Start of the last epoch, seconds since 1970", registry=registry
         )
-        self._jobs = Gauge("synergy_jobs", "Jobs with a directive, by lifecycle state", ["state"], registry=registry)
-        self._decisions = Counter("synergy_decisions", "Decisions by action", ["action"], registry=registry)
         self._failures = Counter(
             "synergy_epoch_failures", "Epochs that failed because Slurm was away", registry=registry
-        )
-        self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
-        self._lag_s = Gauge(
-            "synergy_store_lag_seconds",
-            "Age of the oldest row that waits for the database",
-            registry=registry,
         )
         self._stages = Gauge(
             "synergy_decision_stage_seconds",
@@ -65,6 +67,23 @@ class PrometheusMetrics:
             registry=registry,
             buckets=_CALL_BUCKETS,
         )
+        self._leads = Gauge("synergy_leads", "1 if this daemon leads and acts, 0 if it stands by", registry=registry)
+
+    def _define_job_metrics(self, registry: CollectorRegistry) -> None:
+        self._jobs = Gauge("synergy_jobs", "Jobs with a directive, by lifecycle state", ["state"], registry=registry)
+        self._decisions = Counter("synergy_decisions", "Decisions by action", ["action"], registry=registry)
+        self._plain_jobs = Gauge("synergy_plain_jobs", "Plain jobs with GPUs that wait or run", registry=registry)
+        self._plain_gpus = Gauge("synergy_plain_job_gpus", "GPUs that plain jobs hold", registry=registry)
+        self._nodes = Gauge(
+            "synergy_node_penalty",
+            "Penalty of bad nodes, 0 to 1; only the worst one if PrivateData hides nodes",
+            ["node"],
+            registry=registry,
+        )
+        self._refused = Counter("synergy_reports_refused", "Refused reports", ["cause"], registry=registry)
+        self._refused_told: dict[str, int] = {}
+
+    def _define_gain_metrics(self, registry: CollectorRegistry) -> None:
         self._info = Gauge("synergy_info", "1; mode: acts or dry-run", ["version", "mode"], registry=registry)
         self._gain = Gauge(
             "synergy_gain_ratio",
@@ -81,14 +100,21 @@ class PrometheusMetrics:
             ["basis"],
             registry=registry,
         )
-        self._plain_jobs = Gauge("synergy_plain_jobs", "Plain jobs with GPUs that wait or run", registry=registry)
-        self._plain_gpus = Gauge("synergy_plain_job_gpus", "GPUs that plain jobs hold", registry=registry)
+
+    def _define_store_metrics(self, registry: CollectorRegistry) -> None:
+        self._lag = Gauge("synergy_store_lag_rows", "Rows that wait for the database", registry=registry)
+        self._lag_s = Gauge(
+            "synergy_store_lag_seconds",
+            "Age of the oldest row that waits for the database",
+            registry=registry,
+        )
         self._healthy = Gauge("synergy_store_healthy", "1 if the database answered the last time", registry=registry)
         self._outages = Counter(
             "synergy_store_outages", "Times that the database was away or damaged", registry=registry
         )
         self._outages_told = 0
-        self._leads = Gauge("synergy_leads", "1 if this daemon leads and acts, 0 if it stands by", registry=registry)
+
+    def _define_link_metrics(self, registry: CollectorRegistry) -> None:
         names = {
             "asked": Counter("synergy_link_asks", "Questions to the link arbiter", registry=registry),
             "at_once": Counter("synergy_link_at_once", "Questions granted at once", registry=registry),
@@ -98,24 +124,14 @@ class PrometheusMetrics:
         }
         self._links, self._links_told = names, ArbiterCounts()
         self._connections = Gauge("synergy_link_connections", "Open connections to the arbiter", registry=registry)
-        self._nodes = Gauge(
-            "synergy_node_penalty",
-            "Penalty of bad nodes, 0 to 1; only the worst one if PrivateData hides nodes",
-            ["node"],
-            registry=registry,
-        )
-        self._refused = Counter("synergy_reports_refused", "Refused reports", ["cause"], registry=registry)
-        self._refused_told: dict[str, int] = {}
-        self._job_metrics = JobMetrics(registry)
-        self._registry = registry
-        self._server: BoundedServer | None = None
-        if port:
-            refusals = Refusals(log, "metrics request")
-            try:
-                self._server = BoundedServer(("", port), b"\r\n\r\n", self._page, refusals, _BOUNDS)
-            except OSError as error:
-                where = f"MetricsPort {port}"
-                raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
+
+    def _listen(self, port: int) -> BoundedServer:
+        refusals = Refusals(log, "metrics request")
+        try:
+            return BoundedServer(("", port), b"\r\n\r\n", self._page, refusals, _BOUNDS)
+        except OSError as error:
+            where = f"MetricsPort {port}"
+            raise UsageError(where, f"can't be listened on ({error.strerror})", "choose a free port") from None
 
     def tell_leading(self, leads: Callable[[], bool]) -> None:
         """Set the function that tells whether this daemon leads. It is asked at each look at the page: leadership may end at any time."""

@@ -11,7 +11,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
@@ -32,6 +33,7 @@ from synergyd.daemon.start_keeper import StartKeeper
 from synergyd.daemon.usage_keeper import ASK_S, UsageKeeper
 from synergyd.settings import Settings
 from synergyd.slurm.backends import open_reader
+from synergyd.slurm.client import SlurmReader
 from synergyd.slurm.command_line import CommandLine
 from synergyd.store import private_file
 from synergyd.store.buffer import BufferedStore
@@ -70,12 +72,6 @@ def run(
     `cluster`: its name, if the database may hold others'.
     """
     prepare_state_dir(settings)
-    stop = threading.Event()
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        log.info("%s: ending", signal.Signals(number).name)
-        stop.set()
-
     url = settings.database_url()
     leader = Leader(url, clock=time.time, witness=StateDirWitness(settings.state_dir), cluster=cluster)
     keeper = LeaseKeeper(leader, heartbeat.compute_grace_s(settings.epoch_s), waited_s=lambda: writer.paced_s())
@@ -92,23 +88,53 @@ def run(
 
     metrics = PrometheusMetrics(settings.metrics_port)
     metrics.tell_leading(leads)
-    secret = SecretFile(settings.state_dir)
-    inbox = None if once and settings.dry_run else _inbox(settings, secret)
-    host = settings.report_host or socket.getfqdn()
-    address = f"{host}:{inbox.port}" if inbox else ""
-    links = _link_arbiter(settings)
-    links_address = f"{host}:{links.port}" if links else ""
-    # in its own thread: a connection of its own to Slurm and to the database
-    usage = UsageKeeper(
-        lambda: open_store(url),
-        CommandLine().past_runs,
-        KEEP_USAGE_S,
-        time.time,
-        min(ASK_S, 5 * settings.epoch_s),
-        notifies=bool(settings.notice_url or settings.mail_prog),
+    dependencies = _open_dependencies(
+        settings, reader, writer, store, keeper, leads, has_inbox=not (once and settings.dry_run)
     )
-    starts = StartKeeper(lambda: open_store(url), CommandLine().past_runs)  # likewise
-    dependencies = DaemonDependencies(
+    # a dry run sends its daily account; beside a daemon that acts, that one sends it
+    sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
+    notices = start_notices(settings, lambda: open_store(url), CommandLine().read_own_mail, sends)
+    daemon = Daemon(settings, dependencies)
+    with _stopped_by_signals() as stop:
+        try:
+            may = partial(writer.demand_rights, writes=not settings.dry_run)
+            return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
+        finally:
+            daemon.close()
+            if leads():
+                heartbeat.remove(settings.state_dir)
+            for part in (
+                dependencies.usage,
+                dependencies.starts,
+                notices,
+                store,
+                keeper,
+                dependencies.inbox,
+                dependencies.links,
+            ):
+                if part is not None:
+                    part.close()
+
+
+def _open_dependencies(
+    settings: Settings,
+    reader: SlurmReader,
+    writer: CommandLine,
+    store: BufferedStore,
+    keeper: LeaseKeeper,
+    leads: Callable[[], bool],
+    *,
+    has_inbox: bool,
+) -> DaemonDependencies:
+    """Open the ports where jobs report and ask, start the threads that keep the usage, and return all that the loop needs.
+
+    Raises UsageError if a port can't be had.
+    """
+    url, host = settings.database_url(), settings.report_host or socket.getfqdn()
+    secret = SecretFile(settings.state_dir)
+    inbox = _inbox(settings, secret) if has_inbox else None
+    links = _link_arbiter(settings)
+    return DaemonDependencies(
         reader=reader,
         writer=writer,
         store=store,
@@ -116,37 +142,38 @@ def run(
         secret=secret if inbox and not settings.dry_run else None,
         clock=time.time,
         monotonic=time.monotonic,
-        report_address=address,
+        report_address=f"{host}:{inbox.port}" if inbox else "",
         leads=leads,
         term=lambda: keeper.term,
         paced_s=writer.paced_s,
         links=links,
-        links_address=links_address,
-        usage=usage,
-        starts=starts,
+        links_address=f"{host}:{links.port}" if links else "",
+        # in its own thread: a connection of its own to Slurm and to the database
+        usage=UsageKeeper(
+            lambda: open_store(url),
+            CommandLine().past_runs,
+            KEEP_USAGE_S,
+            time.time,
+            min(ASK_S, 5 * settings.epoch_s),
+            notifies=bool(settings.notice_url or settings.mail_prog),
+        ),
+        starts=StartKeeper(lambda: open_store(url), CommandLine().past_runs),  # likewise
     )
-    # a dry run sends its daily account; beside a daemon that acts, that one sends it
-    sends = (lambda: not heartbeat.is_beating(settings.state_dir, time.time())) if settings.dry_run else leads
-    notices = start_notices(settings, lambda: open_store(url), CommandLine().read_own_mail, sends)
-    daemon = Daemon(settings, dependencies)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set; afterwards they do what they did before."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        log.info("%s: ending", signal.Signals(number).name)
+        stop.set()
+
     previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        may = partial(writer.demand_rights, writes=not settings.dry_run)
-        return _loop(daemon, keeper, metrics, stop, once, on_epoch, may)
+        yield stop
     finally:
-        daemon.close()
-        if leads():
-            heartbeat.remove(settings.state_dir)
-        usage.close()
-        starts.close()
-        if notices:
-            notices.close()
-        store.close()
-        keeper.close()
-        if inbox:
-            inbox.close()
-        if links:
-            links.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
 

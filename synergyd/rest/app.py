@@ -28,6 +28,7 @@ from synergy_core.wire import munge
 from synergy_core.wire.codec import encode
 
 from synergyd import __version__
+from synergyd.rest import parameters
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all, sees, sees_all, sees_nodes
 from synergyd.rest.feed import Answer, Feed, encode_answer
 from synergyd.rest.identity import Identity, UnknownCallerError
@@ -36,7 +37,7 @@ from synergyd.rest.page import routes as page_routes
 from synergyd.rest.recording import recording
 from synergyd.rest.sessions import LinkUsedError
 from synergyd.rest.slurm_rights import RightsReader, run_text
-from synergyd.rest.usage import job_usage, named_days, sees_all_usage, usage, would_have
+from synergyd.rest.usage import job_usage, sees_all_usage, usage, would_have
 from synergyd.rest.what_if import BusyError, WhatIfs, read_request
 from synergyd.settings import Settings
 from synergyd.slurm.parsed.job_end import read_job_end
@@ -50,7 +51,6 @@ MAX_BODY_BYTES = 16 * 1024
 BODY_S = 10.0
 MAX_WAIT_S = 25.0  # of one long poll
 WAITS_A_USER = 64  # that wait at once; beyond it they are told to come back
-MAX_JOB_ID = 2**32 - 1
 DATABASE_THREADS = 8
 LONG_READS = 2  # at once, of megabytes: the other threads and the memory are for short ones
 LONG_READS_A_USER = 2  # that run or wait
@@ -211,8 +211,8 @@ async def _openapi(_: Request) -> Response:
 
 async def _status(door: AppState, request: Request, user: str, _body: bytes) -> Response:
     """Return all jobs that the caller may see. With If-None-Match and ?wait=SECONDS the answer comes once there is news."""
-    job_id = _number(request, "job", None, MAX_JOB_ID)
-    wait_s = min(_number(request, "wait", 0, 3600) or 0, MAX_WAIT_S)
+    job_id = parameters.number(request, "job", None, parameters.MAX_JOB_ID)
+    wait_s = min(parameters.number(request, "wait", 0, 3600) or 0, MAX_WAIT_S)
     known_etag = request.headers.get("if-none-match", "")
     edition = await door.feed.newest()
     end_s = time.monotonic() + wait_s
@@ -333,7 +333,7 @@ def _visible(user: str, rights: SlurmRights) -> Visible:
 
 
 async def _job_history(door: AppState, request: Request, user: str, _body: bytes) -> Response:
-    job_id = _job_id(request)
+    job_id = parameters.job_id(request)
     if not await _may_know(door, user, job_id):
         return _no_such_job(job_id)
     return JSONResponse(encode(await door.read(door.timeline.job, job_id)))
@@ -366,7 +366,7 @@ async def _may_know(door: AppState, user: str, job_id: int) -> bool:
 
 
 async def _explain(door: AppState, request: Request, user: str, _body: bytes) -> Response:
-    job_id = _job_id(request)
+    job_id = parameters.job_id(request)
     edition = await door.feed.newest()
     if not await _may_know(door, user, job_id):
         return _no_such_job(job_id)
@@ -394,7 +394,7 @@ async def _usage(door: AppState, request: Request, user: str, _body: bytes) -> R
     rights = await asyncio.to_thread(door.rights.rights)
     # the page of everybody asks for this month and for days
     is_shared = set(request.query_params) <= {"days"} and sees_all_usage(user, rights)
-    days = named_days(request)
+    days = parameters.days(request)
     make_answer = _chart(
         door, f"usage of {days} days", is_shared, lambda: usage(door.store, request, days, user, rights)
     )
@@ -407,7 +407,7 @@ async def _would_have(door: AppState, request: Request, user: str, _body: bytes)
 
 
 async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) -> Response:
-    job_id, rights = _job_id(request), await asyncio.to_thread(door.rights.rights)
+    job_id, rights = parameters.job_id(request), await asyncio.to_thread(door.rights.rights)
     try:
         return JSONResponse(encode(await door.read(job_usage, door.store, job_id, user, rights)))
     except SetupError:
@@ -418,7 +418,7 @@ async def _job_usage(door: AppState, request: Request, user: str, _body: bytes) 
 
 async def _steering(door: AppState, request: Request, user: str, body: bytes) -> Response:
     """Return what holds, with its ETag (GET), or set some of min_gpus, max_gpus, weight from JSON (PUT). A null resets to the directive."""
-    job_id = _job_id(request)
+    job_id = parameters.job_id(request)
     changes = request.method == "PUT"
     if refusal := await _refusal(door, user, job_id, changes=changes):
         return refusal
@@ -437,11 +437,11 @@ async def _steering(door: AppState, request: Request, user: str, body: bytes) ->
 
 
 async def _pause(door: AppState, request: Request, user: str, _body: bytes) -> Response:
-    return await _set_paused(door, _job_id(request), user, paused=True)
+    return await _set_paused(door, parameters.job_id(request), user, paused=True)
 
 
 async def _resume(door: AppState, request: Request, user: str, _body: bytes) -> Response:
-    return await _set_paused(door, _job_id(request), user, paused=False)
+    return await _set_paused(door, parameters.job_id(request), user, paused=False)
 
 
 async def _set_paused(door: AppState, job_id: int, user: str, *, paused: bool) -> Response:
@@ -473,19 +473,3 @@ def _no_such_job(job_id: int) -> Response:
 
 def _etag(steering: Steering) -> str:
     return f'"{format_steering(steering)}"'
-
-
-def _job_id(request: Request) -> int:
-    text = str(request.path_params["job_id"])
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MAX_JOB_ID):
-        raise UsageError("job", f"{one_line(text, 40)!r} is no job id", "write digits alone")
-    return int(text)
-
-
-def _number(request: Request, name: str, default: int | None, most: int) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= most):
-        raise UsageError(name, f"{one_line(text, 40)!r} is no number up to {most}", "write digits alone")
-    return int(text)

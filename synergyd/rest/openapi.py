@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from synergy_core.steering import Steering
 
 from synergyd import __version__
-from synergyd.rest.usage import MOST_DAYS
+from synergyd.rest.parameters import MAX_DAYS
 from synergyd.views.chart_records import CallerJson, ClusterJson, JobHistoryJson, QueueHistoryJson
 from synergyd.views.json_records import ExplainJson, JobUsageJson, StatusJson, UsageJson, WouldHaveJson, field_docs
 from synergyd.views.recording import RecordingJson
@@ -30,7 +30,7 @@ _REFUSALS = {
     "404": "no such job, or one that the caller may not know of",
     "503": "Slurm or the database is away",
 }
-
+_TOO_MANY = {"429": {"description": "the caller's last such requests are not answered yet"}}
 
 _SCHEMES = {
     "munge": {
@@ -53,7 +53,7 @@ _SCHEMES = {
 def openapi() -> dict[str, Any]:
     """Return the whole description, a new one for each version of Synergy."""
     schemas: dict[str, Any] = {}
-    paths = _cluster_paths(schemas) | _job_paths(schemas)
+    paths = _cluster_paths(schemas) | _usage_paths(schemas) | _job_paths(schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Synergy", "version": __version__},
@@ -84,26 +84,6 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     texts = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "additionalProperties": False}
     request_schema = {"type": "object", "properties": {"policy": {"type": "string"}, "settings": texts}}
     busy = {"429": {"description": "the caller's last run, or too many others', are not done"}}
-    long = {"429": {"description": "the caller's last such requests are not answered yet"}}
-    hours = _operation(
-        "GPU hours and the gain by account and user, of those that the caller may know of; 304 as for status",
-        _schema(UsageJson, schemas),
-        [
-            _query("from", "begin of the span, seconds since 1970; without from and to: this month"),
-            _query("to", "its end, seconds since 1970"),
-            _query(
-                "days", f"in place of from and to: so many days up to today, {MOST_DAYS} at most, and each by itself"
-            ),
-            _query("user", "this user's alone", "string"),
-            _query("account", "this account's alone", "string"),
-        ],
-        long,
-    )
-    would_have = {
-        **hours,
-        **_operation("What a dry run would have changed, job by job", _schema(WouldHaveJson, schemas), [], long),
-        "parameters": hours["parameters"],
-    }
     return {
         "/v1/page-link": {
             "post": _operation(
@@ -122,12 +102,9 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 "What is kept of the whole queue's past, for those who may see all jobs; always gzip",
                 _schema(RecordingJson, schemas),
                 [],
-                long,
+                _TOO_MANY,
             )
         },
-        "/v1/usage": {"get": hours},
-        "/v1/would-have": {"get": would_have},
-        "/v1/report": {"get": {**hours, "deprecated": True}},
         "/v1/cluster": {
             "get": _operation("The nodes and who holds them; 304 as for status", _schema(ClusterJson, schemas), [])
         },
@@ -144,6 +121,34 @@ def _cluster_paths(schemas: dict[str, Any]) -> dict[str, Any]:
             },
             "delete": _operation("End the caller's run", what_if, []),
         },
+    }
+
+
+def _usage_paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the paths that concern GPU hours; their records' schemas are added to `schemas`."""
+    hours = _operation(
+        "GPU hours and the gain by account and user, of those that the caller may know of; 304 as for status",
+        _schema(UsageJson, schemas),
+        [
+            _query("from", "begin of the span, seconds since 1970; without from and to: this month"),
+            _query("to", "its end, seconds since 1970"),
+            _query(
+                "days", f"in place of from and to: so many days up to today, {MAX_DAYS} at most, and each by itself"
+            ),
+            _query("user", "this user's alone", "string"),
+            _query("account", "this account's alone", "string"),
+        ],
+        _TOO_MANY,
+    )
+    would_have = {
+        **hours,
+        **_operation("What a dry run would have changed, job by job", _schema(WouldHaveJson, schemas), [], _TOO_MANY),
+        "parameters": hours["parameters"],
+    }
+    return {
+        "/v1/usage": {"get": hours},
+        "/v1/would-have": {"get": would_have},
+        "/v1/report": {"get": {**hours, "deprecated": True}},
     }
 
 

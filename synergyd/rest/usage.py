@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from starlette.requests import Request
-from synergy_core.errors import UsageError, one_line
+from synergy_core.errors import UsageError
 
+from synergyd.rest import parameters
 from synergyd.rest.caller import Owner, SlurmRights, commands, commands_all
 from synergyd.store.months import last_midnights, present_month
 from synergyd.store.store import Store
 from synergyd.views.json_records import JobUsageJson, UsageJson, WouldHaveJson
 from synergyd.views.usage import LONGEST_S, Visible, collect, collect_job
 from synergyd.views.would_have import collect as collect_would_have
-
-_NAME_BYTES = 256
-MOST_DAYS = 31
 
 
 def usage(store: Store, request: Request, days: int, user: str, rights: SlurmRights) -> UsageJson:
@@ -25,18 +21,8 @@ def usage(store: Store, request: Request, days: int, user: str, rights: SlurmRig
     """
     midnights = last_midnights(days) if days else ()
     from_s, to_s = (midnights[0], midnights[-1]) if midnights else _span(request)
-    names = _name(request, "user"), _name(request, "account")
+    names = parameters.person(request, "user"), parameters.person(request, "account")
     return collect(store, from_s, to_s, *names, _visible(user, rights), midnights)
-
-
-def named_days(request: Request) -> int:
-    """Return the number of days that a request for hours names, up to today; 0: none. Raise UsageError for a wrong one."""
-    text = request.query_params.get("days")
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= MOST_DAYS):
-        raise UsageError("days", f"{one_line(text, 40)!r} is no number from 1 to {MOST_DAYS}", "write digits alone")
-    return int(text)
 
 
 def would_have(store: Store, request: Request, user: str, rights: SlurmRights) -> WouldHaveJson:
@@ -47,12 +33,16 @@ def would_have(store: Store, request: Request, user: str, rights: SlurmRights) -
     def visible(name: str, account: str) -> bool:
         return not hides or commands(user, Owner(user=name, account=account), rights)
 
-    return collect_would_have(store, from_s, to_s, _name(request, "user"), _name(request, "account"), visible)
+    return collect_would_have(
+        store, from_s, to_s, parameters.person(request, "user"), parameters.person(request, "account"), visible
+    )
 
 
 def _span(request: Request) -> tuple[float, float]:
     has_span = any(name in request.query_params for name in ("from", "to"))
-    from_s, to_s = (_time(request, "from"), _time(request, "to")) if has_span else present_month()
+    from_s, to_s = (
+        (parameters.time_s(request, "from"), parameters.time_s(request, "to")) if has_span else present_month()
+    )
     if not 0 < to_s - from_s <= LONGEST_S:
         raise UsageError("to", "is not later than from, or by more than ten years", "name the begin and end of a month")
     return from_s, to_s
@@ -75,17 +65,3 @@ def _hides(rights: SlurmRights) -> bool:
 def _visible(user: str, rights: SlurmRights) -> Visible:
     hides = _hides(rights)
     return lambda part: not hides or commands(user, Owner(user=part.user, account=part.account), rights)
-
-
-def _time(request: Request, name: str) -> float:
-    text = request.query_params.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 12):
-        raise UsageError(name, f"{one_line(text, 40)!r} is no time", "write seconds since 1970, digits alone")
-    return math.floor(float(text))
-
-
-def _name(request: Request, name: str) -> str:
-    text = request.query_params.get(name, "")
-    if len(text.encode(errors="replace")) > _NAME_BYTES or not text.isprintable():
-        raise UsageError(name, f"{one_line(text, 40)!r} is no name", f"at most {_NAME_BYTES} printable bytes")
-    return text

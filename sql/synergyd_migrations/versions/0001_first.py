@@ -14,6 +14,13 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
+    _create_profiles()
+    _create_epochs_and_decisions()
+    _create_events_and_lifecycles()
+    _create_flags_reports_and_leader()
+
+
+def _create_profiles() -> None:
     op.create_table(
         "profiles",
         sa.Column("key", sa.Text(), primary_key=True),
@@ -26,6 +33,9 @@ def upgrade() -> None:
         sa.Column("global_batch", sa.BigInteger(), nullable=True),
         sa.Column("updated_s", sa.Double(), nullable=False),
     )
+
+
+def _create_epochs_and_decisions() -> None:
     op.create_table(
         "epochs",
         sa.Column("id", BIG_ID, primary_key=True, autoincrement=True),
@@ -55,6 +65,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["epoch_id"], ["epochs.id"], name="fk_decisions_epoch_id", ondelete="CASCADE"),
     )
     op.create_index("ix_decisions_job_id_at_s", "decisions", ["job_id", "at_s"])
+
+
+def _create_events_and_lifecycles() -> None:
     op.create_table(
         "events",
         sa.Column("id", BIG_ID, primary_key=True, autoincrement=True),
@@ -77,6 +90,9 @@ def upgrade() -> None:
         sa.Column("payload", sa.JSON(), nullable=False),
         sa.Column("updated_s", sa.Double(), nullable=False),
     )
+
+
+def _create_flags_reports_and_leader() -> None:
     op.create_table(
         "job_flags",
         sa.Column("job_id", sa.BigInteger(), autoincrement=False, nullable=False),
