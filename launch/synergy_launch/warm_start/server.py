@@ -4,7 +4,8 @@ A forked process runs the script as if Python had been started with it: as `__ma
 session, and with other random numbers than the next one. It is forked twice, so that its parent is the process that asked, which takes
 orphans for that moment (client.py): signals and exit codes pass as for any child.
 
-A fork copies neither threads nor a CUDA context. Where an import has started either, nobody is served, and the launcher starts Python.
+A fork copies neither threads nor a CUDA context. Where an import has started either, or where Python's start is customised, nobody is
+served, and the launcher starts Python.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import json
 import os
 import runpy
 import signal
-import site
 import socket
 import struct
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     for name in arguments[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    if not is_forkable():
+    if is_customised() or not is_forkable():
         return
     # a collection would copy the pages of all that was imported, in each fork; at its end too, where it takes 1 s (measured)
     gc.collect()
@@ -59,6 +60,16 @@ def main(arguments: Sequence[str]) -> None:
         channel.sendall(READY)
         if (request := serve(channel)) is not None:
             become(request)
+
+
+def is_customised() -> bool:
+    """Return whether code of the site or the user ran at Python's start, beside a distribution's own.
+
+    By the environment of a rank it may do other things there, and does them before the imports.
+    """
+    own = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
+    modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
+    return any(module is not None and not str(module.__file__).startswith(own) for module in modules)
 
 
 def is_forkable() -> bool:
@@ -110,7 +121,6 @@ def become(request: Request) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request.environment)
-    _customise()
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # Python's own generator is seeded anew by itself
     module, name, arguments = command_of(request.argv)
@@ -131,13 +141,6 @@ def become(request: Request) -> None:
         __loader__=SourceFileLoader("__main__", name),
     )
     exec(compile(Path(name).read_bytes(), name, "exec", dont_inherit=True), main_module.__dict__)
-
-
-def _customise() -> None:
-    """Run the site's and the user's own code of Python's start again: it may look at this process's environment."""
-    for name, run in (("sitecustomize", site.execsitecustomize), ("usercustomize", site.execusercustomize)):
-        if sys.modules.pop(name, None) is not None:
-            run()
 
 
 def command_of(argv: Sequence[str]) -> tuple[bool, str, tuple[str, ...]]:
