@@ -15,6 +15,8 @@ from synergy_core.records import ModelSpec, Plan
 FIRST_STEPS = 10
 #: times that a job comes back from a plan of Synergy's that failed within its first steps
 MAX_RETURNS = 2
+#: kinds of a Fault that say nothing of the run's plan
+FAULTS_OF_NODES = ("disk", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,7 @@ def _harmless_in_place(in_place: InPlace) -> InPlace:
 
 
 def harmless_fault(fault: Fault) -> Fault | None:
-    """Return `fault` with text that is safe for a terminal; None where only a newer version knows its kind, or a number is out of bounds."""
+    """Return `fault` with text that is safe for a terminal, or None if its kind is not known here or a number is out of bounds."""
     limits = {"run": _MAX_RESTARTS, "xid": 9999, "ecc_errors": 10**9, "free_bytes": 10**18}
     if fault.kind not in FAULTS or not all(0 <= (getattr(fault, name) or 0) <= high for name, high in limits.items()):
         return None

@@ -344,7 +344,9 @@ def test_a_fault_is_read_back_and_is_absent_for_older_daemons() -> None:
 def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
     for change in ({"kind": "cosmic ray"}, {"xid": 10**6}, {"free_bytes": -1}):
         assert load(fault={**encode(GPU), **change}).fault is None
-    told = load(fault={**encode(GPU), "pci_address": "$(reboot)", "node": "\x1b[31m", "folder": "/a\nb" + "c" * 900}).fault
+    told = load(
+        fault={**encode(GPU), "pci_address": "$(reboot)", "node": "\x1b[31m", "folder": "/a\nb" + "c" * 900}
+    ).fault
     assert told is not None and (told.pci_address, told.node) == ("", "")
     assert told.folder.isprintable() and len(told.folder) <= 200
 
