@@ -13,6 +13,7 @@ from synergy_core.job_report import Fault
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes
 from synergy_launch.agent.host_memory import read_oom_kills
+from synergy_launch.launcher.gpus.errors import GpuErrors
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE
 
 #: what torchrun and PyTorch's data loader say of a process that SIGKILL ended
@@ -33,9 +34,11 @@ class FaultFinder:
         folders: tuple[Path, ...] = (),
         *,
         oom_kills: Callable[[], int | None] = read_oom_kills,
+        gpus: GpuErrors | None = None,
     ) -> None:
         self._node, self._run, self._run_dir, self._folders = node, run, run_dir, folders
         self._oom_kills = oom_kills
+        self._gpus = GpuErrors(os.environ) if gpus is None else gpus
         self._kills_before = oom_kills()
 
     def find(self, code: int, error_output: bytes) -> Fault | None:
@@ -47,7 +50,21 @@ class FaultFinder:
             return None
         if self._is_out_of_memory(code, error_output):
             return Fault(kind="oom", run=self._run, node=self._node)
-        return self._find_full_disk(error_output)
+        error = self._gpus.find()
+        if error is None:
+            return self._find_full_disk(error_output)
+        return Fault(
+            kind="gpu",
+            run=self._run,
+            node=self._node,
+            xid=error.xid,
+            pci_address=error.pci_address,
+            ecc_errors=error.ecc_errors,
+        )
+
+    def close(self) -> None:
+        """Let the kernel's log and the GPUs' library go."""
+        self._gpus.close()
 
     def _is_out_of_memory(self, code: int, error_output: bytes) -> bool:
         # torchrun's own exit code is 1 where a rank was killed, and what it says may not be read

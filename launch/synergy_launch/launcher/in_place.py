@@ -30,6 +30,7 @@ from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.gpus.errors import needs_reset
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
@@ -367,6 +368,9 @@ class Restarts:
     def _restart_after_crash(self, code: int, guard: PlanGuard) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
         if not self.together or code in (*ENDED_AS_ASKED, _USAGE) or self._saved is None:
+            return False
+        if self.fault is not None and needs_reset(self.fault.xid):
+            self.message = f"{self.fault.describe()}: not started again on a GPU that needs a reset"
             return False
         kind, nodes = self._crash
         crash = Crash(self._step, self._clock(), kind or guard.kind(code))

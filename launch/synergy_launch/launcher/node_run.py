@@ -148,6 +148,7 @@ class _NodeRun:
         # neither a run that was ended on purpose nor one that was killed for another's end
         by_itself = not (guard.ending or self._killed or restarts.left or guard.has_hung)
         guard.fault = faults.find(code, guard.error_output) if by_itself else None
+        faults.close()
         if guard.fault is not None:
             click.echo(f"synergy-launch: {guard.fault.describe()}", err=True)
         failure = None

@@ -25,6 +25,7 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.gpus.errors import needs_reset
 from synergy_launch.launcher.lost_nodes import KILLED_CODE
 from synergy_launch.launcher.meeting import NO_MEETING
 from synergy_launch.launcher.run_history import RunHistory
@@ -210,6 +211,7 @@ class PlanGuard:
             if self._allocation.node_rank == 0:
                 run_history.write_history(self.folder, self._history)
             self.again, instead = self._plan_in_place(together)
+            self.again &= self.fault is None or not needs_reset(self.fault.xid)
             if self.again and self.plan_file is not None:
                 self.plan_file = replace(self.plan_file, plan=instead)
                 failure = replace(failure, goes_on=True, next_plan=instead)

@@ -14,6 +14,7 @@ from synergy_core.job_report import Fault
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes, with_free_space
 from synergy_launch.launcher.faults import FaultFinder, folders_of_run
+from synergy_launch.launcher.gpus.errors import GpuErrors, GpuErrorSource
 
 KILLED = b"Signal 9 (SIGKILL) received by PID 7"
 NO_SPACE = f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: '/etc/$(reboot)'"
@@ -107,3 +108,19 @@ def test_the_folders_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", "/scratch")
     assert folders_of_run(Path("/ckpt")) == (Path("/ckpt"), tmp_path, Path("/scratch"))
+
+
+def test_a_gpus_error_is_the_cause_before_what_the_program_made_of_it(tmp_path: Path) -> None:
+    run_folder.note_full_disk(tmp_path, tmp_path)
+    log = tmp_path / "kmsg"
+    log.touch()
+    gpus = GpuErrors({"CUDA_VISIBLE_DEVICES": "0"}, log=log, open_source=no_library)
+    finder = FaultFinder("n1", 3, tmp_path, oom_kills=lambda: None, gpus=gpus)
+    log.write_text("4,9,77,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n")
+    found = finder.find(1, b"CUDA error: unspecified launch failure")
+    assert found == Fault(kind="gpu", run=3, node="n1", xid=79, pci_address="0000:3b:00")
+    finder.close()
+
+
+def no_library(_environ: object) -> GpuErrorSource:
+    raise OSError("no library")
