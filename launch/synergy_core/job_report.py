@@ -23,9 +23,9 @@ FAULTS_OF_NODES = ("disk", "gpu")
 class Fault:
     """A cause of a run's end that neither its exit code nor its output shows, as the launcher of the node where it began saw it."""
 
-    #: one of wire.report.FAULTS
+    #: oom (host memory), disk (full) or gpu
     kind: str
-    #: number of the run that it ended, as `number` of InPlace before that run's restart
+    #: the run that it ended: the restarts inside the allocation before it
     run: int = 0
     #: where it began
     node: str = ""
