@@ -15,13 +15,49 @@ from synergy_core.records import ModelSpec, Plan
 FIRST_STEPS = 10
 #: times that a job comes back from a plan of Synergy's that failed within its first steps
 MAX_RETURNS = 2
+#: kinds of a Fault that say nothing of the run's plan
+FAULTS_OF_NODES = ("disk", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A cause of a run's end that neither its exit code nor its output shows, as the launcher of the node where it began saw it."""
+
+    #: oom (host memory), disk (full) or gpu
+    kind: str
+    #: the run that it ended: the restarts inside the allocation before it
+    run: int = 0
+    #: where it began
+    node: str = ""
+    #: of kind gpu: number of the driver's error message; 0: none
+    xid: int = 0
+    #: of kind gpu: `DOMAIN:BUS:DEVICE`, as the driver's messages name it
+    pci_address: str = ""
+    #: of kind gpu: uncorrected ECC errors during the run
+    ecc_errors: int = 0
+    #: of kind disk
+    folder: str = ""
+    #: of kind disk: what is free for this user in that folder's file system; null: not known
+    free_bytes: int | None = None
+
+    def describe(self) -> str:
+        """Return what happened, such as `GPU 0000:3b:00 failed with XID 79 on n2`."""
+        where = f" on {self.node}" if self.node else ""
+        if self.kind == "gpu":
+            ecc = f"{self.ecc_errors} uncorrected ECC error{'s' * (self.ecc_errors != 1)}" if self.ecc_errors else ""
+            what = " and ".join(filter(None, (f"XID {self.xid}" if self.xid else "", ecc)))
+            return f"GPU{self.pci_address and f' {self.pci_address}'} failed{what and f' with {what}'}{where}"
+        if self.kind == "disk":
+            free = f" ({self.free_bytes / 2**30:.1f} GiB free)" if self.free_bytes is not None else ""
+            return f"disk full: {self.folder or 'a folder'}{free}{where}"
+        return f"out of host memory: the kernel killed a process of the run{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyFailure:
     """A run that ended within its first steps, as its launcher saw it."""
 
-    #: one of wire.report.FAILURES
+    #: one of wire.report.FAILURES, and none of FAULTS, which releases before 0.3 would refuse
     kind: str
     #: exit code; 128 + the number of a signal
     code: int
@@ -177,6 +213,8 @@ class Report:
     ended: bool = field(default=False, metadata=ADDED_AFTER_0_1)
     #: what its GPUs do; null if not sampled
     gpu_activity: GpuActivity | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: what ended its latest run that has ended, where that is known beyond its exit code
+    fault: Fault | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
 
 def is_by_agent(report: Report) -> bool:

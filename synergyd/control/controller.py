@@ -331,7 +331,7 @@ class Controller:
         if latest.restarts != max(tracked.lifecycle.incarnation, event.shown_restarts):
             return []  # it is about an incarnation that has ended, or that Slurm has not shown yet
         begun = restart_event(latest)
-        outputs: list[Output] = [*hear_launcher(tracked, latest)]
+        outputs: list[Output] = [*hear_launcher(tracked, latest), *self.faults.take_fault(tracked, latest, now_s)]
         if (joined := join_event(latest)) is not None:
             outputs += self._tell(latest.job_id, joined, now_s)
         if latest.silent:

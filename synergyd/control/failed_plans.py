@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from synergy_core.formatting import format_plan, format_size
-from synergy_core.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure
+from synergy_core.job_report import FAULTS_OF_NODES, FIRST_STEPS, MAX_RETURNS, EarlyFailure
 from synergy_core.recompute import keeps_as_much
 from synergy_core.records import Cell, Job, JobState, Measurement, Plan, Profile, Shape
 
@@ -215,7 +215,10 @@ def follow_up(tracked: TrackedJob, event: ReportsReceived, failed_plans: FailedP
     if tracked.first_report is None or tracked.first_report[:2] != run:
         tracked.first_report = (*run, report.step)
     if failure is not None and failure.plan is not None and fresh:
-        return _take_in_plan_failure(tracked, job, failure, failure.plan, failed_plans, event.least_memory)
+        by_node = report.fault is not None and report.fault.kind in FAULTS_OF_NODES
+        return _take_in_plan_failure(
+            tracked, job, failure, failure.plan, failed_plans, event.least_memory, by_node=by_node
+        )
     ran = Target(job.shape, (), before.plan)
     if before.ran == ran or report.step - tracked.first_report[2] < FIRST_STEPS:
         return NOTHING_FOLLOWS
@@ -239,10 +242,12 @@ def _take_in_plan_failure(
     plan: Plan,
     failed_plans: FailedPlans,
     least_memory: float | None,
+    *,
+    by_node: bool,
 ) -> FollowUp:
-    """Take in that the job failed under a plan of Synergy's."""
+    """Take in that the job failed under a plan of Synergy's. `by_node`: for something that says nothing of the plan."""
     life, event = replace(tracked.lifecycle, failure=(job.restarts, failure.number)), None
-    profiles = failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
+    profiles = {} if by_node else failed_plans.add(job, job.shape.gpu_type, failure, least_memory)
     text = f"its plan ({format_plan(plan)}) failed within its first steps ({_cause(failure)})"
     if failure.goes_on:
         life = replace(life, plan=failure.next_plan, returns=life.returns + 1)

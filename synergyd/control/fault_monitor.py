@@ -17,7 +17,7 @@ from synergyd.control.resize.events import Hung, Wanted
 from synergyd.control.resize.hangs import MAX_HANGS, Hangs, after_report, hung_s, is_common_stall
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
-from synergyd.control.state.node_health import HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
+from synergyd.control.state.node_health import BROKEN, HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
 from synergyd.control.state.node_paces import NodePaces
 from synergyd.control.tracked import Output, Remember, TrackedJob
 from synergyd.jobmodel.shared_profiles import program
@@ -69,6 +69,19 @@ class FaultMonitor:
             elif slow is False:
                 changed += self.nodes.clear_marks(SLOW, job.node_names[0])
         return outputs + _remember_nodes(changed)
+
+    def take_fault(self, tracked: TrackedJob, report: Report, now_s: float) -> list[Output]:
+        """Take in what ended a run of the job, where its launcher knows: once, for the job's story and its node's record."""
+        fault, job, before = report.fault, tracked.job, tracked.report
+        known = tracked.last_fault or (before and before.fault and (before.restarts, before.fault))
+        if fault is None or known == (report.restarts, fault):
+            return []
+        tracked.last_fault = (report.restarts, fault)
+        life = tracked.lifecycle
+        outputs: list[Output] = [Remember(life, life.state, "Fault", (fault.describe(),))]
+        if fault.kind == "gpu" and job is not None and fault.node in job.node_names:
+            outputs += _remember_nodes(self.nodes.mark(BROKEN, fault.node, job.uid, job.job_id, now_s))
+        return outputs
 
     def note_lost_nodes(self, tracked: TrackedJob, up: frozenset[str], now_s: float) -> list[Output]:
         """Note the nodes that Slurm took the job off just now because they can't take jobs any more. `up`: the nodes that can."""

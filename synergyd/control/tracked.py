@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.accepts import NOTHING_MORE
 from synergy_core.exchange import EXACT, parse_exchange
-from synergy_core.job_report import Report
+from synergy_core.job_report import Fault, Report
 from synergy_core.loss_trend import NO_LOSSES, LossTrend
 from synergy_core.records import CALLED, NAMED, Cluster, Decision, Job, JobState, Node, Plan, Profile
 
@@ -143,6 +143,8 @@ class TrackedJob:
     at_asked_size: bool = False
     #: (restarts, what its story says of it last: it hung, or does nothing)
     last_warning: tuple[int, str] = (0, "")
+    #: (restarts, what ended a run of it last, in its story)
+    last_fault: tuple[int, Fault] | None = None
     #: as it was seen running last, with all its nodes
     last_running_job: Job | None = None
     #: the same, and the nodes that it has lost since, where Slurm has requeued it for that

@@ -32,7 +32,7 @@ OWN_SIZE = "min_gpus=4 max_gpus=4 tp=1 pp=1"
 def cluster() -> Iterator[SlurmCluster]:
     names = [f"place-{how}" for how in WAYS] + [f"point-{how}-{at}" for how, at in POINTS]
     with make_cluster([NodeGroup("cpu", len(WAYS), 4)], epoch_s=1) as cluster:
-        remember_programs(cluster, light_jobs=(*names, "requeue", "always", "nodes"))
+        remember_programs(cluster, light_jobs=(*names, "requeue", "always", "nodes", "full"))
         with synergyd(cluster):
             until_beat(cluster)
             yield cluster
@@ -94,6 +94,16 @@ def test_a_plan_that_fails_is_replaced_in_place(cluster: SlurmCluster, in_place:
     print(f"{how}: trains again after {idle_s(cluster, job):.1f} s, in place")
     kind = "memory" if how in ("memory", "killed") else "plan"
     cluster.wait_for(lambda: kind in {key.split(":")[1] for key in banned(cluster)}, 60, "the plan to be banned")
+    cluster.run("scancel", str(job))
+
+
+def test_a_full_disk_is_named_and_bans_no_plan(cluster: SlurmCluster) -> None:
+    before = banned(cluster)
+    job = submit(cluster, "full", "full")
+    until_steps(cluster, job, timeout_s=180)
+    cluster.wait_for(lambda: "started again in place" in story(cluster, job), 60, "the story")
+    assert re.search(r"disk full: /\S+ \([\d.]+ GiB free\) on \w+", story(cluster, job)), story(cluster, job)
+    assert "synergy-launch: disk full: /" in light_job.output(cluster, job) and banned(cluster) == before
     cluster.run("scancel", str(job))
 
 

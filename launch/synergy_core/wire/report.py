@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, format_value, one_line
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
-from synergy_core.job_report import EarlyFailure, GpuActivity, InPlace, Report
+from synergy_core.job_report import EarlyFailure, Fault, GpuActivity, InPlace, Report
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -24,8 +24,12 @@ from synergy_core.wire.line import Line
 from synergy_core.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
+#: kinds of a fault that the launcher finds out: host memory, a full disk, a GPU's hardware; each with the kind of an early failure that
+#: releases before 0.3 know it by
+FAULTS = {"oom": "killed", "disk": "exit", "gpu": "cuda"}
 #: kinds of an early failure: GPU memory, SIGKILL (host memory, as a rule), NCCL, CUDA, no first step, any other exit code
-FAILURES = ("memory", "killed", "nccl", "cuda", "hang", "exit")
+_EARLY = ("memory", "killed", "nccl", "cuda", "hang", "exit")
+FAILURES = (*_EARLY, *FAULTS)
 _MAX_RUNS = 100
 _MAX_RESTARTS = 1_000_000  # in place, of one incarnation
 _MAX_ANSWER = 64 * 1024  # an order names the nodes that stay
@@ -34,6 +38,7 @@ _CHECKPOINT = "synergy-checkpoint"
 MAX_NODES = 16  # that a report names
 _MAX_RATIO = 1000.0  # a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # a model's size, in each direction
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\Z")
 _LAUNCHER = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}\Z")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -91,6 +96,7 @@ def status_to_report(
     failure: EarlyFailure | None = None,
     in_place: InPlace | None = None,
     gpu_activity: GpuActivity | None = None,
+    fault: Fault | None = None,
 ) -> Report:
     """Return a training process's status file as a report; values out of bounds are left out rather than refused."""
     kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
@@ -105,7 +111,7 @@ def status_to_report(
     except UsageError:
         plan, model = None, None
     report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model)
-    return _harmless(replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity))
+    return _harmless(replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity, fault=fault))
 
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +173,10 @@ def _harmless(report: Report) -> Report:
         report = replace(report, plan=replace(report.plan, exchange=report.comm or str(EXACT)))
     if report.in_place is not None:
         report = replace(report, in_place=_harmless_in_place(report.in_place))
+    if (failure := report.failure) is not None and failure.kind not in _EARLY:
+        report = replace(report, failure=replace(failure, kind=FAULTS.get(failure.kind, "exit")))
+    if report.fault is not None:
+        report = replace(report, fault=harmless_fault(report.fault))
     if report.model is None:
         return report
     return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))
@@ -183,6 +193,19 @@ def _harmless_in_place(in_place: InPlace) -> InPlace:
     )
 
 
+def harmless_fault(fault: Fault) -> Fault | None:
+    """Return `fault` with text that is safe for a terminal, or None if its kind is not known here or a number is out of bounds."""
+    limits = {"run": _MAX_RESTARTS, "xid": 9999, "ecc_errors": 10**9, "free_bytes": 10**18}
+    if fault.kind not in FAULTS or not all(0 <= (getattr(fault, name) or 0) <= high for name, high in limits.items()):
+        return None
+    return replace(
+        fault,
+        node=fault.node if _NODE.match(fault.node) else "",
+        pci_address=fault.pci_address if _PCI_ADDRESS.match(fault.pci_address) else "",
+        folder=one_line(fault.folder[:300], 200),
+    )
+
+
 def _names_of_nodes(said: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in said[:MAX_NODES] if _NODE.match(name))
 
@@ -196,8 +219,6 @@ def _report_problem(report: Report) -> str:
 
 
 def _failure_problem(failure: EarlyFailure) -> str:
-    if failure.kind not in FAILURES:
-        return f"kind is {format_value(failure.kind)}; expected {', '.join(FAILURES)}"
     for name, low, high in (("code", 0, 255), ("number", 1, _MAX_RUNS)):
         if not low <= getattr(failure, name) <= high:
             return f"{name} is {format_value(getattr(failure, name))}; expected {low} to {high}"

@@ -46,8 +46,9 @@ from synergy_launch.agent import lost_loss, straggler
 from synergy_launch.agent.checkpoint import Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
+from synergy_launch.agent.full_disk import is_full_disk, with_free_space
 from synergy_launch.agent.lost_loss import LostLoss
-from synergy_launch.agent.run_folder import REQUEST, read_proposed_batch
+from synergy_launch.agent.run_folder import REQUEST, note_full_disk, read_proposed_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
@@ -321,16 +322,17 @@ class Agent:
         try:
             yield
         except SynergyError as error:
-            self._enter_failed_state(str(error))
+            told = self._note_full_disk(error, str(error))
+            self._enter_failed_state(told)
             if self.settings.rank == 0:
-                print(f"synergy: {error}", file=sys.stderr, flush=True)
+                print(f"synergy: {told}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
         except Exception as error:
             if self._stop:
                 # Its peers got the same SIGTERM and may have ended already: this is no fault of the script's.
                 self._enter_failed_state(f"stopped by SIGTERM in the middle of a step ({type(error).__name__})")
                 raise SystemExit(1) from None
-            self._enter_failed_state(f"{type(error).__name__}: {error}")
+            self._enter_failed_state(self._note_full_disk(error, f"{type(error).__name__}: {error}"))
             raise
 
     def note(self, text: str) -> None:
@@ -451,6 +453,19 @@ class Agent:
         # Python looks through all that was imported before it ends: 1.0 of 1.1 s with torch and megatron-core (measured), and the next
         # run of a restart in place waits for it
         gc.freeze()
+
+    def _note_full_disk(self, error: Exception, text: str) -> str:
+        """Return `text`, with the free space where `error` says that a disk is full; the launcher then learns of it too."""
+        if not is_full_disk(text):
+            return text
+        store = self.checkpointer.store
+        folder = store.directory if store is not None else Path.cwd()
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            folder = Path(error.filename).absolute().parent
+        if self.settings.run_dir is not None:
+            with contextlib.suppress(OSError):  # the run folder may lie on the same disk
+                note_full_disk(self.settings.run_dir, folder)
+        return with_free_space(text, folder)
 
     def _enter_failed_state(self, why: str) -> None:
         self.status.update(note=one_line(why))

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from synergy_core.errors import SynergyError, UsageError, one_line
 
 from synergy_launch.agent.collectives import Collectives
+from synergy_launch.agent.full_disk import with_free_space
 
 _Result = TypeVar("_Result")
 MARKER = "complete"
@@ -71,7 +72,8 @@ def check_directory(directory: Path) -> None:
     except FileExistsError:
         raise UsageError(where, "is not a folder", "name a folder") from None
     except OSError as error:
-        raise UsageError(where, f"can't be made: {error.strerror}", "name a folder that you may write to") from None
+        why = with_free_space(f"can't be made: {error.strerror}", directory)
+        raise UsageError(where, why, "name a folder that you may write to") from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError(where, "can't be written", "name a folder that you may write to")
 

@@ -11,6 +11,7 @@ from synergy_launch.agent import failure_log
 from synergy_launch.agent.background_save import BackgroundSave, StagedPart
 from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpoint_schedule import CheckpointSchedule
+from synergy_launch.agent.full_disk import with_free_space
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 
@@ -148,7 +149,8 @@ class Checkpointer:
             self.background.begin(step, stage_with_history)
         except CheckpointError as error:
             self.stage = None  # there may be no memory for the copy
-            self._status.note(f"{error}; from now on training waits until checkpoints are written")
+            told = with_free_space(str(error), self.store.directory if self.store is not None else Path())
+            self._status.note(f"{told}; from now on training waits until checkpoints are written")
             return False
         self._held_s = self._monotonic() - began
         return True
@@ -172,5 +174,5 @@ class Checkpointer:
             failure_log.write(self.store.directory, step, self.schedule.failures, clean)
 
     def _note_failure(self, why: str) -> bool:
-        self._status.note(why)
+        self._status.note(with_free_space(why, self.store.directory) if self.store is not None else why)
         return False

@@ -15,6 +15,7 @@ STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
 MENDING = "mending"
+FULL_DISK = "full-disk"
 INSIDE = "inside.json"  # the knowledge of a hook in a Megatron-LM script, beside its log
 
 
@@ -74,6 +75,19 @@ def note_mending(folder: Path) -> None:
 def is_mended(folder: Path) -> bool:
     """Return whether the launcher answers a failure by another run."""
     return (folder / MENDING).exists()
+
+
+def note_full_disk(folder: Path, full: Path) -> None:
+    """Note for the launcher that the run ends since `full` takes no more bytes. Raises OSError."""
+    _write(folder, FULL_DISK, str(full))
+
+
+def read_full_disk(folder: Path) -> Path | None:
+    """Return the folder that took no more bytes, or None if no process has ended for that."""
+    try:
+        return Path((folder / FULL_DISK).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def propose_batch(folder: Path, plan: Plan) -> None:

@@ -170,7 +170,9 @@ def _run_with_guard(
             # the followed order must be told here if the run failed before any other report
             told = restarts.report_part if restarts.report_part.number else None
             over = {**describe_launcher(allocation), "ended": True}
-            failed = status_to_report(over, allocation.job_id, allocation.restarts, guard.failure, told)
+            failed = status_to_report(
+                over, allocation.job_id, allocation.restarts, guard.failure, told, fault=guard.fault
+            )
         lost = restarts.mends and group is not None and bool(group.lost_ranks)
         most_s = LOST_HOLD_S if lost else HOLD_S
         hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import SynergyError
-from synergy_core.job_report import InPlace
+from synergy_core.job_report import Fault, InPlace
 from synergy_core.records import Plan
 from synergy_core.wire.codec import decode
 from synergy_core.wire.plan import PLAN_CHECKS
@@ -30,6 +30,7 @@ from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.gpus.errors import needs_reset
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
@@ -49,6 +50,7 @@ _CREW_S = (
     10.0  # seconds for nodes whose launchers start late or connect anew, before the first one decides without them
 )
 _POLL_S = 0.1
+_FROM_OUTSIDE = ("killed", "hang", "oom", "gpu")  # causes that say nothing of the step
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
 
 
@@ -56,15 +58,15 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
     """Return whether a run is started again after `crash`. `earlier`: the crashes before, of all incarnations.
 
     Without a step gained since it is started at most `most` times in WINDOW_S; while it gains steps, always. Only crashes of the same
-    cause, or of none that is known, are at the same step again. One from outside, by SIGKILL or a signal that stopped the run, says nothing
-    of the step.
+    cause, or of none that is known, are at the same step again. One from outside, by SIGKILL, a signal that stopped the run or a fault of
+    the GPU, says nothing of the step.
     """
     no_further = [c for c in earlier if c.step >= crash.step]
     late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     if len(late) >= most:
         return False
     alike = [c for c in no_further if not crash.cause or c.cause in ("", crash.cause)]
-    return crash.cause in ("killed", "hang") or not alike
+    return crash.cause in _FROM_OUTSIDE or not alike
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class Restarts:
         self._leaving: set[int] = set()  # those that left by an order
         self._order_before = 0  # the order that was followed before the one at which they left
         self.message = ""
+        self.fault: Fault | None = None  # of the latest end, where it is known
 
     @property
     def can_restart(self) -> bool:
@@ -293,13 +296,14 @@ class Restarts:
             return False
         return self.together and self._saved is not None
 
-    def cause(self, code: int, *, own: bool) -> tuple[int, str]:
+    def cause(self, code: int, *, own: bool, fault: Fault | None = None) -> tuple[int, str]:
         """Return (exit code, kind) of what ended the run on the nodes.
 
-        `own`: this node's processes ended by themselves, with `code`; another node's message counts where it says more. Waits for the other
-        nodes to connect, since one that does not learn of the end would run on alone, and for their messages.
+        `own`: this node's processes ended by themselves, with `code`, for `fault` if that is known; another node's message
+        counts where it says more. Waits for the other nodes to connect, since one that does not learn of the end would run on alone, and
+        for their messages.
         """
-        group = self.group
+        group, self.fault = self.group, fault
         self._crash = ("", self.allocation.nodes[self.allocation.node_rank :][:1] if own else ())
         if group is None or not group.first or not self.mends or code in ENDED_AS_ASKED or not group.expected_ranks:
             return code, ""
@@ -310,10 +314,11 @@ class Restarts:
         until, present = self._monotonic() + _CAUSE_S, self.report_part.number
         while True:
             ends = {rank: (end[1], end[2]) for rank, end in group.ends.items() if end[0] == present}
-            other, kind, rank = first_cause(code, own, ends, group.allocation.node_rank)
+            other, kind, rank = first_cause(code, own, ends, group.allocation.node_rank, knows=fault is not None)
             is_clear = other == KILLED_CODE or len(ends) == len(group.expected_ranks - group.lost_ranks)
             if self.has_lost_node or is_clear or self._monotonic() >= until:
                 self._crash = (kind, () if rank is None else (group.members[rank],))
+                self.fault = group.faults.get(rank) if kind and rank is not None else fault
                 return other, kind
             time.sleep(_POLL_S)
             self._listen(group)
@@ -363,6 +368,9 @@ class Restarts:
     def _restart_after_crash(self, code: int, guard: PlanGuard) -> bool:
         """Return whether a run past its first steps, which ended by itself with `code`, is started again."""
         if not self.together or code in (*ENDED_AS_ASKED, _USAGE) or self._saved is None:
+            return False
+        if self.fault is not None and needs_reset(self.fault.xid):
+            self.message = f"{self.fault.describe()}: not started again on a GPU that needs a reset"
             return False
         kind, nodes = self._crash
         crash = Crash(self._step, self._clock(), kind or guard.kind(code))
@@ -417,7 +425,7 @@ class Restarts:
         group = self.group
         assert group is not None
         if self._word is None:
-            group.report_end(self.report_part.number, min(code, 255), guard.kind(code))
+            group.report_end(self.report_part.number, min(code, 255), guard.kind(code), guard.fault)
         well = code in ENDED_AS_ASKED  # other nodes may go on for long
         until, name = self._monotonic() + (float("inf") if well else HOLD_S), group.members[group.allocation.node_rank]
         while not guard.ending and group.is_connected:

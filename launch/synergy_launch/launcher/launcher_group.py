@@ -3,7 +3,7 @@
 Each other node connects to the first one. Both sides show, by the job's secret or else by a munge credential of the job's own user,
 that they belong to this job and incarnation; after that the lines are plain:
 
-    ended RUN CODE KIND          a node's run is over
+    ended RUN CODE KIND [FAULT]  a node's run is over; FAULT is a record as JSON without spaces
     run NUMBER ORDER NODES PLAN  the next run, on these nodes; PLAN is `-` for the script's own arguments
     over CODE                    no run follows; the first node's exit code
     hold                         no run follows; the daemon is asked to requeue the job
@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from synergy_core.errors import SynergyError, UsageError
+from synergy_core.job_report import Fault
 from synergy_core.records import Plan
 from synergy_core.wire import job_key, munge
+from synergy_core.wire.codec import decode, encode
 from synergy_core.wire.hostlist import expand
 from synergy_core.wire.job_key import SignedReport
 from synergy_core.wire.plan import plan_from_text, plan_text
+from synergy_core.wire.report import harmless_fault
 
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.job_secret import key_of_incarnation, meeting_ports
@@ -141,6 +145,7 @@ class LauncherGroup:
     secret: bytes = b""
     monotonic: Callable[[], float] = time.monotonic
     ends: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    faults: dict[int, Fault | None] = field(default_factory=dict)  # of these ends, where they are known
     lost_ranks: set[int] = field(default_factory=set)
     silent_ranks: dict[int, float] = field(default_factory=dict)
     word: NextRun | None = None
@@ -194,15 +199,16 @@ class LauncherGroup:
 
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""
-        self.ends, self.run = {}, max(self.run, word.number)
+        self.ends, self.faults, self.run = {}, {}, max(self.run, word.number)
         for peer in self.peers:
             if peer.rank > 0:
                 peer.say(word.line())
 
-    def report_end(self, run: int, code: int, kind: str) -> None:
-        """Send to the first node that run `run` has ended here, with `code` and `kind`."""
+    def report_end(self, run: int, code: int, kind: str, fault: Fault | None = None) -> None:
+        """Send to the first node that run `run` has ended here, with `code` and `kind`, for `fault` if that is known."""
+        detail = "" if fault is None else " " + json.dumps(encode(fault), separators=(",", ":")).replace(" ", "\\u0020")
         for peer in self.peers:
-            peer.say(f"ended {run} {code} {kind}")
+            peer.say(f"ended {run} {code} {kind}{detail}")
 
     def close(self) -> None:
         for peer in self.peers:
@@ -281,8 +287,9 @@ class LauncherGroup:
         if not self.first:
             self.mends = self.mends or line == _MENDS
             self.word = next_run(line) or self.word
-        elif len(words) == 4 and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
+        elif len(words) in (4, 5) and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
+            self.faults[peer.rank] = _read_fault(words[4]) if len(words) == 5 else None
 
     def _greet(self, peer: _Peer, line: str) -> None:
         """Take the first line of `peer`, which shows who it is; close a peer of another user or job."""
@@ -339,3 +346,10 @@ def _keep_alive(connection: socket.socket) -> socket.socket:
 def _is_silence(error: OSError) -> bool:
     """Return whether a connection broke because nothing came from the other host; one that a host closes breaks otherwise."""
     return isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def _read_fault(text: str) -> Fault | None:
+    try:
+        return harmless_fault(decode(Fault, json.loads(text)))
+    except (UsageError, ValueError, RecursionError):
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from synergy_core.records import Plan
+from synergy_core.wire.report import FAULTS
 
 from synergy_launch.launcher.start import fit_plan
 
@@ -31,16 +32,17 @@ def largest_fit(
 
 
 def first_cause(
-    code: int, own: bool, ends: Mapping[int, tuple[int, str]], own_rank: int
+    code: int, own: bool, ends: Mapping[int, tuple[int, str]], own_rank: int, *, knows: bool = False
 ) -> tuple[int, str, int | None]:
     """Return (exit code, kind, rank of the node) of the end that the others followed from; kind "" and rank None: not known elsewhere.
 
-    `own`: this node's processes ended by themselves, with `code`. `ends`: (exit code, kind) of the other nodes, in the order in which they
-    came. A killed process explains the errors of all others; another node's error counts before this one's where it says more.
+    `own`: this node's processes ended by themselves, with `code`. `knows`: this node knows the cause of that beyond the code. `ends`: (exit
+    code, kind) of the other nodes, in the order in which they came. A killed process or a fault explains the errors of all others; another
+    node's error counts before this one's where it says more.
     """
     failed = [(rank, other, kind) for rank, (other, kind) in ends.items() if other not in ENDED_AS_ASKED]
-    killed = [end for end in failed if end[2] == "killed"]
-    if own and code == KILLED_CODE:
+    killed = [end for end in failed if end[2] in ("killed", *FAULTS)]
+    if own and (code == KILLED_CODE or knows):
         return code, "", own_rank
     for rank, other, kind in (*killed, *failed):
         if kind != "exit" or not own:

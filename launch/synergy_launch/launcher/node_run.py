@@ -20,6 +20,7 @@ from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
+from synergy_launch.launcher.faults import FaultFinder, folders_of_run
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.preemption import give_way
@@ -90,9 +91,11 @@ class _NodeRun:
     def run(self, plan_file: PlanFile | None) -> int:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, self._on_term)
-        child = self._start()
         guard, supervisor, restarts = self._guard, self._supervisor, self._restarts
-        reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, guard.failure, restarts)
+        faults = self._fault_finder()
+        child = self._start()
+        before = guard.failure, restarts, guard.fault
+        reports = StatusReports(self._allocation, plan_file, self._run_dir, supervisor, *before)
         while True:
             if child.poll() is not None:
                 restarts.drop_late_order()
@@ -142,16 +145,28 @@ class _NodeRun:
         # torchrun's code is 1 for a run that ended well after SIGTERM: the status file knows better
         if guard.ending and status.get("state") == "done" and not status.get("failed"):
             code = 0
+        # neither a run that was ended on purpose nor one that was killed for another's end
+        by_itself = not (guard.ending or self._killed or restarts.left or guard.has_hung)
+        guard.fault = faults.find(code, guard.error_output) if by_itself else None
+        faults.close()
+        if guard.fault is not None:
+            click.echo(f"synergy-launch: {guard.fault.describe()}", err=True)
         failure = None
         if not restarts.is_decided and not restarts.follows:
-            code, kind = restarts.cause(code, own=not self._killed)
+            code, kind = restarts.cause(code, own=not self._killed, fault=guard.fault)
+            guard.fault = restarts.fault
             if not restarts.has_lost_node:
                 failure = guard.conclude(code, kind, together=restarts.together)
-        reports.close(failure)
+        reports.close(failure, guard.fault)
         if guard.ending and not restarts.is_orphan:
             give_way(self._allocation)
         shutil.rmtree(self._run_dir, ignore_errors=True)
         return code
+
+    def _fault_finder(self) -> FaultFinder:
+        here = self._allocation
+        node, run = "".join(here.nodes[here.node_rank :][:1]), self._restarts.report_part.number
+        return FaultFinder(node, run, self._run_dir, folders_of_run(self._guard.folder))
 
     def _start(self) -> Child:
         # ignored across the exec: an unhandled USR2 would kill torchrun and leave its workers behind; they set a handler of their own

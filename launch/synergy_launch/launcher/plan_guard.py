@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import SynergyError
-from synergy_core.job_report import FIRST_STEPS, MAX_RETURNS, EarlyFailure, Report
+from synergy_core.job_report import FAULTS_OF_NODES, FIRST_STEPS, MAX_RETURNS, EarlyFailure, Fault, Report
 from synergy_core.records import Plan
 from synergy_core.wire import report as wire_report
 from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.gpus.errors import needs_reset
 from synergy_launch.launcher.lost_nodes import KILLED_CODE
 from synergy_launch.launcher.meeting import NO_MEETING
 from synergy_launch.launcher.run_history import RunHistory
@@ -77,9 +78,10 @@ class PlanGuard:
     ) -> None:
         self.plan_file, self._own = given, own
         self.failure: EarlyFailure | None = None
+        self.fault: Fault | None = None  # what ended the latest run that has ended, where it is known
         self.again = self.waits = self.tells = False
         self.ending = False  # SIGTERM or SIGINT came
-        self._allocation, self._folder, self._first_step_s = allocation, folder, first_step_s
+        self.folder, self._allocation, self._first_step_s = folder, allocation, first_step_s
         self._monotonic = monotonic
         self._runs = 0
         self._proven: list[Plan | None] = []  # plans of runs that got past their first steps
@@ -119,7 +121,14 @@ class PlanGuard:
 
     def kind(self, code: int) -> str:
         """Return the kind of an end with `code`: one of wire.report.FAILURES."""
-        return "hang" if self._hung else failure_kind(code, self._tail)
+        if self._hung:
+            return "hang"
+        return self.fault.kind if self.fault is not None else failure_kind(code, self._tail)
+
+    @property
+    def error_output(self) -> bytes:
+        """Return the end of the run's error output; empty where it is not read."""
+        return self._tail
 
     def begin(self) -> None:
         """Reset what is known of the run: a new one starts."""
@@ -151,8 +160,13 @@ class PlanGuard:
             self._proven.append(self.plan)
             if self._allocation.job_id is not None:
                 ran = replace(self._read_history(), ran=self.plan, ran_restarts=self._allocation.restarts)
-                run_history.write_history(self._folder, ran)
+                run_history.write_history(self.folder, ran)
                 self._history = ran
+
+    @property
+    def has_hung(self) -> bool:
+        """Return whether the run's processes were ended because they hung."""
+        return self._hung
 
     def note_hang(self) -> None:
         """Note that the run's processes are ended because they hang."""
@@ -184,6 +198,7 @@ class PlanGuard:
             self.failure = None
             return None
         kind, plan = kind or self.kind(code), self.plan
+        kind = wire_report.FAULTS.get(kind, kind)
         if plan is not None and kind == "exit" and (fault := self._own_fault(code, plan)):
             self.failure, self._fault = None, fault
             return None
@@ -191,17 +206,19 @@ class PlanGuard:
         failure = EarlyFailure(kind=kind, code=min(code, 255), number=self._runs, plan=plan)
         history = self._read_history()
         if plan is not None and history.returns < MAX_RETURNS:
+            spares = self.fault is not None and self.fault.kind in FAULTS_OF_NODES
+            self._history = replace(history, returns=history.returns + 1) if spares else history.with_failed(plan)
             if self._allocation.node_rank == 0:
-                run_history.write_history(self._folder, history.with_failed(plan))
-            self._history = history.with_failed(plan)
+                run_history.write_history(self.folder, self._history)
             self.again, instead = self._plan_in_place(together)
+            self.again &= self.fault is None or not needs_reset(self.fault.xid)
             if self.again and self.plan_file is not None:
                 self.plan_file = replace(self.plan_file, plan=instead)
                 failure = replace(failure, goes_on=True, next_plan=instead)
             self.waits = not self.again and self.plan_file is not None and self.plan_file.is_decided_about
         self.failure = failure
         # without a folder another node can't know how far the run came: it waits for the first node's message
-        knows = self._allocation.node_rank == 0 or self._base is not None or self._folder is not None
+        knows = self._allocation.node_rank == 0 or self._base is not None or self.folder is not None
         self.tells = self.waits and knows
         return failure if knows else None
 
@@ -226,7 +243,7 @@ class PlanGuard:
 
     def _read_history(self) -> RunHistory:
         """Return the run history as it is now: another node of the job may have written it."""
-        kept = run_history.read_history(self._folder, self._allocation.job_id or 0)
+        kept = run_history.read_history(self.folder, self._allocation.job_id or 0)
         return kept if kept.returns >= self._history.returns else self._history
 
     def _has_got_past(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from synergy_core.job_report import EarlyFailure
+from synergy_core.job_report import EarlyFailure, Fault
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer, status_to_report
 
@@ -49,8 +49,8 @@ class StatusReports:
     """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon looks for one.
 
     An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports. `failure`: the failure of the
-    run before this one, in the same incarnation; each report says it. `request` is the checkpoint request heard last, counted over the
-    incarnation's runs. `requested` is the latest of them that the processes know.
+    run before this one, in the same incarnation, and `fault` what ended it, where it is known; each report says both. `request` is the
+    checkpoint request heard last, counted over the incarnation's runs. `requested` is the latest of them that the processes know.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class StatusReports:
         supervisor: Supervisor | None,
         failure: EarlyFailure | None = None,
         restarts: Restarts | None = None,
+        fault: Fault | None = None,
     ) -> None:
         self._allocation, self._run_dir, self._supervisor = allocation, run_dir, supervisor
-        self._failure, self._restarts = failure, restarts
+        self._failure, self._restarts, self._fault = failure, restarts, fault
         self.request = 0  # set by the reporter's thread
         self.requested = 0
         reporting_nodes = (0, len(allocation.nodes) - 1) if supervisor else (0,)
@@ -89,9 +90,9 @@ class StatusReports:
             self._ask_at = time.monotonic() + next(self._pauses)
             self._reporter = self._make_reporter(self._find_address())
 
-    def close(self, failure: EarlyFailure | None = None) -> None:
-        """Send the last status, and how the run failed where it did so early."""
-        self._failure = failure or self._failure
+    def close(self, failure: EarlyFailure | None = None, fault: Fault | None = None) -> None:
+        """Send the last status, how the run failed where it did so early, and what ended it where that is known."""
+        self._failure, self._fault = failure or self._failure, fault or self._fault
         if self._reporter is not None:
             self._sent = {}
             self._offer(self._reporter, None, ended=True)
@@ -161,7 +162,8 @@ class StatusReports:
         urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
         activity = self._gpus.latest if self._gpus is not None else None
         reporter.offer(
-            status_to_report(status, job_id, restarts, self._failure, in_place, activity), urgent=urgent or asks
+            status_to_report(status, job_id, restarts, self._failure, in_place, activity, self._fault),
+            urgent=urgent or asks,
         )
 
     def _with_idle(self, status: dict[str, Any] | None) -> dict[str, Any]:

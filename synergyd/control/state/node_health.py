@@ -2,6 +2,7 @@
 
     slow   a job's ranks there took longer for the same work, or its steps did than on another node
     hung   a job's steps stopped there
+    gpu    the driver's messages or ECC counters of a GPU ended a job's run there
     lost   Slurm took a job off it since it could not take jobs any more, or says that it has lost a GPU
 
 A job's report is its owner's word. So marks of jobs make a penalty only where those of two users agree (it is the second
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from synergy_core.reasons import SEPARATOR, Reason, Reasons, format_reasons
 from synergy_core.records import Node
 
-SLOW, HUNG, LOST = "slow", "hung", "lost"
+SLOW, HUNG, BROKEN, LOST = "slow", "hung", "gpu", "lost"
 SLURM = -1  # in place of a user's id
 # Slow phases of nodes last nearly ten hours at the longest (Greyhound, USENIX ATC 2025): a mark has faded to LEAST by then.
 HALF_LIFE_S = 3 * 3600.0
@@ -34,7 +35,7 @@ _NEWS = 0.9  # a mark takes another's place where that has faded to this part of
 _DRAINING_S = 120.0  # until Slurm shows a node drained, or its command failed
 _TOGETHER_S = 600.0  # all jobs of a node are lost at once
 _LOST_GPU = "gres/gpu count"  # slurmd registers fewer GPUs than slurm.conf has, in Slurm's words
-_WORDS = {SLOW: "slow", HUNG: "steps stopped", LOST: "lost"}
+_WORDS = {SLOW: "slow", HUNG: "steps stopped", BROKEN: "GPU failed", LOST: "lost"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class NodeRecord:
         """Return why the node has a penalty, one reason per kind of mark."""
         counted = [m for m in self.marks if m.remaining_strength(now_s) > LEAST]
         found: list[Reason] = []
-        for kind in (SLOW, HUNG, LOST):
+        for kind in _WORDS:
             jobs = sorted({m.job_id for m in counted if m.kind == kind and m.job_id})
             if jobs:
                 found.append(Reason("bad-under", {"what": _WORDS[kind], "jobs": jobs}))

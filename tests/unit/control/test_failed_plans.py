@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from synergy_core.accepts import Accepts
-from synergy_core.job_report import MAX_RETURNS, EarlyFailure, Report
+from synergy_core.job_report import MAX_RETURNS, EarlyFailure, Fault, Report
 from synergy_core.reasons import text_reason
 from synergy_core.records import (
     Action,
@@ -275,3 +275,13 @@ def test_a_program_is_blamed_for_an_early_end_unless_it_has_trained_at_another_s
     tracked.lifecycle = replace(before, ran=Target(HAS))
     lifted = banned.ban_unresizable(tracked, before)
     assert not banned.bans_for(JOB).script and bool(lifted) is bool(stored)
+
+
+@pytest.mark.parametrize(("kind", "is_banned"), [("oom", True), ("disk", False), ("gpu", False)])
+def test_a_plan_is_not_banned_for_what_its_node_lacked(kind: str, is_banned: bool) -> None:
+    controller = running()
+    report = Report(1, 0, 0, step_s=1.0, plan=PLAN, failure=EXIT, fault=Fault(kind=kind, node="n1"))
+    outputs = controller.handle(ReportsReceived((report,), 0), 100.0)
+    kept = [key for o in outputs if isinstance(o, KeepReport) for key in o.profiles if key.startswith("failed:")]
+    assert bool(kept) == is_banned
+    assert "failed within its first steps" in told(outputs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from synergy_core.accepts import Accepts
-from synergy_core.job_report import Report
+from synergy_core.job_report import Fault, Report
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
 from synergyd.control.controller import Controller
@@ -385,3 +385,47 @@ def test_the_clock_moves_what_is_watched() -> None:
         tell(controller, 100.0, job_id=job_id, slow_nodes=("n2",))
     controller.handle(ClockSet(86_400.0), 86_500.0)
     assert controller.faults.nodes.penalties(86_500.0)["n2"] > 0.99
+
+
+# -- causes that launchers find out ----------------------------------------------------------------------------------------
+
+XID_79 = Fault(kind="gpu", node="n1", xid=79, pci_address="0000:3b:00")
+
+
+def test_what_ended_a_run_is_told_once() -> None:
+    controller = running(JOB)
+    disk = Fault(kind="disk", folder="/ckpt", free_bytes=0, node="n1")
+    assert "disk full: /ckpt (0.0 GiB free) on n1" in told(tell(controller, 100.0, fault=disk))
+    assert "disk full" not in told(tell(controller, 101.0, fault=disk))
+    assert "disk full" in told(tell(controller, 102.0, fault=replace(disk, run=1))), "of the next run"
+
+
+def test_a_run_that_ended_before_its_program_reported_is_told_of_once_too() -> None:
+    controller = running(JOB)
+    oom = Fault(kind="oom", node="n1")
+    assert "out of host memory" in told(tell(controller, 100.0, step=0, silent=True, ended=True, fault=oom))
+    assert "out of host memory" not in told(tell(controller, 101.0, fault=oom))
+
+
+def test_a_gpu_that_failed_for_two_users_makes_its_node_a_bad_one() -> None:
+    controller = running(JOB, replace(JOB, job_id=2, uid=1001))
+    tell(controller, 100.0, fault=XID_79)
+    assert controller.faults.nodes.penalties(100.0) == {}, "one user's word"
+    tell(controller, 101.0, job_id=2, fault=XID_79)
+    assert set(controller.faults.nodes.penalties(101.0)) == {"n1"}
+    assert controller.faults.nodes.records["n1"].format_reasons(101.0) == "GPU failed under jobs 1, 2"
+
+
+def test_a_job_marks_no_node_that_it_does_not_have_and_none_for_its_own_faults() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, fault=replace(XID_79, node="n3"))
+    tell(controller, 101.0, fault=Fault(kind="oom", node="n1"))
+    assert controller.faults.nodes.records == {}
+
+
+def test_the_node_of_a_failed_gpu_is_taken_last_by_the_jobs_next_incarnation() -> None:
+    controller = running(JOB)
+    tell(controller, 100.0, fault=XID_79)
+    assert controller.decidable_job(JOB, 110.0).shun == (), "it was started again there"
+    waits = replace(JOB, state=JobState.PENDING, restarts=1, node_names=())
+    assert controller.decidable_job(waits, 110.0).shun == ("n1",)

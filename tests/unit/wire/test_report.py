@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.errors import UnavailableError, UsageError, one_line
-from synergy_core.job_report import EarlyFailure, InPlace, Report
+from synergy_core.job_report import EarlyFailure, Fault, InPlace, Report
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import munge, report
+from synergy_core.wire.codec import encode
 from synergy_core.wire.report import MAX_BYTES, from_json, send, status_to_report, to_json
 
 from tests.unit.wire.test_admin_comment import plans
@@ -305,7 +306,7 @@ def test_a_failure_is_taken_within_bounds() -> None:
     assert isinstance(failure, EarlyFailure) and failure.plan is not None and failure.plan.dp == 2
     assert status_to_report({}, 7, 0, failure).failure == failure
     for change in (
-        {"kind": "magic"},
+        {"kind": 7},
         {"code": 256},
         {"number": 0},
         {"number": 10**9},
@@ -321,6 +322,46 @@ def test_the_cause_of_a_crash_is_read_back_and_is_absent_for_older_daemons() -> 
     assert from_json(to_json(Report(7, 0, 1, in_place=crash))).in_place == crash
     said = json.loads(to_json(Report(7, 0, 1, in_place=InPlace(number=1, crashes=1, code=9))))["in_place"]
     assert not {"cause", "crash_nodes", "lost_nodes"} & set(said), "what an older version wrote"
+
+
+def test_a_kind_of_failure_that_only_a_newer_launcher_knows_is_any_other_exit() -> None:
+    for kind, known in (("magic", "exit"), ("oom", "killed"), ("gpu", "cuda")):
+        assert load(failure={**FAILED, "kind": kind}).failure == EarlyFailure(
+            kind=known, code=1, number=1, plan=Plan(dp=2, global_batch=4), goes_on=True
+        )
+
+
+GPU = Fault(kind="gpu", run=1, node="n2", xid=79, pci_address="0000:3b:00")
+
+
+def test_a_fault_is_read_back_and_is_absent_for_older_daemons() -> None:
+    for fault in (GPU, Fault(kind="disk", folder="/ckpt", free_bytes=0), Fault(kind="oom", node="n1")):
+        assert from_json(to_json(Report(7, 0, 1, fault=fault))).fault == fault
+        assert status_to_report({}, 7, 0, fault=fault).fault == fault
+    assert "fault" not in json.loads(to_json(Report(7, 0, 1)))
+
+
+def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
+    for change in ({"kind": "cosmic ray"}, {"xid": 10**6}, {"free_bytes": -1}):
+        assert load(fault={**encode(GPU), **change}).fault is None
+    told = load(
+        fault={**encode(GPU), "pci_address": "$(reboot)", "node": "\x1b[31m", "folder": "/a\nb" + "c" * 900}
+    ).fault
+    assert told is not None and (told.pci_address, told.node) == ("", "")
+    assert told.folder.isprintable() and len(told.folder) <= 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (GPU, "GPU 0000:3b:00 failed with XID 79 on n2"),
+        (Fault(kind="gpu", ecc_errors=2), "GPU failed with 2 uncorrected ECC errors"),
+        (Fault(kind="disk", folder="/ckpt", free_bytes=2**29, node="n1"), "disk full: /ckpt (0.5 GiB free) on n1"),
+        (Fault(kind="oom", node="n3"), "out of host memory: the kernel killed a process of the run on n3"),
+    ],
+)
+def test_a_fault_in_words(fault: Fault, text: str) -> None:
+    assert fault.describe() == text
 
 
 def test_a_cause_that_only_a_newer_launcher_knows_does_not_lose_the_report() -> None:

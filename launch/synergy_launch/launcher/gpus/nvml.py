@@ -1,4 +1,4 @@
-"""NVIDIA's management library, through ctypes: utilisation, memory, power and SM activity of this job's own GPUs.
+"""NVIDIA's management library, through ctypes: utilisation, memory, power, SM activity and errors of this job's own GPUs.
 
 Types and constants are those of nvml.h (API reference of NVML 12). A function or figure that the driver or the GPU does not have is None.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import byref, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
 
 from synergy_launch.launcher.gpus.reading import GpuReading, named_gpus
 
 LIBRARY = "libnvidia-ml.so.1"
 _GPM_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION
+_UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+_XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+_MOST_EVENTS = 64  # that are read at a time
 _SM_UTIL, _ANY_TENSOR_UTIL = 2, 5  # NVML_GPM_METRIC_*, percent
 
 
@@ -22,6 +25,22 @@ class _Utilization(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _PciInfo(ctypes.Structure):
+    """That of nvmlDeviceGetPciInfo_v3."""
+
+    _fields_ = (
+        ("bus_id_legacy", c_char * 16), ("domain", c_uint), ("bus", c_uint), ("device", c_uint), ("pci_device_id", c_uint),
+        ("pci_subsystem_id", c_uint), ("bus_id", c_char * 32),
+    )  # fmt: skip
+
+
+class _EventData(ctypes.Structure):
+    _fields_ = (
+        ("device", c_void_p), ("event_type", c_ulonglong), ("event_data", c_ulonglong), ("gpu_instance_id", c_uint),
+        ("compute_instance_id", c_uint),
+    )  # fmt: skip
 
 
 class _GpmSupport(ctypes.Structure):
@@ -50,6 +69,7 @@ class Nvml:
         names = named_gpus(environ, "CUDA_VISIBLE_DEVICES")
         if not names:
             raise OSError("CUDA_VISIBLE_DEVICES names no GPU")
+        self._events: c_void_p | None = None
         self._library = ctypes.CDLL(library)
         if self._call("nvmlInit_v2") is None:
             raise OSError(f"{library}: nvmlInit_v2 failed")
@@ -64,8 +84,46 @@ class Nvml:
         """Return what each GPU does now."""
         return tuple(self._read(i, device) for i, device in enumerate(self._devices))
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the GPUs' PCI addresses, `DOMAIN:BUS:DEVICE`, as the driver's messages name them; () if some are not known."""
+        known = tuple(filter(None, map(self._address, self._devices)))
+        return known if len(known) == len(self._devices) else ()
+
+    def read_uncorrected_errors(self) -> dict[str, int]:
+        """Return the uncorrected ECC errors since the driver was loaded, by PCI address, of the GPUs that count them."""
+        counts: dict[str, int] = {}
+        for device in self._devices:
+            count, address = c_ulonglong(), self._address(device)
+            kind = c_uint(_UNCORRECTED), c_uint(_VOLATILE)
+            if address and self._call("nvmlDeviceGetTotalEccErrors", device, *kind, byref(count)):
+                counts[address] = int(count.value)
+        return counts
+
+    def watch_xids(self) -> None:
+        """Keep the driver's error messages from now on, for `read_xids`."""
+        events = c_void_p()
+        if self._events is None and self._call("nvmlEventSetCreate", byref(events)):
+            self._events = events
+            for device in self._devices:
+                self._call("nvmlDeviceRegisterEvents", device, c_ulonglong(_XID_EVENT), events)
+
+    def read_xids(self) -> list[tuple[str, int]]:
+        """Return (PCI address or "", XID) of the driver's error messages since the reading before, at most _MOST_EVENTS."""
+        found: list[tuple[str, int]] = []
+        event = _EventData()
+        while self._events is not None and len(found) < _MOST_EVENTS:
+            if not self._call("nvmlEventSetWait_v2", self._events, byref(event), c_uint(0)):
+                break
+            if event.event_type == _XID_EVENT:
+                found.append((self._address(c_void_p(event.device)), int(event.event_data)))
+        return found
+
     def close(self) -> None:
         """Let the library go."""
+        if self._events is not None:
+            self._call("nvmlEventSetFree", self._events)
+            self._events = None
         self._call("nvmlShutdown")
 
     def _call(self, name: str, *arguments: object) -> bool | None:
@@ -79,6 +137,12 @@ class Nvml:
         if name.isdecimal():
             return device if self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(device)) else None
         return device if self._call("nvmlDeviceGetHandleByUUID", name.encode(), byref(device)) else None
+
+    def _address(self, device: c_void_p) -> str:
+        """Return a GPU's PCI address, or "" if it is not known."""
+        info = _PciInfo()
+        known = self._call("nvmlDeviceGetPciInfo_v3", device, byref(info))
+        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}" if known else ""
 
     def _read(self, index: int, device: c_void_p) -> GpuReading:
         use, memory, milliwatts = _Utilization(), _Memory(), c_uint()

@@ -32,10 +32,11 @@ class Saver:
     def __init__(self) -> None:
         self.saved = 0
         self.fails = False
+        self.error = OSError("no space left")
 
     def __call__(self, folder: Path) -> Mapping[str, Any]:
         if self.fails:
-            raise OSError("no space left")
+            raise self.error
         self.saved += 1
         (folder / "data").write_text("x")
         return {}

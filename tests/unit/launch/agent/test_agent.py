@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import ModelSpec
+from synergy_launch.agent import run_folder
 from synergy_launch.agent.step_timer import StepTimer
 
 from tests.unit.launch.agent.agent_rig import Rig
@@ -58,6 +62,33 @@ def test_failure_is_left_in_the_status(rig: Rig, capsys: pytest.CaptureFixture[s
         raise UsageError("here", "wrong", "this is right")
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines() == ["synergy: here: wrong; this is right"]
+
+
+def test_a_full_disk_is_told_with_its_free_space_and_to_the_launcher(rig: Rig) -> None:
+    rig.start()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/proc/log")
+    with pytest.raises(OSError, match="space"), rig.agent.watching():
+        raise full
+    assert rig.status["note"].endswith("'/proc/log'; /proc has 0.0 GiB free")
+    assert run_folder.read_full_disk(rig.run_dir) == Path("/proc")
+
+
+def test_a_failure_to_write_whose_file_nobody_names_is_that_of_the_checkpoints(rig: Rig) -> None:
+    rig.start()
+    with pytest.raises(RuntimeError), rig.agent.watching():
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+    assert run_folder.read_full_disk(rig.run_dir) == rig.settings.checkpoint_dir
+    with pytest.raises(SystemExit), rig.agent.watching():
+        raise UsageError("here", "wrong", "this is right")
+    assert "free" not in rig.status["note"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_with_the_free_space(rig: Rig) -> None:
+    rig.start(checkpoint_interval=1)
+    rig.save.fails, rig.save.error = True, OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    assert rig.step(1)
+    assert re.search(r"Disk quota exceeded; .*/checkpoints has [\d.]+ GiB free$", rig.status["note"])
+    assert run_folder.read_full_disk(rig.run_dir) is None, "training goes on"
 
 
 def test_lost_peers_while_stopping_are_no_traceback(rig: Rig) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from synergy_core.job_report import InPlace
+from synergy_core.job_report import Fault, InPlace
 from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
@@ -87,6 +87,17 @@ def test_a_run_killed_at_one_step_is_started_as_often_as_allowed(tmp_path: Path)
     assert not restarts.begin_next_run(137, guard)
     restarts.look(STATUS | {"step": 121})
     assert restarts.begin_next_run(137, guard), "it has come further since"
+
+
+@pytest.mark.parametrize(("xid", "goes_on"), [(79, False), (94, True), (0, True)])
+def test_a_run_is_not_started_again_on_a_gpu_that_needs_a_reset(tmp_path: Path, xid: int, goes_on: bool) -> None:
+    restarts, guard = Restarts(HERE, tmp_path), trained()
+    restarts.look(STATUS)
+    guard.fault = Fault(kind="gpu", node="n1", xid=xid, pci_address="0000:3b:00", ecc_errors=1)
+    assert restarts.cause(1, own=True, fault=guard.fault) == (1, "")
+    assert restarts.begin_next_run(1, guard) is goes_on
+    assert ("not started again on a GPU that needs a reset" in restarts.message) is not goes_on
+    assert restarts.report_part.cause == ("gpu" if goes_on else "")
 
 
 def test_an_order_is_followed_once() -> None:

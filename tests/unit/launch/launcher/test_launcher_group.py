@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 from synergy_core.errors import UsageError
+from synergy_core.job_report import Fault
 from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.plan_file import PlanFile
@@ -525,3 +526,26 @@ def test_a_hang_on_another_node_is_told_once_and_ends_the_run_only_if_there_is_a
     assert not first.restarts.is_broken_elsewhere and not first.restarts.answer_hang()
     steps(first, 120)
     assert first.restarts.is_broken_elsewhere and first.restarts.answer_hang()
+
+
+def test_the_first_node_reports_what_another_node_knows_of_its_end(job: list[Node]) -> None:
+    first, other, _ = job
+    assert other.restarts.group is not None
+    fault = Fault(kind="disk", node="n2", folder="/a folder", free_bytes=0)
+    other.restarts.group.report_end(0, 1, "disk", fault)
+    end = time.monotonic() + 60
+    while not first.restarts.is_broken_elsewhere:
+        assert time.monotonic() < end
+        first.restarts.poll()
+    assert first.restarts.cause(137, own=False) == (1, "disk") and first.restarts.fault == fault
+    assert first.restarts.begin_next_run(1, first.guard) and first.restarts.report_part.cause == "disk"
+    assert first.restarts.group is not None and first.restarts.group.faults == {}
+
+
+def test_a_fault_that_can_not_be_read_loses_no_end(nodes: list[LauncherGroup]) -> None:
+    first, other, _ = nodes
+    for said in ('{"kind":', '{"kind":"cosmic"}', "[]"):
+        for peer in other.peers:
+            peer.say(f"ended 0 9 gpu {said}")
+        until(nodes, lambda: 1 in first.ends)
+        assert (first.ends.pop(1), first.faults.pop(1)) == ((0, 9, "gpu"), None)

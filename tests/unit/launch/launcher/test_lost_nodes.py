@@ -34,6 +34,7 @@ def test_the_largest_plan_that_fits_the_nodes_that_are_left(
         (137, True, {1: (1, "exit")}, (137, "", 0)),
         (1, True, {1: (1, "exit"), 2: (137, "killed")}, (137, "killed", 2)),
         (1, True, {1: (1, "nccl"), 2: (137, "killed")}, (137, "killed", 2)),  # the error followed from the kill
+        (1, True, {1: (1, "nccl"), 2: (1, "oom")}, (1, "oom", 2)),
         (1, True, {1: (9, "exit")}, (1, "", 0)),
         (1, True, {1: (9, "memory")}, (9, "memory", 1)),
         (137, False, {2: (9, "exit"), 1: (1, "exit")}, (9, "exit", 2)),
@@ -45,3 +46,9 @@ def test_the_end_that_the_others_followed_from(
     code: int, own: bool, ends: dict[int, tuple[int, str]], first: tuple[int, str, int | None]
 ) -> None:
     assert first_cause(code, own, ends, 0) == first
+
+
+def test_a_node_that_knows_the_cause_of_its_own_end_is_the_first() -> None:
+    ends = {1: (1, "nccl")}
+    assert first_cause(1, True, ends, 0, knows=True) == (1, "", 0)
+    assert first_cause(1, True, ends, 0) == (1, "nccl", 1)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from synergy_core.errors import UnavailableError
-from synergy_core.job_report import Report
+from synergy_core.job_report import Fault, Report
 from synergy_core.wire import plan_file
 from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import node_run, plan_source, status_reports
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
+from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.start import NodeCommand
 
 CHILD = """
@@ -48,14 +49,20 @@ class Bench:
             job_id=None, restarts=0, nodes=("here",), node_rank=0, gpus=0, in_step=True, leader=True
         )
 
-    def run(self, body: str, given: PlanFile | None = None, then: Callable[[], None] | None = None) -> int:
+    def run(
+        self,
+        body: str,
+        given: PlanFile | None = None,
+        then: Callable[[], None] | None = None,
+        guard: PlanGuard | None = None,
+    ) -> int:
         made = NodeCommand(
             (sys.executable, "-c", CHILD + textwrap.dedent(body)), {"SYNERGY_RUN_DIR": str(self.run_dir)}
         )
         thread = threading.Thread(target=then or (lambda: None))
         thread.start()
         try:
-            return run_node(made, self.where, given, self.run_dir)
+            return run_node(made, self.where, given, self.run_dir, guard=guard)
         finally:
             thread.join()
 
@@ -183,6 +190,24 @@ def test_the_first_node_of_a_job_reports(bench: Bench, monkeypatch: pytest.Monke
     assert any(r.checkpoint_requests == 1 and r.step == 2 for r, _ in sent.reports)  # an acknowledgement goes at once
     last = sent.reports[-1][0]
     assert (last.step, last.loss, last.note) == (3, 1.5, "bye\\x1b[31m")
+
+
+def test_what_ended_a_run_is_in_its_last_report_and_in_those_of_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent = Sent(monkeypatch)
+    bench.where = replace(bench.where, job_id=9)
+    guard = PlanGuard(bench.where, None, None)
+    assert (
+        bench.run('(run / "full-disk").write_text("/proc"); sys.exit(1)', PlanFile(9, None, "ctl:1"), guard=guard) == 1
+    )
+    full = Fault(kind="disk", node="here", folder="/proc", free_bytes=0)
+    assert (sent.reports[-1][0].ended, sent.reports[-1][0].fault) == (True, full)
+    assert "synergy-launch: disk full: /proc (0.0 GiB free) on here" in capfd.readouterr().err
+    bench.run_dir.mkdir()
+    sent.reports.clear()
+    assert bench.run(TRAINS, PlanFile(9, None, "ctl:1"), guard=guard) == 0
+    assert {report.fault for report, _ in sent.reports} == {full} and guard.fault is None
 
 
 @pytest.mark.parametrize("where", [{"job_id": 9, "node_rank": 1}, {"job_id": None}])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from synergy_core.errors import UnavailableError
-from synergy_core.job_report import Report
+from synergy_core.job_report import Fault, Report
 from synergy_core.records import Plan, Shape
 from synergy_core.wire import plan_file
 from synergy_core.wire import report as wire_report
@@ -224,6 +224,28 @@ def test_who_is_started_again_in_place(given: PlanFile, where: dict[str, Any], a
     made = guard(given, **where)
     made.conclude(1)
     assert (made.again, made.waits) == (again, waits)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "again", "fails"),
+    [
+        (Fault(kind="oom"), "killed", True, True),
+        (Fault(kind="disk", folder="/ckpt"), "exit", True, False),
+        (Fault(kind="gpu", xid=94), "cuda", True, False),
+        (Fault(kind="gpu", xid=79), "cuda", False, False),  # the daemon starts it elsewhere
+    ],
+)
+def test_a_plan_is_kept_where_its_node_was_at_fault(
+    tmp_path: Path, fault: Fault, kind: str, again: bool, fails: bool
+) -> None:
+    made = guard(PlanFile(9, PLAN, "ctl:1", asked=ASKED), tmp_path)
+    made.fault = fault
+    assert made.kind(1) == fault.kind
+    failure = made.conclude(1)
+    assert failure is not None and failure.kind == kind, "as releases before 0.3 know it"
+    assert (made.again, made.waits) == (again, not again)
+    kept = run_history.read_history(tmp_path, 9)
+    assert (kept.returns, kept.failed) == (1, (PLAN,) if fails else ())
 
 
 def test_another_nodes_word_on_the_first_steps_counts(tmp_path: Path) -> None:

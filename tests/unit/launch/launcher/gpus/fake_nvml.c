@@ -1,4 +1,5 @@
-/* NVML as the launcher calls it: two GPUs, of which the second can't be profiled. Shares and power rise with each reading. */
+/* NVML as the launcher calls it: two GPUs, of which the second can't be profiled and counts no ECC errors. Shares, power and errors rise
+   with each reading; two messages come for the first GPU, in the order 43, 94. */
 #include <string.h>
 typedef struct { unsigned gpu, memory; } use_t;
 typedef struct { unsigned long long total, free, used; } memory_t;
@@ -47,5 +48,33 @@ int nvmlGpmMetricsGet(metrics_t *asked) { /* the later sample comes second */
         asked->metrics[i].value = asked->metrics[i].id == 2 ? 75.0 : asked->metrics[i].id == 5 ? 25.0 : -1.0;
         asked->metrics[i].status = 0;
     }
+    return 0;
+}
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
+typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
+static int registered, sent;
+int nvmlDeviceGetPciInfo_v3(void *device, pci_t *pci) {
+    pci->domain = 0;
+    pci->bus = device == &devices[0] ? 0x3b : 0xaf;
+    pci->device = 0;
+    return 0;
+}
+int nvmlDeviceGetTotalEccErrors(void *device, unsigned kind, unsigned counter, unsigned long long *count) {
+    static int errors = 5;
+    if (device != &devices[0] || kind != 1 || counter != 0) return 3;
+    *count = errors++;
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { *set = &sent; registered = sent = 0; return 0; }
+int nvmlEventSetFree(void *set) { return set != &sent; }
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set) {
+    registered += device == &devices[0] && types == 8 && set == &sent;
+    return 0;
+}
+int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
+    if (set != &sent || timeout_ms || !registered || sent > 1) return 10; /* timeout */
+    event->device = &devices[0];
+    event->type = 8;
+    event->data = sent++ ? 94 : 43;
     return 0;
 }

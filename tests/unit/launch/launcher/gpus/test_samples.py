@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +21,6 @@ ACTIVITY = GpuActivity(
     gpus=8, samples=30, utilisation=0.912, memory_bytes=68_719_476_736, power_w=612.345, sm=0.834, tensor=0.412,
     run_s=86_400.0, run_utilisation=0.899, run_power_w=598.123,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, Path(__file__).with_name("fake_nvml.c")], check=True)
-    return str(path)
 
 
 def test_gpus_of_the_job_are_read(library: str) -> None:
