@@ -113,15 +113,28 @@ def _run(shares: Sequence[Sequence[_Item]], planner: LoadPlanner) -> Iterator[li
 
 
 def _read_share(items: Sequence[_Item], planner: LoadPlanner) -> list[_Item]:
-    buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     plain: list[_Item] = []
+    pinned = _PinnedBuffer()
     for path, some in groupby(items, key=lambda one: one.path):
         with path.open("rb", buffering=0) as stream:
-            plain += [item for item in some if item.is_plain or not _read_tensor(item, stream, planner, buffer)]
+            plain += [item for item in some if item.is_plain or not _read_tensor(item, stream, planner, pinned)]
     return plain
 
 
-def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, buffer: torch.Tensor) -> bool:
+class _PinnedBuffer:
+    """Memory by way of which one thread's bytes go to a GPU, made when a tensor of one comes."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def tensor(self, target: torch.Tensor) -> torch.Tensor:
+        """Return the buffer, as bytes."""
+        if self._memory is None:
+            self._memory = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=target.is_cuda)
+        return self._memory
+
+
+def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, pinned: _PinnedBuffer) -> bool:
     """Read one tensor. Return False where torch does not tell its place, or its kind is not a plain one."""
     view: Any = _create_file_view(stream, item.place.offset, item.place.length)
     layout = torch.load(view, map_location="meta", weights_only=True)
@@ -136,7 +149,7 @@ def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, buffer: torch.T
         )
     position, size_bytes = item.place.offset + start, layout.untyped_storage().nbytes()
     if _is_whole(layout, target):
-        _read_into(target, stream, position, buffer)
+        _read_into(target, stream, position, pinned)
     else:  # a part of what is stored, or in another order
         stored = torch.empty(size_bytes, dtype=torch.uint8)
         _fill(stored.numpy().data, stream, position)
@@ -153,13 +166,14 @@ def _is_whole(layout: torch.Tensor, target: torch.Tensor) -> bool:
     return same and whole and layout.is_contiguous() and target.is_contiguous() and not target.is_conj()
 
 
-def _read_into(target: torch.Tensor, stream: Any, position: int, buffer: torch.Tensor) -> None:
+def _read_into(target: torch.Tensor, stream: Any, position: int, pinned: _PinnedBuffer) -> None:
     if target.numel() == 0:
         return
     flat = target.view(-1).view(torch.uint8)
     if target.device.type == "cpu":
         _fill(flat.numpy().data, stream, position)
         return
+    buffer = pinned.tensor(target)
     for first in range(0, len(flat), len(buffer)):
         piece = flat[first : first + len(buffer)]
         _fill(buffer.numpy().data[: len(piece)], stream, position + first)

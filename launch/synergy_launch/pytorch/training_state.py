@@ -96,7 +96,7 @@ class HostCopy:
         except ImportError:
             return {}
         if self._stager is None:
-            gpu = torch.cuda.is_available()
+            gpu = _is_on_gpu(state)
             options = StagingOptions(
                 use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
             )
@@ -114,6 +114,15 @@ class HostCopy:
 def _node_bytes(state: Mapping[str, Any]) -> int:
     """Return the bytes of `state` in all processes of this node, which hold as much each."""
     return _size_bytes(state) * int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def _is_on_gpu(state: Any) -> bool:
+    """Return whether any tensor in nested mappings and sequences is on a CUDA or ROCm device."""
+    if isinstance(state, torch.Tensor):
+        return state.is_cuda
+    if isinstance(state, Mapping):
+        return any(_is_on_gpu(one) for one in state.values())
+    return any(_is_on_gpu(one) for one in state) if isinstance(state, (list, tuple)) else False
 
 
 def _size_bytes(state: Any) -> int:
