@@ -31,10 +31,13 @@ _THREADS = 4  # of a process: while one reads or writes, others copy from or to 
 
 
 class CheckpointWriter(FileSystemWriter):
-    """A writer for `torch.distributed.checkpoint.save` and `async_save`."""
+    """A writer for `torch.distributed.checkpoint.save` and `async_save`.
+
+    A node with few ranks has several threads, each with a file of its own; with many, each rank has one: the seal reads of every file.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(folder, thread_count=min(_THREADS, _cpus()))
+        super().__init__(folder, thread_count=max(1, min(_THREADS // _local_ranks(), _cpus())))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Write this rank's part."""
@@ -89,7 +92,11 @@ class _Item:
 
 def _cpus() -> int:
     """Return the CPUs of this process, of which the node's other ranks take their share."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, len(os.sched_getaffinity(0)) // _local_ranks())
+
+
+def _local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _shares(items: Sequence[_Item], number: int) -> list[list[_Item]]:
@@ -173,11 +180,12 @@ def _read_into(target: torch.Tensor, stream: Any, position: int, pinned: _Pinned
     if target.device.type == "cpu":
         _fill(flat.numpy().data, stream, position)
         return
-    buffer = pinned.tensor(target)
-    for first in range(0, len(flat), len(buffer)):
-        piece = flat[first : first + len(buffer)]
-        _fill(buffer.numpy().data[: len(piece)], stream, position + first)
-        piece.copy_(buffer[: len(piece)])
+    with torch.cuda.device_of(target):  # type: ignore[no-untyped-call]  # a thread begins on the first GPU
+        buffer = pinned.tensor(target)
+        for first in range(0, len(flat), len(buffer)):
+            piece = flat[first : first + len(buffer)]
+            _fill(buffer.numpy().data[: len(piece)], stream, position + first)
+            piece.copy_(buffer[: len(piece)])
 
 
 def _fill(memory: memoryview, stream: Any, position: int) -> None:
