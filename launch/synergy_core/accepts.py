@@ -41,7 +41,7 @@ class Accepts:
     own_recompute: bool = field(default=False, metadata=ADDED_AFTER_0_1)
     #: another tp would change its training
     own_tp: bool = field(default=False, metadata=ADDED_AFTER_0_1)
-    #: its optimizer can't be sharded
+    #: its optimizer can't be sharded, or its checkpoints are of one that is not
     whole_optimizer: bool = field(default=False, metadata=ADDED_AFTER_0_1)
     #: it can't continue at another size: no checkpoint, or one that loads only on the same number of GPUs
     own_size: bool = field(default=False, metadata=ADDED_AFTER_0_1)

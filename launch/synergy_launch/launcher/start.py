@@ -103,6 +103,15 @@ def is_megatron(style: str, arguments: Sequence[str]) -> bool:
     return style == "megatron" or (style == "auto" and megatron_arguments.is_megatron(arguments))
 
 
+def _shards_optimizer(plan: Plan | None, arguments: Sequence[str], world: int) -> bool:
+    """Return whether Megatron-LM shards the optimizer under `plan`, or by the user's own arguments.
+
+    If it does not, its checkpoints do not load where it does (core_v0.16.1: "ShardedTensor.flattened_range is not supported").
+    """
+    runs = plan or megatron_arguments.read_plan(arguments, world)
+    return runs is None or runs.zero_stage > 0
+
+
 def node_command(
     script: Sequence[str],
     allocation: JobAllocation,
@@ -135,6 +144,8 @@ def node_command(
     name, arguments = script[0], list(script[1:])
     may_overlap = megatron_arguments.is_known_to_overlap(name, arguments)
     capabilities = accepts(arguments, version, may_overlap) if style in ("auto", "megatron") else NOTHING_MORE
+    if capabilities != NOTHING_MORE and not _shards_optimizer(plan, arguments, allocation.world):
+        capabilities = replace(capabilities, whole_optimizer=True, shard=False)
     if is_megatron(style, arguments) and is_bound_to_micro_batch(name, arguments):
         capabilities = replace(capabilities, own_micro=True)
     if plan and is_megatron(style, arguments):

@@ -22,6 +22,21 @@ def test_fit_keeps_a_plan_that_fits() -> None:
     assert fit_plan(PLAN, 8) == (PLAN, "") and fit_plan(None, 8) == (None, "")
 
 
+def test_an_optimizer_that_is_not_sharded_stays_so() -> None:
+    """Megatron-LM does not load its checkpoint into one that is, whoever has chosen."""
+    options = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
+    words = [f"{option}=4" for option in options]
+
+    def optimizer(*more: str, given: PlanFile | None = None) -> tuple[bool, bool]:
+        said = json.loads(start(["pretrain_gpt.py", *words, *more], given=given).environment["SYNERGY_ACCEPTS_JSON"])
+        return said.get("whole_optimizer", False), said.get("shard", False)
+
+    assert optimizer() == (True, False)
+    assert optimizer("--use-distributed-optimizer") == (False, True)
+    assert optimizer(given=PlanFile(9, PLAN, "", "/given")) == (False, True)
+    assert optimizer(given=PlanFile(9, replace(PLAN, zero_stage=0), "", "/given")) == (True, False)
+
+
 @pytest.mark.parametrize(("world", "dp", "micro"), [(4, 1, 4), (16, 4, 4), (32, 8, 2), (64, 16, 1)])
 def test_fit_changes_dp_alone(world: int, dp: int, micro: int) -> None:
     plan, remark = fit_plan(PLAN, world)
@@ -84,7 +99,7 @@ def test_start_with_a_plan() -> None:
 
 def test_what_a_megatron_script_accepts_reaches_its_agent() -> None:
     options = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size")
-    words = [*(f"{option}=4" for option in options), "--bf16"]
+    words = [*(f"{option}=4" for option in options), "--bf16", "--use-distributed-optimizer"]
     told = start(["pretrain_gpt.py", *words]).environment["SYNERGY_ACCEPTS_JSON"]
     assert json.loads(told) == {
         "vpp": True,
