@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from synergy_launch.agent.collectives import Collectives
 from synergy_launch.agent.full_disk import with_free_space
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 MARKER = "complete"
 _STEP = re.compile(r"step_(\d{8,})\Z")
 _NUMBER = re.compile(r"(\d+)\Z")
@@ -93,11 +94,10 @@ def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
     paths = _files(folder)
     for path in paths:
         _sync(path)
-    with _threads() as pool:
-        files = [
-            {"path": str(path.relative_to(folder)), "size": path.stat().st_size, "digest": value}
-            for path, value in zip(paths, pool.map(digest, paths), strict=True)
-        ]
+    files = [
+        {"path": str(path.relative_to(folder)), "size": path.stat().st_size, "digest": value}
+        for path, value in zip(paths, _map_in_threads(digest, paths), strict=True)
+    ]
     for inner in {path.parent for path in _files(folder)} | {folder, folder.parent}:
         _sync(inner)
     text = json.dumps({"version": 1, "step": step, "meta": dict(meta), "files": files}, indent=1)
@@ -126,9 +126,8 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
     number = _NUMBER.search(folder.name)
     if number is None or int(number[1]) != step:
         return None, f"its marker speaks of step {step}"
-    with _threads() as pool:
-        faults = pool.map(lambda entry: _fault(folder / entry[0], *entry), entries)
-        fault = next(filter(None, faults), "")
+    faults = _map_in_threads(lambda entry: _fault(folder / entry[0], *entry), entries)
+    fault = next(filter(None, faults), "")
     return (None, fault) if fault else (Checkpoint(folder, step, meta), "")
 
 
@@ -144,9 +143,13 @@ def _fault(path: Path, name: str, size: int, expected: str) -> str:
         return f"{one_line(name, 80)} can't be read: {error.strerror}"
 
 
-def _threads() -> ThreadPoolExecutor:
-    """Return threads for digests: hashlib computes without the interpreter's lock."""
-    return ThreadPoolExecutor(_DIGESTS, thread_name_prefix="synergy-digest")
+def _map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return the results of `function`, computed at once: hashlib works without the interpreter's lock."""
+    try:
+        with ThreadPoolExecutor(_DIGESTS, thread_name_prefix="synergy-digest") as pool:
+            return list(pool.map(function, items))
+    except RuntimeError:  # no more threads may be started
+        return [function(item) for item in items]
 
 
 def latest_good(directory: Path) -> FoundCheckpoint:

@@ -28,7 +28,7 @@ from typing import Any
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import gated_script, link_gate
-from synergy_launch.megatron_core import checkpoint_reading, script_batch
+from synergy_launch.megatron_core import script_batch
 
 TRAINING = "megatron.training.training"
 NOISE = "synergy-noise.json"  # in the checkpoint folder: the estimate, so that a restart does not begin it afresh
@@ -82,6 +82,8 @@ class ScriptRun:
             return original(*args, **kwargs)
 
         module.train = train  # type: ignore[attr-defined]
+        from synergy_launch.megatron_core import checkpoint_reading  # imports torch, as the script has by now
+
         checkpoint_reading.install()
 
     def _follow(self, module: Any, arguments: Callable[[], list[Any]]) -> None:

@@ -9,11 +9,14 @@ digests (agent/checkpoint.py).
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,17 +30,14 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from torch.futures import Future
 
 _PIECE_BYTES = 1 << 26
-_THREADS = 4  # of a process: while one reads or writes, others copy from or to the GPU
+_THREADS = 4  # of a process: while one reads, others copy to the GPU
 
 
 class CheckpointWriter(FileSystemWriter):
-    """A writer for `torch.distributed.checkpoint.save` and `async_save`.
-
-    A node with few ranks has several threads, each with a file of its own; with many, each rank has one: the seal reads of every file.
-    """
+    """A writer for `torch.distributed.checkpoint.save` and `async_save`. It has one thread: torch drops the errors of any others."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(folder, thread_count=max(1, min(_THREADS // _local_ranks(), _cpus())))
+        super().__init__(folder)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Write this rank's part."""
@@ -69,6 +69,10 @@ class CheckpointReader(FileSystemReader):
 
 def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
     """Do what `reader.read_data` does, which may also be replaced by this function in its class."""
+    if not _tells_places():
+        return FileSystemReader.read_data(reader, plan, planner)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the threads have streams of their own
     items = [_Item(reader, item) for item in plan.items]
     # of another planner it is not known whether it can be asked by several threads
     threads = min(_THREADS, _cpus(), len(items)) if type(planner) is DefaultLoadPlanner else 1
@@ -78,6 +82,20 @@ def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) ->
     done: Future[None] = Future()
     done.set_result(None)
     return done
+
+
+@cache
+def _tells_places() -> bool:
+    """Return whether this torch tells where the bytes of a tensor lie that it loads without them."""
+    file = io.BytesIO()
+    torch.save(torch.zeros(1, device="cpu"), file)
+    file.seek(0)
+    return _place(torch.load(file, map_location="meta", weights_only=True)) is not None
+
+
+def _place(layout: torch.Tensor) -> int | None:
+    """Return the offset of the bytes of a tensor loaded without them, as the documentation of torch.load says."""
+    return getattr(layout.untyped_storage(), "_checkpoint_offset", None)
 
 
 class _Item:
@@ -92,11 +110,7 @@ class _Item:
 
 def _cpus() -> int:
     """Return the CPUs of this process, of which the node's other ranks take their share."""
-    return max(1, len(os.sched_getaffinity(0)) // _local_ranks())
-
-
-def _local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
 def _shares(items: Sequence[_Item], number: int) -> list[list[_Item]]:
@@ -113,18 +127,20 @@ def _shares(items: Sequence[_Item], number: int) -> list[list[_Item]]:
 def _run(shares: Sequence[Sequence[_Item]], planner: LoadPlanner) -> Iterator[list[_Item]]:
     """Read each share in a thread of its own; yield what is left to torch's reader."""
     if len(shares) == 1:
-        yield _read_share(shares[0], planner)
+        yield _read_share(shares[0], planner, threading.Lock())
         return
+    alone = threading.Lock()
     with ThreadPoolExecutor(len(shares), thread_name_prefix="synergy-load") as pool:
-        yield from pool.map(lambda share: _read_share(share, planner), shares)
+        yield from pool.map(lambda share: _read_share(share, planner, alone), shares)
 
 
-def _read_share(items: Sequence[_Item], planner: LoadPlanner) -> list[_Item]:
+def _read_share(items: Sequence[_Item], planner: LoadPlanner, alone: threading.Lock) -> list[_Item]:
+    """Read the items one after another. Return those left to torch. `alone`: held while a whole stored tensor is in memory."""
     plain: list[_Item] = []
     pinned = _PinnedBuffer()
     for path, some in groupby(items, key=lambda one: one.path):
         with path.open("rb", buffering=0) as stream:
-            plain += [item for item in some if item.is_plain or not _read_tensor(item, stream, planner, pinned)]
+            plain += [item for item in some if item.is_plain or not _read_tensor(item, stream, planner, pinned, alone)]
     return plain
 
 
@@ -137,16 +153,16 @@ class _PinnedBuffer:
     def tensor(self, target: torch.Tensor) -> torch.Tensor:
         """Return the buffer, as bytes."""
         if self._memory is None:
-            self._memory = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=target.is_cuda)
+            self._memory = torch.empty(_PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=target.is_cuda)
         return self._memory
 
 
-def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, pinned: _PinnedBuffer) -> bool:
+def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, pinned: _PinnedBuffer, alone: threading.Lock) -> bool:
     """Read one tensor. Return False where torch does not tell its place, or its kind is not a plain one."""
     view: Any = _create_file_view(stream, item.place.offset, item.place.length)
     layout = torch.load(view, map_location="meta", weights_only=True)
-    start = getattr(layout.untyped_storage(), "_checkpoint_offset", None)  # as the documentation of torch.load says
-    if start is None or type(layout) is not torch.Tensor or layout.layout is not torch.strided or layout.is_quantized:
+    start, size_bytes = _place(layout), layout.untyped_storage().nbytes()
+    if start is None or start + size_bytes > item.place.length or not _is_ordinary(layout):
         return False
     request = item.request
     target = planner.resolve_tensor(request).detach()
@@ -154,23 +170,41 @@ def _read_tensor(item: _Item, stream: Any, planner: LoadPlanner, pinned: _Pinned
         raise AssertionError(
             f"{request.storage_index}: {tuple(request.lengths)} is stored, {tuple(target.size())} wanted"
         )
-    position, size_bytes = item.place.offset + start, layout.untyped_storage().nbytes()
+    position = item.place.offset + start
     if _is_whole(layout, target):
         _read_into(target, stream, position, pinned)
     else:  # a part of what is stored, or in another order
-        stored = torch.empty(size_bytes, dtype=torch.uint8)
-        _fill(stored.numpy().data, stream, position)
-        values = stored.view(layout.dtype).as_strided(layout.size(), layout.stride(), layout.storage_offset())
-        target.copy_(narrow_tensor_by_index(values, request.storage_offsets, request.lengths))
+        with alone:
+            stored = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+            _fill(stored.numpy().data, stream, position)
+            values = stored.view(layout.dtype).as_strided(layout.size(), layout.stride(), layout.storage_offset())
+            part = narrow_tensor_by_index(values, request.storage_offsets, request.lengths)
+            if part.size() != target.size():
+                raise AssertionError(
+                    f"{request.storage_index}: {tuple(part.size())} is stored, {tuple(target.size())} wanted"
+                )
+            target.copy_(part)
     planner.commit_tensor(request, target)
     return True
+
+
+def _is_ordinary(layout: torch.Tensor) -> bool:
+    """Return whether the bytes are a tensor's values as they are."""
+    dense = type(layout) is torch.Tensor and layout.layout is torch.strided and not layout.is_quantized
+    return dense and not layout.is_conj() and not layout.is_neg()
 
 
 def _is_whole(layout: torch.Tensor, target: torch.Tensor) -> bool:
     """Return whether the stored bytes are those of `target`, in its order."""
     same = type(target) is torch.Tensor and layout.dtype == target.dtype and layout.size() == target.size()
     whole = layout.untyped_storage().nbytes() == math.prod(layout.size()) * layout.dtype.itemsize
-    return same and whole and layout.is_contiguous() and target.is_contiguous() and not target.is_conj()
+    return (
+        same
+        and whole
+        and layout.is_contiguous()
+        and target.is_contiguous()
+        and not (target.is_conj() or target.is_neg())
+    )
 
 
 def _read_into(target: torch.Tensor, stream: Any, position: int, pinned: _PinnedBuffer) -> None:

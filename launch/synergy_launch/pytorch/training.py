@@ -324,15 +324,20 @@ class SynergyTask(BatchLoop):
         state = self._full_state()
         error = self._copy.obstacle(state) or self._save_random_state(folder)
         if self.ranks.maximum([1 if error else 0])[0]:  # all or none: a rank that stays away would block the others
+            self._copy.close()  # nothing is staged any more
             raise RuntimeError(error or "another rank can't copy its part")
-        with without_warnings():
-            written = async_save(
-                state,
-                storage_writer=CheckpointWriter(folder),
-                process_group=self._beside,
-                no_dist=alone,
-                **self._copy.options(state),
-            )
+        try:
+            with without_warnings():
+                written = async_save(
+                    state,
+                    storage_writer=CheckpointWriter(folder),
+                    process_group=self._beside,
+                    no_dist=alone,
+                    **self._copy.options(state),
+                )
+        except BaseException:
+            self._copy.close()
+            raise
         assert isinstance(written, Future)
         return StagedPart(self._meta(), written.result)
 

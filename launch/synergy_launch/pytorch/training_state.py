@@ -78,13 +78,11 @@ class HostCopy:
         """Return why a copy of `state` by every process of this node would take too much host memory, or "".
 
         Too much is more than half of what is left without it. Each process copies all that it holds: under DDP that is everything.
-        A copy that has become too large is given back.
         """
         needed, free = _node_bytes(state), read_free_bytes()
         if free is None or needed <= _COPY_SHARE * (free + self._kept_bytes):
             return ""
         free += self._kept_bytes
-        self.close()
         return (
             f"a copy beside training needs {needed / 2**30:.1f} GiB of host memory, and {free / 2**30:.1f} GiB are left"
         )
@@ -98,7 +96,7 @@ class HostCopy:
         if self._stager is None:
             gpu = _is_on_gpu(state)
             options = StagingOptions(
-                use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
+                use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
             )
             self._stager = DefaultStager(options)
         self._kept_bytes = _node_bytes(state)
@@ -108,6 +106,8 @@ class HostCopy:
         """Give the memory back."""
         if self._stager is not None:
             self._stager.close()
+            if (inner := getattr(self._stager, "_state_dict_stager", None)) is not None:  # torch 2.9 leaves it
+                inner.close()
         self._stager, self._kept_bytes = None, 0
 
 

@@ -67,9 +67,9 @@ def is_customised() -> bool:
 
     By the environment of a rank it may do other things there, and does them before the imports.
     """
-    own = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
+    own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
-    return any(module is not None and not str(module.__file__).startswith(own) for module in modules)
+    return any(module is not None and Path(str(module.__file__)).parent not in own for module in modules)
 
 
 def is_forkable() -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from synergy_launch.pytorch import checkpoint_files
 from synergy_launch.pytorch.checkpoint_files import CheckpointReader, CheckpointWriter
 from synergy_launch.pytorch.training_state import HostCopy
 from torch.distributed.checkpoint.api import CheckpointException
@@ -85,9 +86,16 @@ def test_torch_reads_where_it_does_not_tell_the_place(tmp_path: Path, monkeypatc
     folder = str(tmp_path / "saved")
     save(state(), storage_writer=CheckpointWriter(folder), no_dist=True)
     asked, usual = Asked(monkeypatch), torch.load
-    monkeypatch.setattr(torch, "load", lambda view, **_: usual(view, map_location="cpu", weights_only=True))
+
+    def old_load(file: Any, map_location: str, **more: Any) -> Any:
+        loaded = usual(file, map_location="cpu", **more)
+        return loaded.to("meta") if map_location == "meta" else loaded
+
+    monkeypatch.setattr(torch, "load", old_load)
+    checkpoint_files._tells_places.cache_clear()
     loaded = zeros()
     load(loaded, storage_reader=CheckpointReader(folder), no_dist=True)
+    checkpoint_files._tells_places.cache_clear()
     assert_equal(loaded, state())
     assert {"large", "half", "step"} < asked.names
 
@@ -150,6 +158,38 @@ def test_checksums_are_left_out_of_checkpoints_alone(tmp_path: Path, monkeypatch
     assert (during, torch.serialization.get_crc32_options()) == ([False], True)
 
 
+def test_values_that_are_not_their_bytes(tmp_path: Path) -> None:
+    conjugate = torch.randn(5, dtype=torch.complex64).conj()
+    saved = {"conjugate": conjugate, "negative": conjugate.imag}
+    assert conjugate.is_conj() and conjugate.imag.is_neg()
+    folder = str(tmp_path / "saved")
+    save(saved, storage_writer=CheckpointWriter(folder), no_dist=True)
+    loaded = {"conjugate": torch.zeros(5, dtype=torch.complex64), "negative": torch.zeros(5)}
+    load(loaded, storage_reader=CheckpointReader(folder), no_dist=True)
+    assert_equal(loaded, saved)
+
+
+def test_a_default_device_of_the_script_does_not_matter(tmp_path: Path) -> None:
+    whole = torch.arange(30.0).view(6, 5)
+    save({"w": whole}, storage_writer=CheckpointWriter(str(tmp_path / "saved")), no_dist=True)
+    double = {"w": torch.zeros(6, 5, dtype=torch.float64)}
+    with torch.device("meta"):
+        load(double, storage_reader=CheckpointReader(str(tmp_path / "saved")), no_dist=True)
+    assert torch.equal(double["w"], whole.double())
+
+
+def test_an_error_of_writing_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch drops what happens in a writer's threads beside the first."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    many = {str(number): torch.randn(8) for number in range(8)}
+    with pytest.raises(CheckpointException, match="No space left"):
+        save(many, storage_writer=CheckpointWriter(str(tmp_path / "saved")), no_dist=True)
+
+
 def test_the_memory_of_a_copy_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     copies, weights = HostCopy(), {"model": {"w": torch.ones(1 << 10)}}
     first = copies.options(weights)["async_stager"].stage(weights)
@@ -161,6 +201,6 @@ def test_the_memory_of_a_copy_is_used_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert copies.obstacle(weights) == ""  # half of what would be left without the copy that is there
     monkeypatch.setattr("synergy_launch.pytorch.training_state.read_free_bytes", lambda: 4095)
     assert copies.obstacle(weights)
-    # it has given its memory back
+    copies.close()
     monkeypatch.setattr("synergy_launch.pytorch.training_state.read_free_bytes", lambda: 8191)
     assert copies.obstacle(weights)
