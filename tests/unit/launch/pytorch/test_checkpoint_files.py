@@ -87,7 +87,7 @@ def test_torch_reads_where_it_does_not_tell_the_place(tmp_path: Path, monkeypatc
     save(state(), storage_writer=CheckpointWriter(folder), no_dist=True)
     asked, usual = Asked(monkeypatch), torch.load
 
-    def old_load(file: Any, map_location: str, **more: Any) -> Any:
+    def old_load(file: Any, map_location: str = "cpu", **more: Any) -> Any:
         loaded = usual(file, map_location="cpu", **more)
         return loaded.to("meta") if map_location == "meta" else loaded
 
