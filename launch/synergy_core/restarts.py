@@ -72,6 +72,8 @@ class RestartBudget:
     """A job's restarts as an epoch sees them."""
 
     cost: RestartCost
+    #: cost of a change without a requeue; None where there is none, or where `cost` is already that
+    live_cost: RestartCost | None = None
     #: spent in restarts that Synergy chose, the present one as far as it has come
     lost_s: float = 0.0
     #: since its first start; infinite where that is not known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +91,7 @@ class Costs:
 
     A resize costs `checkpoint_s` + `requeue_s` + `start_s`; GPUs are held in the first (the old ones) and the last (the
     new ones), and for `end_s` after a job's last step. A job that waited starts `grant_s` after the decision; its GPUs
-    idle till then.
+    idle till then. A change without a requeue costs `checkpoint_s` + `live_s`; None: there is none.
     """
 
     first_start_s: float = 30.0
@@ -100,6 +100,7 @@ class Costs:
     start_s: float = 20.0
     end_s: float = 0.0
     grant_s: float = 0.0
+    live_s: float | None = None
 
     @property
     def resize_s(self) -> float:
@@ -190,6 +191,19 @@ def requested_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
             if not rest and sum(size >= each for size in sizes) >= nodes:
                 return Shape(gpu_type, nodes, each)
     return None
+
+
+def with_live_changes(scenario: Scenario, share: float) -> Scenario:
+    """Return the scenario with changes of whole nodes, or of the plan, that need no requeue.
+
+    Processes then start in `share` of a start's time.
+    """
+
+    def live(costs: Costs) -> Costs:
+        return replace(costs, live_s=share * costs.start_s)
+
+    jobs = tuple(replace(job, costs=live(job.costs)) if job.costs else job for job in scenario.jobs)
+    return replace(scenario, jobs=jobs, costs=live(scenario.costs))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class LearntForecast:
     lengths: bool = True  # do jobs tell how far they are, of how much?
     learns: bool = True
     _models: dict[str, ModelSpec] = field(default_factory=dict)
-    _reported_s: dict[int, tuple[int, float]] = field(default_factory=dict)  # the incarnation that has last, and when
+    #: the run that reported last, as (incarnation, changes without a requeue), and when
+    _reported_s: dict[int, tuple[tuple[int, int], float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -53,13 +54,14 @@ class LearntForecast:
     def reports(self, live: SimulatedJob, job: Job, until_s: float, stops: bool = False) -> tuple[Report, ...]:
         """Return the reports of a running job since its last ones, as its launcher would send them; none while none is due.
 
-        The first report of an incarnation, sent as its training begins, says only that. One follows as soon as the time of a step is
+        The first report of a run, sent as its training begins, says only that. One follows as soon as the time of a step is
         known, then one each REPORT_EVERY_S, and one more as the job `stops` for a checkpoint.
         """
         assert live.pace is not None and live.plan is not None
         first_s = live.ready_s + _FIRST_SPEED_STEPS * live.pace.step_s
-        restarts, before_s = self._reported_s.get(job.job_id, (-1, 0.0))
-        if restarts != job.restarts:
+        run = job.restarts, live.moves
+        reported, before_s = self._reported_s.get(job.job_id, ((-1, 0), 0.0))
+        if reported != run:
             before_s = -math.inf
         if until_s < first_s:
             due = 0
@@ -70,11 +72,11 @@ class LearntForecast:
             due = int((until_s - before_s) / REPORT_EVERY_S)
             due += stops and due == 0
         if due < 1:
-            if restarts == job.restarts:
+            if reported == run:
                 return ()
-            self._reported_s[job.job_id] = job.restarts, -math.inf
+            self._reported_s[job.job_id] = run, -math.inf
             return (Report(job.job_id, job.restarts, step=0, plan=live.plan),)
-        self._reported_s[job.job_id] = job.restarts, min(until_s, before_s + due * REPORT_EVERY_S)
+        self._reported_s[job.job_id] = run, min(until_s, before_s + due * REPORT_EVERY_S)
         return tuple(
             Report(
                 job.job_id,

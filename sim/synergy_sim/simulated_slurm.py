@@ -1,10 +1,14 @@
-"""Slurm as the simulated controller's instructions meet it: checkpoints, requeues and starts that take their time."""
+"""Slurm and the jobs' launchers as the simulated controller's instructions meet them.
+
+Checkpoints, requeues and starts take their time, and so do changes without a requeue, where the jobs' costs have them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from synergy_core.job_report import InPlace, Report
 from synergy_core.records import Cluster, Job, Shape
 
 from synergy_sim.records import Costs
@@ -17,15 +21,27 @@ from synergyd.control.resize.events import (
     DecisionUnblocked,
     JobObserved,
     Observed,
+    ReportsReceived,
     TimePassed,
 )
-from synergyd.control.resize.instructions import AskCheckpoint, Instruction, Release, Requeue, Target
+from synergyd.control.resize.instructions import (
+    AskCheckpoint,
+    Instruction,
+    JoinNodes,
+    Release,
+    Requeue,
+    Restart,
+    ReturnNodes,
+    Target,
+)
 from synergyd.control.resize.lifecycle import (
     JobLifecycle,
     ResizeState,
     restart_ready_s,
     wait_ends_s,
 )
+
+JOIN_S = 1.0  # an allocation takes 0.1 s, its step and the launchers' connections the rest (tests.benchmarks.live)
 
 
 def cluster_now(world: World) -> Cluster:
@@ -54,11 +70,25 @@ class SimulatedSlurm:
         self._costs, self._controller, self._tell, self._job = costs, controller, tell, job
         self.shapes: dict[int, Shape] = {}
         self._released: dict[int, tuple[Target, float]] = {}  # may start from then on, as soon as their nodes are free
+        self._launchers: dict[int, tuple[int, InPlace]] = {}  # the incarnation, and what its launchers have done
 
     def on_finish(self, world: World, job_id: int) -> None:
-        self.shapes.pop(job_id, None)
+        self.forget_run(job_id)
         self._released.pop(job_id, None)
         self._start_released_jobs(world)
+
+    def forget_run(self, job_id: int) -> None:
+        """Forget what belongs to a run that is over."""
+        self.shapes.pop(job_id, None)
+        self._launchers.pop(job_id, None)
+
+    def in_place(self, live: SimulatedJob) -> InPlace | None:
+        """Return what the running job's launchers say of its changes without a requeue, or None if they can make none."""
+        if self._find_costs(live).live_s is None:
+            return None
+        incarnation, kept = self._launchers.get(live.job_id, (live.restarts, InPlace()))
+        known = kept if incarnation == live.restarts else InPlace()
+        return replace(known, live=len(live.grant) > 1, grows=True)
 
     def _find_costs(self, live: SimulatedJob) -> Costs:
         return live.job.costs or self._costs
@@ -82,9 +112,17 @@ class SimulatedSlurm:
                 world.pause(world.jobs[job_id])
                 due_s = world.now_s + self._find_costs(world.jobs[job_id]).checkpoint_s
                 world.schedule_call(due_s, ACTION, lambda: self._finish_checkpoint(world, job_id, restarts))
+            case JoinNodes():
+                self._join(world, instruction)
+            case Restart():
+                self._restart(world, instruction)
+            case ReturnNodes():
+                world.give_back(world.jobs[job_id])
+                # the rest of the machine comes after this job's own events
+                world.schedule_call(world.now_s, ACTION, lambda: self._use_free_nodes(world))
             case Requeue():
                 world.halt(world.jobs[job_id])
-                self.shapes.pop(job_id, None)
+                self.forget_run(job_id)
                 # the rest of the machine comes after this job's own events
                 world.schedule_call(world.now_s, ACTION, lambda: self._finish_requeue(world, job_id))
             case Release():
@@ -106,6 +144,46 @@ class SimulatedSlurm:
                 world.resume(live)
             return
         self._tell(world, CheckpointTaken(job_id, restarts, tracked.checkpoints_taken + 1))
+
+    def _join(self, world: World, order: JoinNodes) -> None:
+        """Bring nodes in, at once or not at all; the launchers answer once they are connected."""
+        live = world.jobs[order.job_id]
+        each, held = live.grant[0][1], dict(live.grant)
+        more = tuple((name, each) for name in order.nodes if name not in held)
+        taken = [name for name, gpus in more if name in world.down or world.free[name] < gpus]
+        if not taken:
+            world.join(live, more)
+        refusal = f"{', '.join(taken)} can't be had" if taken else ""
+        world.schedule_call(world.now_s + JOIN_S, ACTION, lambda: self._answer(world, order, refusal))
+
+    def _restart(self, world: World, order: Restart) -> None:
+        """Start the job's processes again on the ordered nodes; its launchers say so when they train."""
+        live, target = world.jobs[order.job_id], self._controller.jobs[order.job_id].lifecycle.target
+        costs = self._find_costs(live)
+        assert costs.live_s is not None and target is not None
+        world.move(live, order.nodes or tuple(name for name, _ in live.grant), order.plan, costs.live_s)
+        self.shapes[order.job_id] = target.shape
+        world.schedule_call(live.ready_s, ACTION, lambda: self._answer(world, order))
+
+    def _answer(self, world: World, order: JoinNodes | Restart, refusal: str = "") -> None:
+        """Report what the job's launchers have done at an order, unless its incarnation is over."""
+        live = world.jobs.get(order.job_id)
+        if live is None or not live.grant or live.restarts != order.restarts:
+            return
+        run = self.in_place(live)
+        assert run is not None
+        if isinstance(order, JoinNodes):
+            run = replace(run, joined=order.number, join_refusal=refusal)
+        else:
+            run = replace(run, order=order.number, number=live.moves)
+        self._launchers[order.job_id] = order.restarts, run
+        report = Report(order.job_id, order.restarts, step=0, plan=live.plan, silent=True, in_place=run)
+        self._tell(world, ReportsReceived((report,), live.restarts))
+
+    def _use_free_nodes(self, world: World) -> None:
+        """Start, or carry out, what has waited for nodes that are free now."""
+        self._start_released_jobs(world)
+        self._carry_out_unblocked(world)
 
     def _finish_requeue(self, world: World, job_id: int) -> None:
         live = world.jobs.get(job_id)

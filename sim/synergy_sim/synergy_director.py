@@ -98,7 +98,9 @@ class SynergyDirector:
         )
         # simulated jobs have an agent
         sizes = SizeChanges(assumed=True)
-        self.controller = Controller(times, self.settings.epoch_s, learns=self.forecast.learns, size_changes=sizes)
+        self.controller = Controller(
+            times, self.settings.epoch_s, learns=self.forecast.learns, live=self.settings.live, size_changes=sizes
+        )
         self._slurm = SimulatedSlurm(self.costs, self.controller, self._process, self._job)
 
     # -- what the World tells ------------------------------------------------------------------------------------------
@@ -120,6 +122,8 @@ class SynergyDirector:
         reports = self.forecast.reports(live, job, world.now_s, stops)
         if not reports:
             return None
+        run = self._slurm.in_place(live)
+        reports = tuple(replace(report, in_place=run) for report in reports)
         return ReportsReceived(
             reports, live.restarts, self.forecast.predict_run(live, job, self._profile(live)), job.shape
         )
@@ -132,7 +136,7 @@ class SynergyDirector:
         self._slurm.on_finish(world, live.job_id)
 
     def on_node_failure(self, world: World, live: SimulatedJob) -> None:
-        self._slurm.shapes.pop(live.job_id, None)
+        self._slurm.forget_run(live.job_id)
         self._process(world, JobObserved(live.job_id, live.job.submit_s, Observed("PENDING", live.starts)))
 
     def reserved_gpus(self, world: World) -> Mapping[str, int]:
@@ -199,7 +203,7 @@ class SynergyDirector:
 
     def _progress(self, world: World, live: SimulatedJob) -> Progress:
         progress = self.forecast.progress(live)
-        running_s = world.now_s - live.granted_s if live.grant else 0.0
+        running_s = world.now_s - live.accounted_s if live.grant else 0.0
         had = progress.attained_gpu_s + live.gpus * running_s
         return replace(progress, attained_gpu_s=had)
 

@@ -30,7 +30,10 @@ STUCK_S = 30 * 24 * 3600.0  # nothing runs and nothing starts for so long: a tra
 
 @dataclass
 class SimulatedJob:
-    """A job that has arrived. `grant` is what it holds: (node, GPUs) in the order given; `ready_s` when it trains."""
+    """A job that has arrived. `grant` is what it runs on: (node, GPUs) in the order given; `ready_s` when it trains.
+
+    `beside` is what it holds besides: nodes that join it, or that it has left and not given back yet.
+    """
 
     job_id: int
     job: TraceJob
@@ -44,12 +47,15 @@ class SimulatedJob:
     synced_s: float = 0.0
     ready_s: float = math.inf
     granted_s: float = 0.0
+    accounted_s: float = 0.0  # up to when `gpu_s` counts
     started_s: float | None = None
     saved_s: float = 0.0  # when its last checkpoint was asked for, or this incarnation began
     starts: int = 0
     gpu_s: float = 0.0
     idle_s: float = 0.0
     version: int = 0  # events of an older one are void
+    moves: int = 0  # changes without a requeue
+    beside: tuple[tuple[str, int], ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -147,15 +153,54 @@ class World:
             self.free[name] -= gpus
         live.grant = grant
         live.plan = live.job.truth.executed_plan(plan)
-        live.granted_s, live.ready_s, live.synced_s = self.now_s, self.now_s + delay_s, self.now_s + delay_s
-        live.saved_s = self.now_s
-        live.idle_s += delay_s
+        live.granted_s = live.accounted_s = live.saved_s = self.now_s
         live.starts += 1
         live.started_s = self.now_s if live.started_s is None else live.started_s
         self._changed_s = self.now_s
+        self._begin_run(live, delay_s)
+
+    def _begin_run(self, live: SimulatedJob, delay_s: float) -> None:
+        """Start the job's processes, which train after `delay_s`."""
+        live.ready_s = live.synced_s = self.now_s + delay_s
+        live.idle_s += delay_s
         self._plan_stage(live)
-        if self.scenario.topology is not None and delay_s > 0 and len(grant) > 1:
+        if self.scenario.topology is not None and delay_s > 0 and len(live.grant) > 1:
             self.schedule_call(live.ready_s, STAGE, self._update_shared_speeds)
+
+    def join(self, live: SimulatedJob, nodes: tuple[tuple[str, int], ...]) -> None:
+        """Give a running job free GPUs of more nodes. It goes on as it is until `move`."""
+        for name, gpus in nodes:
+            assert self.free[name] >= gpus and name not in self.down, f"{name} has not {gpus} GPUs free"
+            self.free[name] -= gpus
+        self._account(live)
+        live.beside += nodes
+
+    def move(self, live: SimulatedJob, nodes: tuple[str, ...], plan: Plan, delay_s: float) -> None:
+        """Start a paused job's processes again, on `nodes` of those that it holds. It keeps the others until `give_back`."""
+        held = dict((*live.grant, *live.beside))
+        self._account(live)
+        live.idle_s += max(0.0, self.now_s - live.synced_s)
+        live.grant = tuple((name, held.pop(name)) for name in nodes)
+        live.beside = tuple(held.items())
+        live.plan = live.job.truth.executed_plan(plan)
+        live.moves += 1
+        self._begin_run(live, delay_s)
+
+    def give_back(self, live: SimulatedJob) -> None:
+        """Free the nodes that a running job holds and does not run on."""
+        self._account(live)
+        for name, gpus in live.beside:
+            self.free[name] += gpus
+        live.beside = ()
+        self._changed_s = self.now_s
+
+    def _account(self, live: SimulatedJob) -> None:
+        """Count what the job has held up to now."""
+        if live.grant and self.now_s > live.accounted_s:
+            held = live.grant + live.beside
+            self.occupancies.append(Occupancy(live.job_id, live.accounted_s, self.now_s, held))
+            live.gpu_s += sum(gpus for _, gpus in held) * (self.now_s - live.accounted_s)
+        live.accounted_s = self.now_s
 
     def halt(self, live: SimulatedJob) -> None:
         """Take a job's GPUs; its progress is kept as it stands."""
@@ -163,14 +208,12 @@ class World:
         live.version += 1
         if not live.grant:
             return
-        if self.now_s > live.granted_s:
-            self.occupancies.append(Occupancy(live.job_id, live.granted_s, self.now_s, live.grant))
-        live.gpu_s += live.gpus * (self.now_s - live.granted_s)
+        self._account(live)
         # a start cut short counts as far as it came, and so does what passed since it paused
         live.idle_s += self.now_s - live.synced_s if live.pace is None else min(0.0, self.now_s - live.ready_s)
-        for name, gpus in live.grant:
+        for name, gpus in live.grant + live.beside:
             self.free[name] += gpus
-        live.grant, live.plan, live.pace, live.ready_s = (), None, None, math.inf
+        live.grant, live.beside, live.plan, live.pace, live.ready_s = (), (), None, None, math.inf
         live.slowdown = 1.0
         self._changed_s = self.now_s
         self._update_shared_speeds()
@@ -357,7 +400,7 @@ class World:
         self._left -= 1
         assert live.started_s is not None
         self.results[live.job_id] = JobResult(
-            live.job, live.started_s, self.now_s, live.restarts, live.gpu_s, live.idle_s
+            live.job, live.started_s, self.now_s, live.restarts + live.moves, live.gpu_s, live.idle_s
         )
         if not live.job.plain:
             self.director.on_finish(self, live)
@@ -367,7 +410,7 @@ class World:
     def _fail_node(self, name: str) -> None:
         self.down.add(name)
         self._changed_s = self.now_s
-        for live in [live for live in self.running() if any(node == name for node, _ in live.grant)]:
+        for live in [live for live in self.running() if any(node == name for node, _ in live.grant + live.beside)]:
             every = self.scenario.checkpoint_every_s
             self.sync(live)
             # it wrote its own checkpoint every so often; what came after the last one is lost

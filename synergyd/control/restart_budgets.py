@@ -47,14 +47,23 @@ class RestartBudgets:
             if job.directive is not None and (one := tracked.get(job.job_id)) is not None:
                 account = one.lifecycle.restart_history
                 lost_s, life_s = account.spent_s(now_s), account.life_s(now_s)
-                found[job.job_id] = RestartBudget(cost=self.expected_cost(one, job), lost_s=lost_s, life_s=life_s)
+                cost, live_cost = self.expected_cost(one, job), self._live_cost(one, job)
+                found[job.job_id] = RestartBudget(cost=cost, live_cost=live_cost, lost_s=lost_s, life_s=life_s)
         return found
+
+    def _live_cost(self, tracked: TrackedJob, job: Job) -> RestartCost | None:
+        """Return the believed cost of a change without a requeue where another size of the job would need one."""
+        if not self.live or not can_change_live(tracked, job) or changes_live(tracked, job, self.cluster):
+            return None
+        return self.live_costs.cost(job, self._writer_bytes(tracked))
 
     def expected_cost(self, tracked: TrackedJob, job: Job) -> RestartCost:
         """Return the believed cost of the job's next restart."""
-        size = bytes_per_writer(tracked.report) or tracked.lifecycle.restart_history.bytes_per_writer
         live = self.live and changes_live(tracked, job, self.cluster)
-        return (self.live_costs if live else self.costs).cost(job, size)
+        return (self.live_costs if live else self.costs).cost(job, self._writer_bytes(tracked))
+
+    def _writer_bytes(self, tracked: TrackedJob) -> float | None:
+        return bytes_per_writer(tracked.report) or tracked.lifecycle.restart_history.bytes_per_writer
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """Load the restarts that an earlier daemon has stored."""
@@ -96,15 +105,21 @@ class RestartBudgets:
         return learnt, [Remember(tracked.lifecycle, life.state, "Restarted", told)]
 
 
+def can_change_live(tracked: TrackedJob, job: Job) -> bool:
+    """Return whether nodes like those of the running job can join it and leave it without a requeue."""
+    life = tracked.lifecycle
+    if job.state is not JobState.RUNNING or life.live_refusal or life.join_refusal:
+        return False
+    return (can_shrink_live(tracked) or job.shape.nodes == 1) and can_grow_live(tracked)
+
+
 def changes_live(tracked: TrackedJob, job: Job, cluster: Cluster) -> bool:
     """Return whether the running job's launchers can take it to any other size that it may have.
 
     They move it by whole nodes, so it must have whole nodes now, of the only type that it may have, and may not get smaller than one.
     """
-    life, directive = tracked.lifecycle, job.directive
-    if job.state is not JobState.RUNNING or directive is None or life.live_refusal or life.join_refusal:
-        return False
-    if not (can_shrink_live(tracked) or job.shape.nodes == 1) or not can_grow_live(tracked):
+    directive = job.directive
+    if directive is None or not can_change_live(tracked, job):
         return False
     types = directive.gpu_types or cluster.gpu_types()
     largest = max((gpus for kind, gpus, *_ in cluster.kinds if kind == job.shape.gpu_type), default=0)

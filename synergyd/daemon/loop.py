@@ -51,8 +51,8 @@ from synergyd.daemon.forecast import Forecast
 from synergyd.daemon.heartbeat import Heartbeat, compute_grace_s
 from synergyd.daemon.job_keys import JobKeys
 from synergyd.daemon.job_registry import JobRegistry
+from synergyd.daemon.joined_allocations import JoinedAllocations
 from synergyd.daemon.links.process import find_members
-from synergyd.daemon.lost_allocations import LostAllocations
 from synergyd.daemon.observer import Observer
 from synergyd.daemon.plain_jobs import held_gpus, hypothetical_jobs, plain_rows
 from synergyd.daemon.restart_place import RestartPlace
@@ -113,7 +113,7 @@ class Daemon:
             dependencies.store, self.actuator, settings.state_dir, dependencies.clock, self.observer.exceeded_limit
         )
         self.forecast = Forecast(settings)
-        self.lost_allocations = LostAllocations(dependencies.writer)
+        self.joined_allocations = JoinedAllocations(dependencies.writer)
         self.heartbeat = Heartbeat(settings.state_dir, self.grace_s, dependencies.paced_s)
         self.executor.job = lambda i: self.controller.jobs[i].job if i in self.controller.jobs else None
         self.executor.notifies = bool(settings.notice_url or settings.mail_prog)
@@ -304,7 +304,8 @@ class Daemon:
             self.actuator.stamp_running_jobs(self.now_s())
             if self._loaded:  # or jobs that have such an allocation may not be known yet
                 at_rest = {i for i, life in lives.items() if life.state is ResizeState.RUNNING}
-                self.lost_allocations.end(self.observer.unclaimed_allocations(at_rest), self.now_s())
+                self.joined_allocations.end(self.observer.unclaimed_allocations(at_rest), self.now_s())
+                self.joined_allocations.extend(self.observer.short_allocations())
             self.heartbeat.note_completed_epoch(self.now_s())
 
     def _decide(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> tuple[Decision, ...]:

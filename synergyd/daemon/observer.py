@@ -41,7 +41,14 @@ from synergyd.slurm.parsed.crowded import (
     wait_reason,
     who_gives_back,
 )
-from synergyd.slurm.parsed.expanders import JoinedNodes, as_whole_jobs, find_expanders, find_unclaimed, with_expanders
+from synergyd.slurm.parsed.expanders import (
+    JoinedNodes,
+    as_whole_jobs,
+    find_expanders,
+    find_short_limits,
+    find_unclaimed,
+    with_expanders,
+)
 from synergyd.slurm.parsed.het_jobs import avoid_other_components, with_leader
 from synergyd.slurm.parsed.hidden_nodes import HiddenNodes
 from synergyd.slurm.parsed.job_forms import Forms, sort_by_form
@@ -178,6 +185,10 @@ class Observer:
     def unclaimed_allocations(self, at_rest: Collection[int]) -> Iterator[int]:
         """Yield the allocations beside jobs' own that the last read showed and that are no run's (`find_unclaimed`)."""
         return find_unclaimed(self.everybodys, self._expanders, at_rest)
+
+    def short_allocations(self) -> Iterator[tuple[int, str]]:
+        """Yield the allocations that would end before their jobs' own, with the TimeLimit that they need (`find_short_limits`)."""
+        return find_short_limits(self.everybodys, self._expanders)
 
     def queue_events(self, moving: Iterable[int] = ()) -> Iterator[JobObserved | QueueRead]:
         """Yield what the last read showed of each job, and which jobs have left: for those `moving`, also how. Raises SlurmError."""

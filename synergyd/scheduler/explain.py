@@ -178,8 +178,9 @@ def _changes(context: ExplanationContext, job: JobRequest, choice: int) -> Reaso
     old, new = job.cells[job.current or 0], job.cells[choice]
     percent = _percent(old.goodput, new.goodput)
     rates = f"predicted goodput {_rate(old.goodput)} -> {_rate(new.goodput)} sequences/s ({percent})"
-    back_s = payback_s(old.goodput, new.goodput, job.restart.cost.mean_s)
-    paid = nest_reason(Reason("paid-back", {"cost": job.restart.cost.format(), "payback_s": back_s}))
+    cost = job.change_cost(choice)
+    back_s = payback_s(old.goodput, new.goodput, cost.mean_s)
+    paid = nest_reason(Reason("paid-back", {"cost": cost.format(), "payback_s": back_s}))
     fields = {"rates": rates, "because": paid if new.goodput > old.goodput else _gives(context, job)}
     if new.shape == old.shape and new.plan == old.plan:
         return Reason("moves", {"size": format_shape(new.shape), "because": _gives(context, job)})
@@ -316,7 +317,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> Re
         return Reason("worse-on-fewer" if gpus < chosen.shape.gpus else "worse-on-more", {"goodput": lower})
     if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
         gain = _percent(job.cells[job.current].goodput, goodput)
-        return Reason("not-repaid", {"gain": gain, "cost": job.restart.cost.format()})
+        return Reason("not-repaid", {"gain": gain, "cost": job.change_cost(i).format()})
     own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
     missing = gpus - own - context.free(job, shape.gpu_type)
     if missing > 0:

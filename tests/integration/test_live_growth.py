@@ -43,7 +43,12 @@ def narrow(cluster: SlurmCluster, name: str) -> tuple[int, int]:
     cluster.wait_for(lambda: cluster.state(other) == "RUNNING", 120, "the other job's start")
     size = f"min_gpus={GPUS} max_gpus={4 * GPUS}"
     job = light_job.submit(
-        cluster, name, gpus=GPUS, directive=size, before="export CHECKPOINT_EVERY=50\n", options=("--nodes=2",)
+        cluster,
+        name,
+        gpus=GPUS,
+        directive=size,
+        before="export CHECKPOINT_EVERY=50\n",
+        options=("--nodes=2", "--time=60"),
     )
     cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 2 * GPUS, 180, "steps on two nodes")
     until_steps(cluster, job, steps=20, timeout_s=120)
@@ -91,6 +96,9 @@ def test_nodes_join_a_running_job_and_leave_it(cluster: SlurmCluster) -> None:
 
 def test_a_run_outlives_the_allocation_beside_its_own(cluster: SlurmCluster) -> None:
     job, beside = grown(cluster, "wide")
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=2-00:00:00")
+    until = shown(cluster, job, "EndTime")
+    cluster.wait_for(lambda: shown(cluster, beside, "EndTime")[:10] == until[:10], 60, "the other's later end")
     cluster.run("scancel", str(beside))
     cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 2 * GPUS, 120, "steps on its own nodes")
     assert (cluster.state(job), shown(cluster, job, "Restarts")) == ("RUNNING", "0")

@@ -6,7 +6,7 @@ import json
 import socketserver
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -160,4 +160,5 @@ class PaceServer:
 
 def scaled(costs: Costs, factor: float) -> Costs:
     """Costs with each of their seconds multiplied."""
-    return Costs(*(factor * s for s in astuple(costs)))
+    seconds = {name: value for name, value in asdict(costs).items() if value is not None}
+    return Costs(**{name: factor * value for name, value in seconds.items()})

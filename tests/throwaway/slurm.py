@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.paths import python_path
 from tests.throwaway import controllers
 from tests.throwaway.accounting import DBD_PORT, SQL_PORT, Accounting
 from tests.throwaway.accounting import missing_programs as missing_for_accounting
@@ -217,11 +218,11 @@ class SlurmCluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment for commands on this cluster: this Slurm's, and none of an outer job's variables."""
+        """The environment for commands on this cluster: this Slurm's and this checkout, and none of an outer job's variables."""
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN", "SALLOC"))}
         own = {"SLURM_CONF": str(self.conf), "MUNGE_SOCKET": str(self.munge_socket), "PATH": self._path()}
         # what killed jobs leave in their temporary folder goes with the cluster
-        return {**outer, **own, "TMPDIR": str(self.folder / "tmp")}
+        return {**outer, **own, "TMPDIR": str(self.folder / "tmp"), "PYTHONPATH": python_path()}
 
     def run(
         self, *argv: str, check: bool = True, timeout_s: float = 60.0, **kwargs: object

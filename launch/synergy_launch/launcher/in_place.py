@@ -44,12 +44,13 @@ LEAVE_S = 75.0
 LOST_HOLD_S = 900.0
 #: a silent node is lost after so long without a step of the run, and so many usual steps: the kernel needs 8 s to call it silent
 SILENT_S, SILENT_STEPS = 2.0, 3.0
-_TELL_S = 0.5  # seconds before the first node ends its run: the others must know that it is to end
+_TELL_S = 0.5  # the most seconds before the first node ends its run: the others must know that it is to end
 _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
 _CREW_S = (
     10.0  # seconds for nodes whose launchers start late or connect anew, before the first one decides without them
 )
 _POLL_S = 0.1
+_HURRY_S = 0.02  # while a run stands still for the next one
 _FROM_OUTSIDE = ("killed", "hang", "oom", "gpu")  # causes that say nothing of the step
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
 
@@ -200,7 +201,10 @@ class Restarts:
     def is_decided(self) -> bool:
         """Return whether the run is to end and it is known what follows."""
         if self._order is not None:
-            return self.group is None or (self._said_at is not None and self._monotonic() >= self._said_at + _TELL_S)
+            if self.group is None or self._said_at is None:
+                return self.group is None
+            late = self._monotonic() >= self._said_at + _TELL_S
+            return late or self.group.is_known_to_all(self.report_part.number + 1)
         return self._word is not None or bool(self.code)
 
     @property
@@ -261,6 +265,15 @@ class Restarts:
             self._said_at = self._monotonic()
             self._tell(self._order.order, self._order.plan, self._order.nodes)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait for what another node says, at most `timeout_s`, and hardly at all while the run stands still for the next one."""
+        stands_still = self._order is not None or self._word is not None or self._state == "waiting"
+        timeout_s = min(timeout_s, _HURRY_S) if stands_still else timeout_s
+        if self.group is not None:
+            self.group.wait(timeout_s)
+        else:
+            time.sleep(timeout_s)
+
     def look(self, status: Mapping[str, Any] | None) -> None:
         """Take in the run's present status."""
         if status is None:
@@ -309,7 +322,7 @@ class Restarts:
             return code, ""
         until = self._monotonic() + _CREW_S
         while self._monotonic() < until and not group.is_connected:
-            time.sleep(_POLL_S)
+            group.wait(_POLL_S)
             self._listen(group)
         until, present = self._monotonic() + _CAUSE_S, self.report_part.number
         while True:
@@ -320,7 +333,7 @@ class Restarts:
                 self._crash = (kind, () if rank is None else (group.members[rank],))
                 self.fault = group.faults.get(rank) if kind and rank is not None else fault
                 return other, kind
-            time.sleep(_POLL_S)
+            group.wait(_POLL_S)
             self._listen(group)
 
     def begin_next_run(self, code: int, guard: PlanGuard) -> bool:
@@ -448,7 +461,7 @@ class Restarts:
                 return False
             if self._monotonic() >= until:
                 return False
-            time.sleep(_POLL_S)
+            group.wait(_POLL_S)
             group.poll()
         return False
 
@@ -524,7 +537,7 @@ class Restarts:
         assert group is not None
         until = self._monotonic() + JOIN_S
         while not group.is_connected and self._monotonic() < until and not guard.ending:
-            time.sleep(_POLL_S)
+            group.wait(_POLL_S)
             group.poll()
         return group.is_connected and self._follow(0, guard)
 

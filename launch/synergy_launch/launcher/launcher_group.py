@@ -8,9 +8,10 @@ that they belong to this job and incarnation; after that the lines are plain:
     over CODE                    no run follows; the first node's exit code
     hold                         no run follows; the daemon is asked to requeue the job
     mends                        what follows a failure is decided for all nodes together from now on
+    heard NUMBER                 a node knows of that run
 
 A connection that is closed before `ended` is a lost node: its launcher is gone. One over which nothing comes any more may be a node without
-power or a network out of order for a while. Nothing here blocks but the connect, for a second.
+power or a network out of order for a while. Nothing here blocks but the connect, for a second, and `wait`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -51,6 +53,7 @@ _KEEPALIVE = (
     ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
 )
 _MENDS = "mends"
+_BREATH_S = 0.02  # after each wait: whoever sends without end keeps no launcher busy
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class _Peer:
     is_closed: bool = False
     is_silent: bool = False  # closed since nothing came from the other side's host
     knows_mending: bool = False
+    heard_run: int = 0  # the latest run that it has said it knows of
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
@@ -197,6 +201,19 @@ class LauncherGroup:
                 self.lost_ranks.add(peer.rank)
         self.silent_ranks = {rank: at_s for rank, at_s in self.silent_ranks.items() if rank not in self.ranks}
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something comes from another node, at most `timeout_s`."""
+        poll = select.poll()
+        for peer in self.peers:
+            if not peer.is_closed:
+                poll.register(peer.connection, select.POLLIN)
+        poll.poll(1000 * max(0.0, timeout_s - _BREATH_S))
+        time.sleep(_BREATH_S)
+
+    def is_known_to_all(self, run: int) -> bool:
+        """Return whether every connected node has said that it knows of `run`. Launchers before 0.3 never say so."""
+        return all(peer.heard_run >= run for peer in self.peers if peer.rank > 0 and not peer.is_closed)
+
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""
         self.ends, self.faults, self.run = {}, {}, max(self.run, word.number)
@@ -286,7 +303,12 @@ class LauncherGroup:
         words = line.split(" ")
         if not self.first:
             self.mends = self.mends or line == _MENDS
-            self.word = next_run(line) or self.word
+            word = next_run(line)
+            self.word = word or self.word
+            if word is not None and word.number:
+                peer.say(f"heard {word.number}")
+        elif len(words) == 2 and words[0] == "heard" and words[1].isdecimal() and len(words[1]) < 8:
+            peer.heard_run = int(words[1])
         elif len(words) in (4, 5) and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
             self.faults[peer.rank] = _read_fault(words[4]) if len(words) == 5 else None

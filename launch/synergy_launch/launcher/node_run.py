@@ -132,7 +132,7 @@ class _NodeRun:
             self._hand_over_requests()
             reports.requested = self._handed_over + restarts.acknowledged_checkpoints
             reports.poll()
-            time.sleep(POLL_S)
+            restarts.wait(POLL_S)
         # nobody is left to save; Python takes handlers away before it ends, and a late request would fail the job
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if self._errors is not None:

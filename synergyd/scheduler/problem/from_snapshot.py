@@ -79,7 +79,7 @@ def classify_job(
         further, kind = snapshot.cluster.keys, job.shape.gpu_type
         nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
         request = _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
-        return ban_costly_restarts(request)
+        return ban_costly_restarts(replace(request, live_cells=_live_cells(request, job.shape)))
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -375,6 +375,14 @@ def _request(
         node_slowdown=1.0 if current is None else _slowdown(job, cells[current]),
         uid=job.uid,
     )
+
+
+def _live_cells(request: JobRequest, present: Shape) -> frozenset[int]:
+    """Return the Cells that the running job reaches without a requeue, if it can change so: other plans, or nodes like its own."""
+    if request.restart.live_cost is None:
+        return frozenset()
+    shapes = (replace(cell.shape, nodes=present.nodes) for cell in request.cells)
+    return frozenset(i for i, shape in enumerate(shapes) if shape == present)
 
 
 def _slowdown(job: Job, cell: Cell) -> float:

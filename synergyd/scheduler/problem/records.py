@@ -144,6 +144,8 @@ class JobRequest:
     account: str = ""
     #: cost of its next restart, and of those so far; Cells that may not cost it one are among `banned`
     restart: RestartBudget = NO_COST
+    #: Cells that the running job can reach at restart.live_cost
+    live_cells: frozenset[int] = frozenset()
     #: restart cost over the sequences left (s/sequence; 0: not known): near its end a restart costs a job too much
     restart_drag: float = 0.0
     #: the factor in `weight` for how little is left to do (1: none)
@@ -170,6 +172,17 @@ class JobRequest:
     node_slowdown: float = 1.0
     #: Unix id of its user
     uid: int = 0
+
+    def change_cost(self, index: int) -> RestartCost:
+        """Return the expected cost of a change of the running job to its Cell `index`."""
+        live = self.restart.live_cost if index in self.live_cells else None
+        return self.restart.cost if live is None else live
+
+    @property
+    def live_share(self) -> float:
+        """Return the cost of a change to one of `live_cells` over that of the others."""
+        live, usual_s = self.restart.live_cost, self.restart.cost.mean_s
+        return live.mean_s / usual_s if live is not None and usual_s > 0 else 1.0
 
     def gpus(self, index: int | None) -> int:
         """Return the number of GPUs of the job's Cell `index`, or 0 for None: it waits."""

@@ -34,17 +34,32 @@ KEPT_SHARE = 0.4
 
 def ban_costly_restarts(job: JobRequest) -> JobRequest:
     """Return a running job with those Cells `banned` that a restart may not be spent on."""
-    if job.current is None or (most := _most(job, 2)) is None:
+    if job.current is None:
         return job
+    banned = _costly_cells(job, job.current)
+    if job.live_cells:
+        banned = (banned - job.live_cells) | (_costly_cells(_at_live_cost(job), job.current) & job.live_cells)
+    return replace(job, banned_cells=job.banned_cells | banned) if banned else job
+
+
+def _at_live_cost(job: JobRequest) -> JobRequest:
+    """Return the job as if each of its changes cost what one without a requeue does."""
+    return replace(job, restart=replace(job.restart, cost=job.restart.live_cost or job.restart.cost))
+
+
+def _costly_cells(job: JobRequest, current: int) -> frozenset[int]:
+    """Return those Cells that a restart of restart.cost may not be spent on."""
+    if (most := _most(job, 2)) is None:
+        return frozenset()
     cells = CellIndex.build(job.cells)
-    present = cells[job.current].goodput
+    present = cells[current].goodput
     banned: frozenset[int] = frozenset()
     if present > most:
-        banned = cells.indices_above(-1.0) - cells.indices_above(math.nextafter(present, -math.inf)) - {job.current}
+        banned = cells.indices_above(-1.0) - cells.indices_above(math.nextafter(present, -math.inf)) - {current}
     if (most := _most(job, 1)) is not None:
         banned |= cells.indices_above(-1.0) if present > most else cells.indices_above(most)
         banned -= cells.indices_above(math.nextafter(_least_repaying_goodput(job, present), -math.inf))
-    return replace(job, banned_cells=job.banned_cells | banned) if banned else job
+    return banned
 
 
 def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
@@ -67,6 +82,7 @@ def restart_bound_obstacle(job: JobRequest, index: int) -> str:
     if job.current is None:
         return ""
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
+    job = _at_live_cost(job) if index in job.live_cells else job
     restarts = 2 if goodput < present else 1
     most = _most(job, restarts)
     if most is None or max(goodput, present) <= most or goodput >= _least_repaying_goodput(job, present):

@@ -79,11 +79,18 @@ def restart_factor(job: JobRequest, index: int) -> float:
     """Return the factor on the goodput of cells[index] where a running job takes it anew.
 
     It is `discount`, and at most the mean share of its goodput that is left until the job ends, where the work left is known:
-    W/(S + W/g) over g = 1/(1 + g S/W), W sequences left.
+    W/(S + W/g) over g = 1/(1 + g S/W), W sequences left. For Cells that need no requeue both are of a smaller S.
     """
     if job.current is None:
         return 1.0
-    return min(job.discount, 1.0 / (1.0 + job.restart_drag * job.cells[index].goodput))
+    share = job.live_share if index in job.live_cells else 1.0
+    discount = scale_discount(job.discount, share)
+    return min(discount, 1.0 / (1.0 + share * job.restart_drag * job.cells[index].goodput))
+
+
+def scale_discount(discount: float, times: float) -> float:
+    """Return Sia's r for a restart cost `times` as high: r = 1/(1 + c) becomes 1/(1 + c times). 0 (no change pays) stays."""
+    return discount / (discount + (1.0 - discount) * times) if discount > 0.0 else 0.0
 
 
 def with_delay(job: JobRequest, cost_s: float, delay_s: float, left_s: float | None) -> JobRequest:

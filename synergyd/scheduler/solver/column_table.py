@@ -130,10 +130,14 @@ def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints,
     else:
         each = [[job.relative[i] for i in f.index.tolist()] for job, f in zip(jobs, fronts, strict=True)]
         relative = np.array([r for own in each for r in own], dtype=np.float64)
-    factor = np.minimum(
-        spread([1.0 if job.current is None else job.discount for job in jobs]),
-        1.0 / (1.0 + spread([0.0 if job.current is None else job.restart_drag for job in jobs]) * goodput),
-    )
+    discount = spread([1.0 if job.current is None else job.discount for job in jobs])
+    drag = spread([0.0 if job.current is None else job.restart_drag for job in jobs])
+    if any(job.live_cells for job in jobs):
+        live = np.concatenate([np.isin(f.index, list(job.live_cells)) for job, f in zip(jobs, fronts, strict=True)])
+        share = np.where(live, spread([job.live_share for job in jobs]), 1.0)
+        drag = share * drag
+        discount = np.where(discount > 0, discount / np.maximum(discount + (1.0 - discount) * share, 1e-300), 0.0)
+    factor = np.minimum(discount, 1.0 / (1.0 + drag * goodput))
     need = spread([job.needed_goodput if job.current is None else job.need_after_restart for job in jobs])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
     return np.asarray(spread([job.weight for job in jobs]) * utilities(factor * relative, terms) + first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,8 @@ from synergy_core.wire.expander import job_of_expander
 
 from synergyd.slurm.parsed.rows import JobRow
 from synergyd.slurm.parsed.snapshot import state_from_row
+
+_ROUNDED_S = 120.0  # limits are in minutes, and salloc takes its own seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,21 @@ def find_unclaimed(
             has_run = job is not None and (job.uid, job.restarts) == (row.uid, named[1])
             if not has_run or named[0] in at_rest:
                 yield row.job_id
+
+
+def find_short_limits(rows: Iterable[JobRow], beside: Mapping[int, tuple[JobRow, ...]]) -> Iterator[tuple[int, str]]:
+    """Yield the allocations of `beside` (`find_expanders`) that would end before their job's own, with the TimeLimit that they need.
+
+    They were made with the rest of the job's limit, which an admin may have raised since.
+    """
+    for row in rows:
+        for other in beside.get(row.job_id, ()):
+            if other.end_s is None or other.start_s is None:
+                continue
+            if row.end_s is None:
+                yield other.job_id, "UNLIMITED"
+            elif row.end_s - other.end_s > _ROUNDED_S:
+                yield other.job_id, str(math.ceil((row.end_s - other.start_s) / 60))
 
 
 def with_expanders(row: JobRow, beside: Iterable[JobRow]) -> JobRow:

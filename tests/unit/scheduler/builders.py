@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Node, Plan, Shape, Snapshot
+from synergy_core.restarts import RestartBudget, RestartCost
 
 from synergyd.scheduler.placement.free_gpus import FreeGpus
 from synergyd.scheduler.placement.place import PlacementRequest
@@ -15,6 +16,7 @@ from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFil
 from synergyd.scheduler.problem.utility import find_requested_cell, objective, relative_goodputs, restart_discount
 
 NOW = 100_000.0
+_LIVE = RestartBudget(cost=RestartCost(mean_s=60.0), live_cost=RestartCost(mean_s=10.0))
 Cells = tuple[Cell, ...]
 
 
@@ -194,6 +196,9 @@ def random_problem(rnd: random.Random, jobs: int, nodes: int, partitions: tuple[
             bins.take(names, offers[current].shape.gpus_per_node)
             discount = restart_discount(age, int(str(changes["restarts"])), 60.0)
             changes |= {"current": current, "nodes": names, "discount": discount}
+            if j % 3 == 0:  # some change without a requeue
+                several = frozenset(i for i, offer in enumerate(offers) if offer.shape.nodes > 1)
+                changes |= {"restart": _LIVE, "live_cells": several}
         asks.append(ask(j, tuple(offers), rnd.choice([1, 2, 4, 8, 16]), **changes))
     if rnd.random() < 0.3:  # a node went down, perhaps under its jobs: it hands out none, and they may stay
         gone = rnd.randrange(nodes)

@@ -339,7 +339,7 @@ class FakeSlurm:
                 raise SlurmError(call, message, transient=transient)
 
     def _set_field(self, job_id: int, key: str, value: str) -> None:
-        if self.jobs[job_id].state != "PENDING" and key not in ("AdminComment", "MailType", "Nice"):
+        if self.jobs[job_id].state != "PENDING" and key not in ("AdminComment", "MailType", "Nice", "TimeLimit"):
             raise SlurmError("update", "Job is no longer pending execution", transient=False)
         match key:
             case "StartTime":

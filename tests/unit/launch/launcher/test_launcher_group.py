@@ -101,6 +101,30 @@ def test_the_first_node_says_what_runs_next(nodes: list[LauncherGroup]) -> None:
     assert not nodes[0].ends
 
 
+def test_the_first_node_hears_when_all_others_know_of_a_run(nodes: list[LauncherGroup]) -> None:
+    nodes[0].tell(NextRun(1, 3, NODES, PLAN))
+    until(nodes[:2], lambda: nodes[1].word is not None)
+    nodes[0].poll()
+    assert not nodes[0].is_known_to_all(1), "n3 has not read it"
+    until(nodes, lambda: nodes[0].is_known_to_all(1))
+    assert not nodes[0].is_known_to_all(2)
+    nodes[1].close()
+    nodes[0].tell(NextRun(2, 4, NODES, PLAN))
+    until([nodes[0], nodes[2]], lambda: nodes[0].is_known_to_all(2))
+
+
+@pytest.mark.timeout(60)
+def test_a_message_ends_a_wait(nodes: list[LauncherGroup]) -> None:
+    nodes[2].report_end(0, 7, "memory")
+    nodes[0].wait(3600.0)
+    nodes[0].poll()
+    assert nodes[0].ends == {2: (0, 7, "memory")}
+    nodes[1].close()
+    nodes[0].wait(3600.0)
+    nodes[0].poll()
+    assert nodes[0].lost_ranks == {1}
+
+
 def test_a_node_that_is_gone_is_lost(nodes: list[LauncherGroup]) -> None:
     nodes[1].close()
     until(nodes[:1], lambda: nodes[0].lost_ranks == {1})

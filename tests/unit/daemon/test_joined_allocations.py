@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from synergyd.daemon.lost_allocations import UNCLAIMED_S
+from synergyd.daemon.joined_allocations import UNCLAIMED_S
 from tests.unit.daemon.daemon_world import Site
 
 NAME = "synergy-nodes-of-1.0.1"
@@ -54,6 +54,40 @@ def test_it_stays_while_its_nodes_are_the_jobs(site: Site) -> None:
     tracked.lifecycle = replace(tracked.lifecycle, joined_nodes=("n2",))
     pass_epochs(site, UNCLAIMED_S + 10)
     assert 2 in site.slurm.jobs
+
+
+@pytest.fixture
+def joined(site: Site) -> Site:
+    """The same, with a limit of an hour for both, and the allocation is the job's."""
+    site.epoch()
+    tracked = site.daemon.controller.jobs[1]
+    tracked.lifecycle = replace(tracked.lifecycle, joined_nodes=("n2",))
+    now_s = site.slurm.now_s
+    for job_id in (1, 2):
+        site.slurm.set(job_id, time_limit_s=3600.0, start_s=now_s, end_s=now_s + 3600)
+    site.epoch()
+    assert site.slurm.jobs[2].time_limit_s == 3600.0
+    return site
+
+
+def test_it_gets_the_limit_that_an_admin_gives_its_job(joined: Site) -> None:
+    joined.slurm.set(1, end_s=joined.slurm.jobs[1].end_s + 7200)  # type: ignore[operator]
+    joined.epoch()
+    assert joined.slurm.jobs[2].time_limit_s == 3 * 3600.0
+
+
+@pytest.mark.parametrize("more_s", [-1800.0, 90.0])
+def test_a_lower_limit_or_one_that_was_rounded_changes_nothing(joined: Site, more_s: float) -> None:
+    joined.slurm.set(1, end_s=joined.slurm.jobs[1].end_s + more_s)  # type: ignore[operator]
+    joined.epoch()
+    assert joined.slurm.jobs[2].time_limit_s == 3600.0
+
+
+def test_what_only_bears_the_name_keeps_its_limit(site: Site) -> None:
+    now_s = site.slurm.now_s
+    site.slurm.set(2, time_limit_s=60.0, start_s=now_s, end_s=now_s + 60)
+    site.epoch()
+    assert site.slurm.jobs[2].time_limit_s == 60.0
 
 
 def test_a_batch_job_may_bear_any_name(site: Site) -> None:
