@@ -27,10 +27,10 @@ KEYS = tuple(f.name for f in fields(Steering))
 _RIGHT = "min_gpus=, max_gpus= (1 to 65536) and weight= (above 0); nothing behind = gives back the directive's"
 
 
-def parse_steering(where: str, given: Iterable[str], before: Steering) -> Steering:
+def parse_steering(where: str, assignments: Iterable[str], before: Steering) -> Steering:
     """Return `before` with `key=value` texts put over it. Raises UsageError. An empty value gives a key back to the directive."""
     values: dict[str, int | float | None] = {}
-    for text in given:
+    for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or key not in KEYS or key in values:
             raise UsageError(where, f"{one_line(text, 60)!r} can't be set", f"it takes {_RIGHT}, each once")

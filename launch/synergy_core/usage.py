@@ -395,9 +395,11 @@ def reconcile_usage(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRu
             # one that was open when it was stored last reaches to the end
             to_s = run.to_s if part is parts[-1] else min(part.to_s, run.to_s)
             gpus, state = run.gpus or part.gpus, run.state or part.state
-            told = replace(part, gpus=gpus, nodes=part.nodes or run.nodes, state=state, of_job=part.of_job or of_other)
-            if late or to_s != part.to_s or part.is_open or told != part:
-                found.append(with_end_time(told, to_s))
+            reconciled = replace(
+                part, gpus=gpus, nodes=part.nodes or run.nodes, state=state, of_job=part.of_job or of_other
+            )
+            if late or to_s != part.to_s or part.is_open or reconciled != part:
+                found.append(with_end_time(reconciled, to_s))
         # a run that a part covers already is no other run
         apart = all(p.to_s <= run.start_s or p.from_s >= run.to_s for p in of_job)
         if not parts and apart and run.gpus and run.start_s >= from_s and run.to_s > run.start_s:

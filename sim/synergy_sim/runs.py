@@ -76,17 +76,17 @@ def simulate(
             )
         director = TiresiasReference(scenario.costs.first_start_s)
     else:
-        told = settings or Settings()
+        values = settings or Settings()
         # a trace's weights are its own, not a user's wish
-        most = max(told.max_weight, *(job.weight for job in scenario.jobs))
+        most = max(values.max_weight, *(job.weight for job in scenario.jobs))
         cost_s = scenario.costs.resize_s if restart_cost_s is None else restart_cost_s
-        told = replace(told, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
+        values = replace(values, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
         learnt = LearntForecast(dict(figures or {}), scenario.seed, scenario.lengths_known)
         forecast = OracleForecast() if oracle else learnt
         director = SynergyDirector(
-            told, load_policy(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
+            values, load_policy(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
         )
-        early = should_come_early(told, director.policy)
+        early = should_come_early(values, director.policy)
     yardsticks = ideals or Ideals(scenario)
 
     def gpu_s_per_unit(live: SimulatedJob) -> float:

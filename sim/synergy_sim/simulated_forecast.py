@@ -217,8 +217,8 @@ def reported_progress(live: SimulatedJob) -> Progress:
 
 def fixed_batch(job: Job) -> int | None:
     """Return the batch that a directive fixes, or None if it leaves a range."""
-    said = job.directive.global_batch if job.directive else None
-    return said[0] if said is not None and said[0] == said[1] else None
+    batch_range = job.directive.global_batch if job.directive else None
+    return batch_range[0] if batch_range is not None and batch_range[0] == batch_range[1] else None
 
 
 def _cell(live: SimulatedJob, shape: Shape, plan: Plan) -> Cell | None:

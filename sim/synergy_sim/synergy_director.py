@@ -112,8 +112,8 @@ class SynergyDirector:
 
     def on_speed_change(self, world: World, live: SimulatedJob) -> None:
         """Take the reports that a job is due to send, at the pace that it has had."""
-        if (told := self._due_reports(world, live)) is not None:
-            self._process(world, told)
+        if (received := self._due_reports(world, live)) is not None:
+            self._process(world, received)
 
     def _due_reports(self, world: World, live: SimulatedJob, stops: bool = False) -> ReportsReceived | None:
         if live.pace is None or world.now_s <= live.ready_s:
@@ -237,8 +237,8 @@ class SynergyDirector:
                 world.replan(world.jobs[job_id], plan)
             case AskCheckpoint(job_id=job_id):
                 # its agent's state changes, which is told at once
-                if (told := self._due_reports(world, world.jobs[job_id], stops=True)) is not None:
-                    yield told
+                if (received := self._due_reports(world, world.jobs[job_id], stops=True)) is not None:
+                    yield received
                 yield InstructionAnswered(self._slurm.carry_out(world, output))
             case Remember() | KeepReport() | ParkAgain() | RememberNodes() | DrainNode():
                 pass

@@ -157,7 +157,7 @@ def verdict(errors: Sequence[Lint], problems: Sequence[Lint], missing: Sequence[
         for count, noun in ((len(errors), "error"), (len(missing), "missing"), (warnings, "warning"))
         if count
     ]
-    told = f": {', '.join(counts)}" if counts else ""
+    summary = f": {', '.join(counts)}" if counts else ""
     if errors:
-        return f"The settings are wrong{told}"
-    return f"Something is missing{told}" if missing else f"All is well{told}"
+        return f"The settings are wrong{summary}"
+    return f"Something is missing{summary}" if missing else f"All is well{summary}"

@@ -348,8 +348,8 @@ class Controller:
         if begun is not None:
             outputs += self._tell(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
-        costs, told = self.restart_budgets.measure(tracked, latest, now_s)
-        outputs += [KeepReport(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *told]
+        costs, restarted = self.restart_budgets.measure(tracked, latest, now_s)
+        outputs += [KeepReport(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *restarted]
         outputs += self.faults.take_report(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._tell(latest.job_id, follows.event, now_s)

@@ -251,8 +251,8 @@ def _take_in_plan_failure(
     text = f"its plan ({format_plan(plan)}) failed within its first steps ({_cause(failure)})"
     if failure.goes_on:
         life = replace(life, plan=failure.next_plan, returns=life.returns + 1)
-        told = format_plan(failure.next_plan) if failure.next_plan else "its own arguments"
-        text = f"{text}: started again in place with {told}"
+        next_plan = format_plan(failure.next_plan) if failure.next_plan else "its own arguments"
+        text = f"{text}: started again in place with {next_plan}"
     elif life.returns < MAX_RETURNS:
         back = Target(job.shape) if tracked.keeps_size else fallback_target(life.ran, plan, job)
         life = replace(life, returns=life.returns + 1)

@@ -96,13 +96,13 @@ class RestartBudgets:
             return {}, []
         tracked.lifecycle = replace(life, restart_history=account)
         in_place = life.restart_history.under_way is not None and life.restart_history.under_way.in_place
-        told = () if times.is_first_start and not in_place else (restart_message(times),)
+        story = () if times.is_first_start and not in_place else (restart_message(times),)
         if in_place:  # none of them is the incarnation's first start
             number = max(1, life.orders)
             learnt = self.live_costs.learn(job, replace(times, restarts=number, requeue_s=0.0))
         else:
             learnt = self.costs.learn(job, times)
-        return learnt, [Remember(tracked.lifecycle, life.state, "Restarted", told)]
+        return learnt, [Remember(tracked.lifecycle, life.state, "Restarted", story)]
 
 
 def can_change_live(tracked: TrackedJob, job: Job) -> bool:

@@ -35,11 +35,11 @@ def review_batch(tracked: TrackedJob | None, event: BatchReviewed) -> list[Outpu
     before, tracked.announced_plan = tracked.announced_plan, (job.restarts, plan) if plan else None
     if plan is None:
         return []
-    told: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
+    outputs: list[Output] = [TellBatch(job.job_id, job.restarts, plan)]
     if before != tracked.announced_plan:
         text = f"global batch {plan.global_batch}, micro-batch {plan.micro_batch} from its next step on"
-        told.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
-    return told
+        outputs.insert(0, Remember(tracked.lifecycle, tracked.lifecycle.state, "Batch", (text,)))
+    return outputs
 
 
 def _too_soon(tracked: TrackedJob, job: Job, report: Report | None, plan: Plan) -> bool:

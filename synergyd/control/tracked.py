@@ -206,10 +206,10 @@ class TrackedJob:
         Its exchange is the one that it was given, unless it can't have it: a run warms up with the exact one, and a
         script may have its own.
         """
-        report, job, given = self.report, self.job, self.lifecycle.plan
+        report, job, planned = self.report, self.job, self.lifecycle.plan
         if report is None or report.plan is None or job is None or report.restarts != job.restarts:
-            return given
-        how = EXACT if given is None else parse_exchange(given.exchange, "plan")
+            return planned
+        how = EXACT if planned is None else parse_exchange(planned.exchange, "plan")
         accepts = self.profile.accepts if self.profile is not None else NOTHING_MORE
         if accepts.exact_only or how.way in accepts.refuses.split("+"):
             how = EXACT

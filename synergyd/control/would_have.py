@@ -49,21 +49,21 @@ class WouldHaveLedger:
         """Count the time since the last look. `jobs` with whether they have a line. Return the accounts that changed."""
         before, self._kept = self._kept, {}
         for job, has_line in jobs:
-            row, last, said = before.pop(job.job_id, (None, None, None))
+            row, last, prediction = before.pop(job.job_id, (None, None, None))
             if row is None or last is None or row.submit_s != job.submit_s:
-                row, said = self._begin(job, has_line, now_s), None
+                row, prediction = self._begin(job, has_line, now_s), None
             else:
-                row = self._after(row, last, said, min(now_s - row.to_s, self._longest_s))
+                row = self._after(row, last, prediction, min(now_s - row.to_s, self._longest_s))
             now = predicted.get(job.job_id)
-            if now is not None and _restarts(job, said, now):
+            if now is not None and _restarts(job, prediction, now):
                 lost_s = self._restart_s * now.speed
                 row = replace(row, changes=row.changes + 1, useful_s=row.useful_s - lost_s)
             wanted = now.shape.gpus if now is not None else 0
             self._kept[job.job_id] = (replace(row, to_s=now_s, wanted_gpus=wanted), job, now)
         # one that has ended since did so in the middle of the time, as the mean goes
         ended = [
-            replace(self._after(row, job, said, min(now_s - row.to_s, self._longest_s) / 2), to_s=now_s)
-            for row, job, said in before.values()
+            replace(self._after(row, job, prediction, min(now_s - row.to_s, self._longest_s) / 2), to_s=now_s)
+            for row, job, prediction in before.values()
         ]
         return [*(row for row, _, _ in self._kept.values()), *ended]
 
@@ -84,14 +84,14 @@ class WouldHaveLedger:
         )
 
     @staticmethod
-    def _after(row: WouldHave, job: Job, said: Predicted | None, seconds: float) -> WouldHave:
+    def _after(row: WouldHave, job: Job, predicted: Predicted | None, seconds: float) -> WouldHave:
         """Return the account after `seconds` in which the job was as `job` and would have been as `said`."""
         if seconds <= 0:
             return row
         if job.state is JobState.PENDING:
-            sooner_s = seconds if said is not None and not job.held else 0.0
+            sooner_s = seconds if predicted is not None and not job.held else 0.0
             return replace(row, waited_s=row.waited_s + seconds, sooner_s=row.sooner_s + sooner_s)
-        speed, sigma = (said.speed, said.sigma) if said is not None else (0.0, 0.0)
+        speed, sigma = (predicted.speed, predicted.sigma) if predicted is not None else (0.0, 0.0)
         return replace(
             row,
             ran_s=row.ran_s + seconds,

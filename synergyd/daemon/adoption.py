@@ -42,14 +42,14 @@ class Adoption:
             is_due = life.state is ResizeState.RUNNING or life.job_id in waiting
             if (life.job_id, life.incarnation) in self._told or not is_due:
                 continue
-            given = read_start_answer(self._state_dir, life.job_id)
-            told = None if given is None else (given.report, given.by, given.links, given.only_reports)
-            if self._is_open(life.job_id) or told != (reports, os.getuid(), links, self._actuator.only_reports):
+            answer = read_start_answer(self._state_dir, life.job_id)
+            addresses = None if answer is None else (answer.report, answer.by, answer.links, answer.only_reports)
+            if self._is_open(life.job_id) or addresses != (reports, os.getuid(), links, self._actuator.only_reports):
                 if not room:
                     continue
                 room -= 1
                 try:
-                    self._actuator.adopt(life.job_id, given.plan if given else None)
+                    self._actuator.adopt(life.job_id, answer.plan if answer else None)
                 except DeniedError:
                     raise
                 except (SynergyError, OSError) as error:

@@ -94,8 +94,8 @@ class Executor:
                         output.plan, output.number, nodes=output.nodes
                     )
                 if isinstance(output, JoinNodes) and not isinstance(answer, Refused):
-                    told = ReportAnswer(output.plan, output.number, nodes=output.nodes, joins=True)
-                    self.orders[output.job_id, output.restarts] = told
+                    order = ReportAnswer(output.plan, output.number, nodes=output.nodes, joins=True)
+                    self.orders[output.job_id, output.restarts] = order
                 if isinstance(output, Park):
                     self._tell(output.job_id, answer.error if isinstance(answer, Refused) else "")
                 return InstructionAnswered(answer)
@@ -154,9 +154,9 @@ class Executor:
         lifecycle, now_s = step.lifecycle, self.clock()
         job_id, state = lifecycle.job_id, lifecycle.state.value
         if step.was is ResizeState.CHECKPOINTING is not lifecycle.state or lifecycle.state is ResizeState.GONE:
-            self.requests = {key: told for key, told in self.requests.items() if key[0] != job_id}
+            self.requests = {key: request for key, request in self.requests.items() if key[0] != job_id}
         if self.orders and lifecycle.state not in (ResizeState.RESTARTING, ResizeState.JOINING):
-            self.orders = {key: told for key, told in self.orders.items() if key[0] != job_id}
+            self.orders = {key: request for key, request in self.orders.items() if key[0] != job_id}
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
         self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])

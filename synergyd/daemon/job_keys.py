@@ -74,10 +74,10 @@ class JobKeys:
         return problem
 
     def _tell(self, problem: OSError | None) -> None:
-        told = (
+        message = (
             (problem.strerror or str(problem)) if problem else ""
         )  # without the path: each epoch has other jobs' files
-        if problem and told != self._problem:
+        if problem and message != self._problem:
             then = "; run synergyd as root or with StateDir where ACLs work, then restart it" if self._no_acls else ""
-            log.warning("jobs without munge can't report: %s: %s%s", problem.filename, told, then)
-        self._problem = told
+            log.warning("jobs without munge can't report: %s: %s%s", problem.filename, message, then)
+        self._problem = message

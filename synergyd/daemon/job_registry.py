@@ -64,10 +64,10 @@ class JobRegistry:
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
         self.parts = group_components(rows)
-        for gone in [i for i in self.submitted if i not in here and i not in self.kept]:
-            del self.submitted[gone]
-            self._stamped.discard(gone)
-            self._looked_at.discard(gone)
+        for job_id_gone in [i for i in self.submitted if i not in here and i not in self.kept]:
+            del self.submitted[job_id_gone]
+            self._stamped.discard(job_id_gone)
+            self._looked_at.discard(job_id_gone)
         present = {(r.job_id, r.submit_s) for r in rows}
         began_s = self._clock()
         self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}
@@ -203,9 +203,9 @@ class JobRegistry:
         tasks = [r for r in rows if r.array]
         self.names.clear()
         self.names.update({r.job_id: slurm_name(r) for r in tasks})
-        said = {r.array_job_id: read_throttle(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
+        throttles = {r.array_job_id: read_throttle(r) for r in tasks if is_pending_array_remainder(r) and not r.merged}
         arrays = {r.array_job_id for r in tasks}
-        self.throttles = {i: t for i, t in (self.throttles | said).items() if i in arrays}
+        self.throttles = {i: t for i, t in (self.throttles | throttles).items() if i in arrays}
         for r in tasks:
             known, throttle = self.submitted.get(r.job_id), self.throttles.get(r.array_job_id, 0)
             if known is not None and known.throttle != throttle:

@@ -403,9 +403,9 @@ class Daemon:
     def _tell(self) -> None:
         """Set what jobs are told in the answers to their reports from now on."""
         inbox, rows = self.dependencies.inbox, self.observer.rows if self.is_acting else {}
-        told = {**self.executor.batches, **self.executor.requests, **self.executor.orders}
+        orders_by_run = {**self.executor.batches, **self.executor.requests, **self.executor.orders}
         if inbox is not None:
-            answers = {key: (rows[key[0]].uid, what) for key, what in told.items() if key[0] in rows}
+            answers = {key: (rows[key[0]].uid, what) for key, what in orders_by_run.items() if key[0] in rows}
             owners = {(i, r.restarts): r.uid for i, r in rows.items() if state_from_row(r) is JobState.RUNNING}
             inbox.tell(answers, {**owners, **{key: uid for key, (uid, _) in answers.items()}})
 
@@ -493,9 +493,9 @@ class Daemon:
 
     def _run(self, event: ControlEvent) -> None:
         """Carry `event` to its end."""
-        told = dict(self.executor.orders), dict(self.executor.requests)
+        before = dict(self.executor.orders), dict(self.executor.requests)
         pump(self.controller, event, self)
-        if (self.executor.orders, self.executor.requests) != told:
+        if (self.executor.orders, self.executor.requests) != before:
             self._tell()
 
     def carry_out(self, output: Output) -> Iterator[ControlEvent]:

@@ -195,8 +195,8 @@ def _link_arbiter(settings: Settings) -> LinkProcess | None:
     """Start the link arbiter if a port is set for it. Raise UsageError."""
     if not settings.link_arbiter_port or settings.dry_run:
         return None
-    told = settings.link_arbiter_port, settings.link_arbiter_rule, LINK_WAIT_S
-    return LinkProcess("", *told, settings.node_link)
+    arguments = settings.link_arbiter_port, settings.link_arbiter_rule, LINK_WAIT_S
+    return LinkProcess("", *arguments, settings.node_link)
 
 
 def prepare_state_dir(settings: Settings) -> None:

@@ -76,8 +76,8 @@ class StartKeeper:
         began = self._monotonic()
         if began < self._rest_until:
             return
-        told = self._forecaster.forecast(queue, lambda: self._monotonic() - began > BUDGET_S)
-        jobs = tuple(expected_jobs(look, queue, told))
+        forecasts = self._forecaster.forecast(queue, lambda: self._monotonic() - began > BUDGET_S)
+        jobs = tuple(expected_jobs(look, queue, forecasts))
         took_s = self._monotonic() - began
         self._rest_until = began + took_s / SHARE
         store.put_expected(look.at_s, [encode(job) for job in jobs], self._forecaster.errors())
@@ -146,15 +146,15 @@ def _end_s(row: JobRow | None, looked_s: float, now_s: float) -> float:
     return (looked_s + now_s) / 2
 
 
-def expected_jobs(look: QueueLook, queue: Queue, told: Mapping[int, JobForecast]) -> Iterable[ExpectedJob]:
+def expected_jobs(look: QueueLook, queue: Queue, forecasts: Mapping[int, JobForecast]) -> Iterable[ExpectedJob]:
     """Yield what users read of each job that waits or runs, those that wait first, in the order of the queue."""
-    waits = Waits(queue, told)
+    waits = Waits(queue, forecasts)
     rows = {row.job_id: row for row in look.rows}
     for job in (*queue.pending, *queue.held):
         reasons = () if job.job_id in look.decided else waits.reasons(job)
-        yield _expected_job(rows[job.job_id], told.get(job.job_id, JobForecast()), reasons)
+        yield _expected_job(rows[job.job_id], forecasts.get(job.job_id, JobForecast()), reasons)
     for job_id in dict.fromkeys(job.job_id for job in queue.running):
-        yield _expected_job(rows[job_id], replace(told.get(job_id, JobForecast()), start=None), ())
+        yield _expected_job(rows[job_id], replace(forecasts.get(job_id, JobForecast()), start=None), ())
 
 
 def _expected_job(row: JobRow, forecast: JobForecast, reasons: Reasons) -> ExpectedJob:

@@ -34,12 +34,12 @@ def batch_range(
     Where the directive names no range it is the script's own batch, `base`, whatever was assumed before that was known. With
     adapt=yes it may grow from there to `factor` times as much.
     """
-    given = directive.global_batch or ((base, base) if base else None)
-    if given is None:
+    limits = directive.global_batch or ((base, base) if base else None)
+    if limits is None:
         return None
     if directive.adapt:
-        given = given[0], min(MAX_BATCH, max(given[0], int(given[0] * factor)))
-    return given[0], max(given[0], min(given[1], cap or given[1]))
+        limits = limits[0], min(MAX_BATCH, max(limits[0], int(limits[0] * factor)))
+    return limits[0], max(limits[0], min(limits[1], cap or limits[1]))
 
 
 def may_move(directive: Directive | None) -> bool:

@@ -123,21 +123,21 @@ class ExchangeChoice:
         directive = self.job.directive
         if directive is None or not set(directive.comm) - {"exact"} or self.present != EXACT:
             return ""
-        said = f" comm={','.join(directive.comm)} changes nothing:"
+        prefix = f" comm={','.join(directive.comm)} changes nothing:"
         if self.job.exact:
-            return f"{said} {self.job.exact}."
+            return f"{prefix} {self.job.exact}."
         if not self.options:
-            return f"{said} its program exchanges every gradient in every step."
+            return f"{prefix} its program exchanges every gradient in every step."
         here = [c for c in exact if c.shape == self.job.shape]
         offered = [
             self._price_cell(c, o) for o in self.options for c in cells(self.runs(o)) if c.shape == self.job.shape
         ]
         if not here or not offered:
-            return f"{said} its replicas have no slow link between them."
+            return f"{prefix} its replicas have no slow link between them."
         best, base = max(offered, key=lambda c: c.goodput), max(here, key=lambda c: c.goodput)
         if best.goodput > UNMEASURED_GAIN * base.goodput:
             return ""
-        return f"{said} {format_exchange(best, base)} gain too little."
+        return f"{prefix} {format_exchange(best, base)} gain too little."
 
 
 def _key(shape: Shape) -> _Key:

@@ -215,7 +215,7 @@ def _of_user(uid: int, gpus: int) -> tuple[str, str]:
 
 def _programs(job: Job) -> tuple[str, str]:
     """Return the marks of the jobs that are alike, and of the job's program: both are of its user alone."""
-    said = job.directive
-    batches = () if said is None else (said.global_batch, said.micro_batch, said.max_micro_batch)
-    model = None if said is None else said.model
+    directive = job.directive
+    batches = () if directive is None else (directive.global_batch, directive.micro_batch, directive.max_micro_batch)
+    model = None if directive is None else directive.model
     return program(job.uid, "", model, *batches), program(job.uid, job.name, model, *batches)

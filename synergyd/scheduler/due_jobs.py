@@ -66,7 +66,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     (free, empty_s), now = _find_free_after_drain(problem), _free_now(problem) if no_place else None
     starting, kept, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
-    given = set[str]()
+    served = set[str]()
     least: dict[object, list[int]] = {}  # keyed by identity: like jobs have the same Cells
     for i in due:
         job, alike = jobs[i], (id(jobs[i].cells), jobs[i].banned_cells)
@@ -84,7 +84,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
         names, gpus = soft or hard or ((), 0)
         if names:
             starting.append(i)
-            given.update(names)
+            served.update(names)
             emptied.update(() if soft else names)
         elif names := _to_keep(problem, job, cells, free[True], planned, empty_s):
             kept[i], gpus = names, max(node.free for node in problem.nodes)
@@ -106,7 +106,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
             )  # a start comes before a larger share
         if job.stops_when_due and not emptied.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], stoppable=True)
-        if jobs[i].stoppable and not given.isdisjoint(job.nodes):
+        if jobs[i].stoppable and not served.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], banned_cells=job.banned_cells - _instead_of_a_stop(job))
     nodes = _close_nodes(problem, {name for names in kept.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))

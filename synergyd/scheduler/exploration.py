@@ -85,14 +85,14 @@ def start_at_requested_size(
         job, choice = problem.jobs[i], choices[i]
         if choice is None or job.requested_cell is None or not _starts_smaller(job, choice, idle):
             continue
-        given, asked, names = job.cells[choice].shape, job.cells[job.requested_cell].shape, nodes[job.job_id]
+        shape, asked, names = job.cells[choice].shape, job.cells[job.requested_cell].shape, nodes[job.job_id]
         found = None
         if allowance.allows(job, choice, job.requested_cell):
-            free.give(names, given.gpus_per_node, job.needs)
+            free.give(names, shape.gpus_per_node, job.needs)
             found = free.pick(asked, job.node_filter, names, None, job.needs, job.shun)
             if found is None or bad.intersection(found) - set(names):
                 found = None
-                free.take(names, given.gpus_per_node, job.needs)
+                free.take(names, shape.gpus_per_node, job.needs)
         if found is None:
             refused += 1
             if refused >= _TRIES:
@@ -101,7 +101,7 @@ def start_at_requested_size(
         free.take(found, asked.gpus_per_node, job.needs)
         allowance.change(job, choice, job.requested_cell)
         choices[i], nodes[job.job_id] = job.requested_cell, found
-        idle[asked.gpu_type] -= asked.gpus - given.gpus
+        idle[asked.gpu_type] -= asked.gpus - shape.gpus
     if choices == list(allocated.choice):
         return None
     return allocation_of(problem, choices, allocated.moved_jobs), Placement(nodes, {}, free.free)
@@ -117,11 +117,11 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
         or job.requested_cell in job.banned_cells
     ):
         return False
-    given, asked = job.cells[choice], job.cells[job.requested_cell]
-    more = asked.shape.gpus - given.shape.gpus
-    if asked.shape.gpu_type != given.shape.gpu_type or not 0 < more <= idle[asked.shape.gpu_type]:
+    chosen, asked = job.cells[choice], job.cells[job.requested_cell]
+    more = asked.shape.gpus - chosen.shape.gpus
+    if asked.shape.gpu_type != chosen.shape.gpu_type or not 0 < more <= idle[asked.shape.gpu_type]:
         return False
-    return asked.uncertainty > MEASURED and not _surely_worse(asked, given)
+    return asked.uncertainty > MEASURED and not _surely_worse(asked, chosen)
 
 
 def _surely_worse(cell: Cell, than: Cell) -> bool:

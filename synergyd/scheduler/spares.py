@@ -250,8 +250,8 @@ class _Epoch:
         """Return how much of limit `n` all jobs use then."""
         limit, used = self._limits[0][n], self._limits[1][n]
         lenders = [(self._request(job_id), index) for job_id, (index, _) in back.items()]
-        given = sum(limit.use(lender, lender.current) - limit.use(lender, index) for lender, index in lenders)
-        return used + limit.use(asking, want) - given
+        freed = sum(limit.use(lender, lender.current) - limit.use(lender, index) for lender, index in lenders)
+        return used + limit.use(asking, want) - freed
 
     def _lenders(self, cell: Cell, asking: JobRequest) -> list[JobRequest]:
         """Return the running jobs that can give GPUs back which the job may use, those that would lose least first."""

@@ -52,10 +52,12 @@ def settings_markdown() -> str:
 
 
 def _conf_entry(setting: Setting) -> str:
-    said = [setting.text, f"Takes: {setting.type.takes}."]
+    text_lines = [setting.text, f"Takes: {setting.type.takes}."]
     if setting.unset:
-        said.append(f"Default: {setting.unset}.")
-    lines = [fill(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) for text in said]
+        text_lines.append(f"Default: {setting.unset}.")
+    lines = [
+        fill(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) for text in text_lines
+    ]
     return "\n".join([*lines, f"# #SYNERGY {setting.key}={default_text(setting) or setting.example}\n"])
 
 

@@ -31,11 +31,11 @@ class _Errors:
     middle: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     high: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def add(self, made_s: float, said: Expected, at_s: float) -> None:
+    def add(self, made_s: float, expected: Expected, at_s: float) -> None:
         true = _scale(at_s - made_s)
-        self.low.append(_scale(said.low_s - made_s) - true)
-        self.middle.append(_scale(said.middle_s - made_s) - true)
-        self.high.append(_scale(said.high_s - made_s) - true)
+        self.low.append(_scale(expected.low_s - made_s) - true)
+        self.middle.append(_scale(expected.middle_s - made_s) - true)
+        self.high.append(_scale(expected.high_s - made_s) - true)
 
 
 class Calibration:
@@ -45,38 +45,38 @@ class Calibration:
         self._open: dict[int, list[tuple[float, Expected]]] = {}
         self._kinds = [_Errors() for _ in range(len(_SPANS_S) + 1)]
 
-    def note(self, key: int, made_s: float, said: Expected, since_s: float) -> None:
+    def note(self, key: int, made_s: float, expected: Expected, since_s: float) -> None:
         """Remember a forecast as the simulation had it, unless the job's last one is as good as new. `since_s`: when its wait began."""
         known = self._open.setdefault(key, [])
         if known and made_s - since_s < _AGAIN * (known[-1][0] - since_s) + _UNIT_S:
             return
-        known.append((made_s, said))
+        known.append((made_s, expected))
         while len(self._open) > _OPEN:
             del self._open[next(iter(self._open))]
 
     def settle(self, key: int, at_s: float) -> None:
         """Learn from what happened at `at_s`."""
-        for made_s, said in self._open.pop(key, ()):
+        for made_s, expected in self._open.pop(key, ()):
             if at_s >= made_s:
-                self._kinds[_kind(said.middle_s - made_s)].add(made_s, said, at_s)
+                self._kinds[_kind(expected.middle_s - made_s)].add(made_s, expected, at_s)
 
     def forget_all_but(self, keys: Iterable[int]) -> None:
         """Forget what can't be settled any more."""
         here = frozenset(keys)
         self._open = {key: known for key, known in self._open.items() if key in here}
 
-    def apply(self, now_s: float, said: Expected) -> Expected:
+    def apply(self, now_s: float, expected: Expected) -> Expected:
         """Return the forecast with the errors of its kind taken off."""
-        kind = _kind(said.middle_s - now_s)
+        kind = _kind(expected.middle_s - now_s)
         errors = self._kinds[kind]
         if len(errors.low) < _ENOUGH:
             errors = _joined(self._kinds)
         if len(errors.low) < _LEAST:
-            return said
+            return expected
         tail = (1 - COVERAGE) / 2
-        low = _scale(said.low_s - now_s) - _quantile(errors.low, 1 - tail)
-        middle = _scale(said.middle_s - now_s) - _quantile(errors.middle, 0.5)
-        high = _scale(said.high_s - now_s) - _quantile(errors.high, tail)
+        low = _scale(expected.low_s - now_s) - _quantile(errors.low, 1 - tail)
+        middle = _scale(expected.middle_s - now_s) - _quantile(errors.middle, 0.5)
+        high = _scale(expected.high_s - now_s) - _quantile(errors.high, tail)
         low, high = min(low, middle), max(high, middle)
         return Expected(low_s=now_s + _seconds(low), middle_s=now_s + _seconds(middle), high_s=now_s + _seconds(high))
 

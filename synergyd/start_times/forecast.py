@@ -61,7 +61,7 @@ class StartForecaster:
                     kept.setdefault(job_id, []).append(at_s)
         since = {job.job_id: max(job.submit_s, job.may_start_s) for job in queue.pending}
         running = {job.job_id: job.start_s for job in queue.running}
-        told: dict[int, JobForecast] = {}
+        forecasts: dict[int, JobForecast] = {}
         for job_id in (*since, *running):
             start, end = _expected(starts.get(job_id), draws), _expected(ends.get(job_id), draws)
             began_s = since.get(job_id, running.get(job_id, queue.now_s))
@@ -71,8 +71,8 @@ class StartForecaster:
             if end is not None:
                 self.ends.note(job_id, queue.now_s, end, began_s)
                 end = self.ends.apply(queue.now_s, end)
-            told[job_id] = JobForecast(start, end)
-        return told
+            forecasts[job_id] = JobForecast(start, end)
+        return forecasts
 
     def note_started(self, job_id: int, at_s: float) -> None:
         """Learn from a start."""

@@ -26,9 +26,9 @@ def put(connection: Connection, parts: Iterable[Usage], term: int | None) -> boo
     if term is not None and writes.term(connection) > term:
         return False
     last = {(p.job_id, p.from_s): p for p in parts}
-    gone = [key for key, p in last.items() if p.held_s <= 0 and not p.is_open]
-    writes.upsert(connection, UsageRow, [_row(p) for key, p in last.items() if key not in gone])
-    for job_id, from_s in gone:
+    ended = [key for key, p in last.items() if p.held_s <= 0 and not p.is_open]
+    writes.upsert(connection, UsageRow, [_row(p) for key, p in last.items() if key not in ended])
+    for job_id, from_s in ended:
         connection.execute(delete(UsageRow).where(UsageRow.job_id == job_id, UsageRow.from_s == from_s))
     return True
 

@@ -42,8 +42,8 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         )
         if report is not None:
             row = replace(row, step=report.report.step, loss=report.report.loss)
-        if (told := expected.get(row.job_id)) is not None:
-            row = replace(row, start=told.start, end=told.end)
+        if (expected_job := expected.get(row.job_id)) is not None:
+            row = replace(row, start=expected_job.start, end=expected_job.end)
         rows.append(row)
     known = {row.job_id for row in rows}
     waiting = tuple(

@@ -92,8 +92,8 @@ class SecretFile:
         try:
             found = read_bytes(self.path, 1000)
             if len(found) != _SECRET_BYTES:
-                told = f"holds {len(found)} bytes, not {_SECRET_BYTES}: remove it, and the daemon makes another"
-                raise OSError(errno.EINVAL, told)
+                problem = f"holds {len(found)} bytes, not {_SECRET_BYTES}: remove it, and the daemon makes another"
+                raise OSError(errno.EINVAL, problem)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._kept = found

@@ -38,22 +38,22 @@ def hook_lightning(module: ModuleType) -> None:
         nonlocal is_first
         if any(_is_ours(callback) for callback in self.callbacks):
             return original_fit(self, *args, **kwargs)
-        given = inspect.signature(original_fit).bind(self, *args, **kwargs)
-        why = "fit is called a second time" if not is_first else _prepare(self, given.arguments)
+        bound = inspect.signature(original_fit).bind(self, *args, **kwargs)
+        why = "fit is called a second time" if not is_first else _prepare(self, bound.arguments)
         is_first = False
         if why and self.is_global_zero:
             print(f"synergy: the job keeps its size: {why}", flush=True)
-        return original_fit(*given.args, **given.kwargs)
+        return original_fit(*bound.args, **bound.kwargs)
 
     made.__init__, made.fit = init, fit
 
 
-def _prepare(trainer: Any, given: dict[str, Any]) -> str:
+def _prepare(trainer: Any, arguments: dict[str, Any]) -> str:
     """Put Synergy's callback, loader and checkpoint into the arguments of `fit`. Return why that can't be, or ""."""
     from synergy_launch.lightning import callback as ours
     from synergy_launch.lightning.refused import check_trainer
 
-    loader: Any = given.get("train_dataloaders")
+    loader: Any = arguments.get("train_dataloaders")
     job = os.environ.get("SLURM_JOB_ID", "")
     why = loader_obstacle(loader)
     if why:
@@ -70,8 +70,8 @@ def _prepare(trainer: Any, given: dict[str, Any]) -> str:
     )
     newest = synergy.resume_from()
     try:
-        check_trainer(trainer, given["model"], synergy.unit)
-        if given.get("ckpt_path") is not None and newest is None:
+        check_trainer(trainer, arguments["model"], synergy.unit)
+        if arguments.get("ckpt_path") is not None and newest is None:
             return "ckpt_path: the place in the data of another run's checkpoint is not known"
     except SynergyError as error:
         trainer.accumulate_grad_batches = before
@@ -81,8 +81,8 @@ def _prepare(trainer: Any, given: dict[str, Any]) -> str:
     }
     # Lightning itself shuffles the training data of several processes
     shuffles = type(loader.sampler).__name__ == "RandomSampler" or own > loader.batch_size * before
-    given["train_dataloaders"] = synergy.loader(loader.dataset, shuffle_by_synergy=shuffles, **options)
-    given["ckpt_path"] = newest
+    arguments["train_dataloaders"] = synergy.loader(loader.dataset, shuffle_by_synergy=shuffles, **options)
+    arguments["ckpt_path"] = newest
     trainer.callbacks.insert(0, synergy)
     return ""
 

@@ -31,9 +31,9 @@ def hook_trainer(module: ModuleType) -> None:
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = arguments_of(original_init, self, *args, **kwargs)
-        training, job = given.get("args"), os.environ.get("SLURM_JOB_ID", "")
-        own = any(isinstance(callback, SynergyCallback) for callback in given.get("callbacks") or ())
+        arguments = arguments_of(original_init, self, *args, **kwargs)
+        training, job = arguments.get("args"), os.environ.get("SLURM_JOB_ID", "")
+        own = any(isinstance(callback, SynergyCallback) for callback in arguments.get("callbacks") or ())
         why = ""
         if training is not None and not own:
             why = size_obstacle(training)

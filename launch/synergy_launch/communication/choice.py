@@ -17,18 +17,18 @@ ARGUMENT = "SynergyTask: comm"
 
 
 def choose_exchange(
-    told: Exchange, asked: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: int
+    planned: Exchange, asked: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: int
 ) -> tuple[Exchange, str]:
     """Return the exchange of this run, and why it is not the requested one ("" where it is). Raises UsageError.
 
     `told`: the launcher's; `asked`: the script's own, where the launcher told none. A way that can't be taken is refused to a script. For
     the launcher it becomes exact: its plan may be another for the next start.
     """
-    requested = parse_exchange(asked, ARGUMENT) if told == EXACT and asked else told
-    if told == EXACT and is_removed(asked):
+    requested = parse_exchange(asked, ARGUMENT) if planned == EXACT and asked else planned
+    if planned == EXACT and is_removed(asked):
         return EXACT, f"{ARGUMENT}={asked} has no effect any more: write local:8, compressed:bf16 or nothing"
     why = _obstacle(requested, model, optimizer) if requested != EXACT and world > 1 else ""
-    if why and requested != told:
+    if why and requested != planned:
         raise UsageError(ARGUMENT, f"{requested}: {why}", "comm=exact")
     if requested != EXACT and world == 1:
         why = "one process has nobody to exchange with"

@@ -44,7 +44,7 @@ class EngineState:
         engine, files, errors = self._engine, self._engine.checkpoint_engine, list[str]()
 
         def collect_error(write: Callable[..., Any]) -> Callable[..., None]:
-            return lambda *given, **named: errors.append(attempt(lambda: write(*given, **named))[1])
+            return lambda *args, **kwargs: errors.append(attempt(lambda: write(*args, **kwargs))[1])
 
         # a rank that left save_checkpoint early would leave the others in its last collectives
         with (
@@ -121,10 +121,10 @@ class EngineState:
             if self._ranks.rank == 0:
                 begun, error = attempt(lambda: _begin(folder, stack))
             # many short collectives: a single one would run into its time limit on a large model
-            while (said := self._ranks.broadcast(begun.failure() if begun else error)) is None:
+            while (failure := self._ranks.broadcast(begun.failure() if begun else error)) is None:
                 time.sleep(_LOOK_S)
-            if said:
-                what = f"can't be converted to {self._ranks.world} ranks: {said}"
+            if failure:
+                what = f"can't be converted to {self._ranks.world} ranks: {failure}"
                 raise UsageError(where, what, "room for two more copies of it, and DeepSpeed's ds_to_universal")
             target: Path = self._ranks.broadcast(begun.target if begun else None)
             yield target

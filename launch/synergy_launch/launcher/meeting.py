@@ -107,14 +107,14 @@ class Meeting:
         line, asked = job_key.sign_report(key, self._meeting_line(self.rank), time.time())
         with socket.create_connection((self.address, place), timeout=_CONNECT_S) as wire:
             wire.sendall(line.encode() + b"\n")
-            said, until = b"", time.monotonic() + _ANSWER_S
-            while not said.endswith(b"\n") and len(said) < 4096:
+            answer, until = b"", time.monotonic() + _ANSWER_S
+            while not answer.endswith(b"\n") and len(answer) < 4096:
                 wire.settimeout(max(0.001, until - time.monotonic()))
                 piece = wire.recv(4096)
                 if not piece:
                     break
-                said += piece
-        port = int(asked.verify_answer(said.decode("ascii", "replace").strip()))
+                answer += piece
+        port = int(asked.verify_answer(answer.decode("ascii", "replace").strip()))
         if not 0 < port < 65536:
             raise ValueError
         return port

@@ -250,8 +250,8 @@ class MoreNodes:
     def _why(self, code: int) -> str:
         for thread in self._copies:
             thread.join(1.0)
-        said = self._error.decode("utf-8", "replace").replace("salloc: error:", "").strip()
-        return one_line(said, 200) or f"the launchers there ended with exit code {code}"
+        message = self._error.decode("utf-8", "replace").replace("salloc: error:", "").strip()
+        return one_line(message, 200) or f"the launchers there ended with exit code {code}"
 
 
 def options_of_step(options: Sequence[str]) -> list[str]:

@@ -69,14 +69,14 @@ class PlanGuard:
     def __init__(
         self,
         allocation: JobAllocation,
-        given: PlanFile | None,
+        plan_file: PlanFile | None,
         folder: Path | None,
         *,
         first_step_s: float = FIRST_STEP_S,
         monotonic: Callable[[], float] = time.monotonic,
         own: Plan | None = None,
     ) -> None:
-        self.plan_file, self._own = given, own
+        self.plan_file, self._own = plan_file, own
         self.failure: EarlyFailure | None = None
         self.fault: Fault | None = None  # what ended the latest run that has ended, where it is known
         self.again = self.waits = self.tells = False
@@ -87,8 +87,8 @@ class PlanGuard:
         self._proven: list[Plan | None] = []  # plans of runs that got past their first steps
         self._history = run_history.read_history(folder, allocation.job_id or 0)
         # a plan file that nobody has replaced since, such as after a node's failure
-        if given is not None and given.plan is not None and self.plan in self._history.failed:
-            self.plan_file = replace(given, plan=None)
+        if plan_file is not None and plan_file.plan is not None and self.plan in self._history.failed:
+            self.plan_file = replace(plan_file, plan=None)
         self.begin()
 
     @property

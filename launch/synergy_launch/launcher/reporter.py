@@ -40,7 +40,7 @@ class Reporter:
         address: str,
         every_s: float = 10.0,
         find: Callable[[], str] = lambda: "",
-        heard: Callable[[ReportAnswer], None] = lambda told: None,
+        heard: Callable[[ReportAnswer], None] = lambda answer: None,
         by: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._address, self._every_s, self._find, self._heard, self._by = address, every_s, find, heard, by

@@ -95,15 +95,15 @@ def _end_peers_soon(run_dir: str) -> None:
     context.close = close_soon
 
 
-def _arguments(given: list[str]) -> list[str]:
+def _arguments(arguments: list[str]) -> list[str]:
     """Return torchrun's arguments with the port that the job's nodes agree on. Raises NoMeetingError."""
-    meeting = find_meeting(given, os.environ)
+    meeting = find_meeting(arguments, os.environ)
     os.environ.pop(VARIABLE, None)  # it is for this run, not for processes that the script starts
     if meeting is None:
-        return given
+        return arguments
     port = meeting.find_port()
-    at = given.index("--master-port") + 1
-    return [*given[:at], str(port), *given[at + 1 :]]
+    at = arguments.index("--master-port") + 1
+    return [*arguments[:at], str(port), *arguments[at + 1 :]]
 
 
 if __name__ == "__main__":

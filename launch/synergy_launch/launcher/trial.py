@@ -89,8 +89,10 @@ class Leg:
         record.mkdir(parents=True)
         asked = Shape("", 1, self._subject.gpus)
         checkpoint = self._subject.checkpoint
-        told = PlanFile(_JOB, self._plan, checkpoint=checkpoint, asked=asked, own_batch=True, loop=self._subject.loop)
-        plan_file.write(told, self.folder / "state")
+        trial_plan = PlanFile(
+            _JOB, self._plan, checkpoint=checkpoint, asked=asked, own_batch=True, loop=self._subject.loop
+        )
+        plan_file.write(trial_plan, self.folder / "state")
         job = {
             "JOB_ID": str(_JOB), "JOB_NODELIST": "localhost", "STEP_ID": "0", "PROCID": "0", "NODEID": "0", "STEP_NUM_NODES": "1",
             "STEP_NUM_TASKS": "1", "GPUS_ON_NODE": str(self.gpus), "RESTART_COUNT": str(self._restarts),
@@ -250,7 +252,7 @@ def _first_leg(leg: Leg, subject: Subject) -> tuple[int, Plan | None, list[StepR
 def read_subject(script: str, arguments: Sequence[str], module: bool, checkpoint: str, style: str) -> Subject:
     """Return what is to be tried: a training script with its arguments, or a batch script that starts one. Raises UsageError."""
     here = slurm.read(os.environ)
-    told, _ = find_plan_file(here.job_id, os.environ)
+    plan_file, _ = find_plan_file(here.job_id, os.environ)
     text = "" if module else _batch_script(script)
     keys = {
         name: value for line in text.splitlines() if line.startswith("#SYNERGY") for name, value in _KEY.findall(line)
@@ -262,17 +264,17 @@ def read_subject(script: str, arguments: Sequence[str], module: bool, checkpoint
             right = f"write {other_launchers.WHERE} --try before it in the script, and run that"
             raise UsageError(script, "its command has shell variables", right)
     else:
-        meant = other_launchers.translate(script, arguments, module)
-        os.environ.update(meant.environment)
-        words = (("-m",) if meant.module else ()) + (meant.script, *meant.arguments)
-        gpus = here.gpus or meant.processes or 0
+        translated = other_launchers.translate(script, arguments, module)
+        os.environ.update(translated.environment)
+        words = (("-m",) if translated.module else ()) + (translated.script, *translated.arguments)
+        gpus = here.gpus or translated.processes or 0
     gpus = gpus or 2
     if gpus < 2 or len(here.nodes) > 1:
         raise UsageError(
             "--try", f"it takes one node with 2 GPUs or more, not {len(here.nodes)} with {gpus}", "salloc --gres=gpu:2"
         )
-    loop = keys.get("loop", told.loop if told else "")
-    checkpoint = checkpoint or keys.get("checkpoint", told.checkpoint if told else "")
+    loop = keys.get("loop", plan_file.loop if plan_file else "")
+    checkpoint = checkpoint or keys.get("checkpoint", plan_file.checkpoint if plan_file else "")
     return Subject(words=tuple(words), gpus=gpus, checkpoint=checkpoint, loop=loop, style=style)
 
 

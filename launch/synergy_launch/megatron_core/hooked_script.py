@@ -74,11 +74,11 @@ class ScriptRun:
         def train(*args: Any, **kwargs: Any) -> Any:
             if not self._followed:
                 self._followed = True
-                given = functools.partial(_values, original, args, kwargs)
+                values_of = functools.partial(_values, original, args, kwargs)
                 if self._measures:
-                    self._follow(module, given)
+                    self._follow(module, values_of)
                 if self.batch is None:
-                    self._follow_arguments(module, given)
+                    self._follow_arguments(module, values_of)
             return original(*args, **kwargs)
 
         module.train = train  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ class ScriptRun:
         calculators: Any = None
         noise: Any = None
         moving: Any = None
-        told: tuple[int, int] | None = None
+        proposed: tuple[int, int] | None = None
         try:
             from megatron.core import num_microbatches_calculator
 
@@ -115,10 +115,12 @@ class ScriptRun:
                 )
             if self._tells and self._settings.run_dir:
                 # a run that is started again in place goes on with what it was told before
-                told = run_folder.read_proposed_batch(self._settings.run_dir)
+                proposed = run_folder.read_proposed_batch(self._settings.run_dir)
         except Exception as error:  # this Megatron may differ inside from the known ones
             _say(error)
-        able, movable, wanted = script_noise.total([noise is not None, moving is not None, told[0] if told else 0])
+        able, movable, wanted = script_noise.total(
+            [noise is not None, moving is not None, proposed[0] if proposed else 0]
+        )
         if able == dist.get_world_size():
             self.noise = noise
         elif noise is not None:

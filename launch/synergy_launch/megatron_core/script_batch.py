@@ -37,9 +37,9 @@ class RunLength:
     def parse(cls, text: str) -> RunLength:
         """Parse the launcher's JSON; what makes no sense counts as not said."""
         try:
-            said = json.loads(text)
-            samples, interval = int(said["samples"]), int(said["exit_interval"])
-            batch = int(said.get("batch") or 0)
+            content = json.loads(text)
+            samples, interval = int(content["samples"]), int(content["exit_interval"])
+            batch = int(content.get("batch") or 0)
         except (ValueError, KeyError, TypeError):
             return cls()
         return cls(samples if samples > 0 else None, max(0, interval), batch if batch > 0 else None)

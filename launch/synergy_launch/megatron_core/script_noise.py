@@ -290,8 +290,8 @@ class ScriptNoise:
         self.spent_s += self._own_s
         number = [0.0]
         self._run_safely(lambda: number.__setitem__(0, float(self._propose())))
-        said = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
-        small, big, missing, large, own_s, step_s, agreed, failed = total(said)
+        measured = [*values, self._own_s, self._step_s, number[0], float(self._failed)]
+        small, big, missing, large, own_s, step_s, agreed, failed = total(measured)
         self.measured += 1
         if failed:
             self.stop()

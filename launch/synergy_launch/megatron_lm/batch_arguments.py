@@ -89,10 +89,12 @@ def choose_rule(optimizer: str) -> str:
 
     The user's choice (LR_RULE) takes precedence. Raises UsageError.
     """
-    said = os.environ.get(LR_RULE, "")
-    if said and said not in SAID:
-        raise UsageError(LR_RULE, f"{said[:40]!r} is no rule for a Megatron-LM script", f"it may be {', '.join(SAID)}")
-    return said or _RULES.get(optimizer, "none")
+    requested = os.environ.get(LR_RULE, "")
+    if requested and requested not in SAID:
+        raise UsageError(
+            LR_RULE, f"{requested[:40]!r} is no rule for a Megatron-LM script", f"it may be {', '.join(SAID)}"
+        )
+    return requested or _RULES.get(optimizer, "none")
 
 
 def with_batch(arguments: Sequence[str], batch: int, trained: Trained) -> list[str]:

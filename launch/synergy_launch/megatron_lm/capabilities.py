@@ -46,7 +46,7 @@ _OWN_SHARDING = ("--num-distributed-optimizer-instances", "--ddp-reduce-scatter-
 _BOUND_RECOMPUTE = "--overlap-moe-expert-parallel-comm"
 
 
-def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
+def _modules(keys: AbstractSet[str], options: Mapping[str, str]) -> list[str]:
     """Return the modules of the layers that can be computed again, by the checks of transformer_config.py."""
     there = {
         "layernorm": True,
@@ -56,7 +56,7 @@ def _modules(keys: AbstractSet[str], given: Mapping[str, str]) -> list[str]:
         "moe": "--num-experts" in keys and "--disable-bias-linear" in keys,
         "moe_act": "--num-experts" in keys and "--moe-grouped-gemm" in keys,
     }
-    delayed = "--fp8-format" in keys and given.get("--fp8-recipe", "delayed") == "delayed"
+    delayed = "--fp8-format" in keys and options.get("--fp8-recipe", "delayed") == "delayed"
     return [name for name in MODULES if there.get(name) and not (delayed and name in NOT_WITH_FP8)]
 
 
@@ -71,11 +71,11 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
     keys = {key for key, _, _ in words}
     if not all(name in keys for name in _TRAINING) or "--use-legacy-models" in keys:
         return NOTHING_MORE
-    given = {
+    options = {
         key: value if has else (argv[i + 1] if i + 1 < len(argv) else "") for i, (key, has, value) in enumerate(words)
     }
     fsdp = "--use-torch-fsdp2" in keys or "--use-megatron-fsdp" in keys
-    cp = not fsdp and given.get("--transformer-impl") != "local" and "--experimental-attention-variant" not in keys
+    cp = not fsdp and options.get("--transformer-impl") != "local" and "--experimental-attention-variant" not in keys
     own_recompute, whole = is_bound_to_recompute(argv), has_whole_optimizer(argv)
     bound = own_recompute or _BOUND_RECOMPUTE in keys
     young = version is not None and version >= YOUNG_DEGREES_FROM
@@ -96,7 +96,7 @@ def accepts(argv: Sequence[str], version: tuple[int, int] | None = NEWEST, may_o
         blocks=not bound,
         a2a=cp and young,
         shard=not fsdp and young and not whole and not keys & set(_OWN_SHARDING),
-        modules="" if bound or not young else "+".join(_modules(keys, given)),
+        modules="" if bound or not young else "+".join(_modules(keys, options)),
         own_recompute=own_recompute,
         whole_optimizer=whole,
         own_tp=is_bound_to_tp(argv),

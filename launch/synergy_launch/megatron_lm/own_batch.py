@@ -19,8 +19,8 @@ def own_batch(arguments: Sequence[str], asked: Shape | None) -> int:
 
     Without --global-batch-size Megatron-LM has one micro-batch a replica.
     """
-    if said := option_number(arguments, "--global-batch-size", 0):
-        return said
+    if batch := option_number(arguments, "--global-batch-size", 0):
+        return batch
     kinds = ("tensor-model", "pipeline-model", "context")
     degrees = math.prod(option_number(arguments, f"--{kind}-parallel-size", 1) for kind in kinds)
     replicas, rest = divmod(asked.gpus if asked else 0, degrees)

@@ -15,18 +15,18 @@ def newest_iteration(folder: Path) -> int | str:
     Return "" where the tracker file is missing or makes no sense.
     """
     try:
-        said = (folder / _TRACKER).read_text(encoding="ascii").strip()
+        text = (folder / _TRACKER).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
-    if said == "release":
-        return said
-    return int(said) if said.isdecimal() and len(said) <= _MAX_DIGITS else ""
+    if text == "release":
+        return text
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else ""
 
 
 def resume_source(folder: Path | None, load: Sequence[str]) -> Path | None:
     """Return the checkpoint that a run resumes from: the newest of `folder` where one lies there, else that of the last --load (`load`)."""
     for where in (*([folder] if folder else []), *(Path(name) for name in load[-1:])):
-        said = newest_iteration(where)
-        if said != "":
-            return where / (f"iter_{said:07d}" if isinstance(said, int) else said)
+        newest = newest_iteration(where)
+        if newest != "":
+            return where / (f"iter_{newest:07d}" if isinstance(newest, int) else newest)
     return None

@@ -185,7 +185,7 @@ def mean_over_seeds(runs: Sequence[ContentionRun], first: Sequence[ContentionRun
 
     For the mean JCT, also return its standard deviation over the seeds and its ratio to that of the runs `first` on the same jobs.
     """
-    told = [summary(run) for run in runs]
+    summaries = [summary(run) for run in runs]
     ratios = [a.jct_s / b.jct_s for a, b in zip(runs, first, strict=True)]
     found: dict[str, float | None] = {
         "mean_jct_s": statistics.fmean(run.jct_s for run in runs),
@@ -194,7 +194,7 @@ def mean_over_seeds(runs: Sequence[ContentionRun], first: Sequence[ContentionRun
         "of_first_sd": _deviation(ratios),
     }
     for key in _SHOWN:
-        known = [float(value) for one in told if isinstance(value := one[key], (int, float))]
+        known = [float(value) for one in summaries if isinstance(value := one[key], (int, float))]
         found[key] = statistics.fmean(known) if known else None
     return found
 
@@ -212,12 +212,12 @@ def show(setup: Setup, runs: dict[str, list[ContentionRun]], out: Console) -> No
     columns += [figure_column(name, drop) for drop, name in enumerate((*_HEADS[4:], "gated s", "sending s"), 1)]
     table = FittedTable(columns, title)
     for some in runs.values():
-        told = mean_over_seeds(some, first)
+        means = mean_over_seeds(some, first)
         table.add_row(
             some[0].policy,
             some[0].placement,
-            f"{told['mean_jct_s']:,.1f} ±{told['mean_jct_sd_s']:,.1f}",
-            f"{told['of_first']:.3f} ±{told['of_first_sd']:.3f}",
-            *("" if (value := told[key]) is None else f"{value:,.1f}" for key in _SHOWN),
+            f"{means['mean_jct_s']:,.1f} ±{means['mean_jct_sd_s']:,.1f}",
+            f"{means['of_first']:.3f} ±{means['of_first_sd']:.3f}",
+            *("" if (value := means[key]) is None else f"{value:,.1f}" for key in _SHOWN),
         )
     out.print(table)

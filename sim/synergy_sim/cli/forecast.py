@@ -129,9 +129,9 @@ def load_history(history_file: Path | None, nodes_file: Path | None, days: float
     try:
         text = commands.run("sacct", "-a", "-D", "-X", "-P", f"--starttime=now-{days + 1:.0f}days", _FORMAT)
     except SlurmError as error:
-        said = error.what.replace("\\n", "\n").strip().splitlines()[-1:]  # the last line says what it failed of
+        last_line = error.what.replace("\\n", "\n").strip().splitlines()[-1:]  # the last line says what it failed of
         right = "run it where it works and give --history: the commands are in 'synergyctl forecast --help'"
-        raise SlurmError("sacct", f"{''.join(said)}; {right}", transient=error.transient) from None
+        raise SlurmError("sacct", f"{''.join(last_line)}; {right}", transient=error.transient) from None
     try:
         sinfo = commands.run("sinfo", "-N", "-h", "-o", "%N|%G").decode(errors="replace")
     except SlurmError:

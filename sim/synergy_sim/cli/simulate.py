@@ -162,12 +162,12 @@ def simulate_verb(
             if links[option] and (source or trace.partition(":")[0] in _SILENT):
                 what = "nobody measured what these jobs send"
                 raise UsageError(f"--{option}", what, "leave it out, or take another trace")
-        loaded, told, replayed = read_workload(trace, source, profiles, types, (nodes, gpus_per_node), seed)
+        loaded, groups_of_trace, replayed = read_workload(trace, source, profiles, types, (nodes, gpus_per_node), seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
         settings = parse_settings(given)
         scenario = Scenario(
             loaded.jobs,
-            build_cluster(told),
+            build_cluster(groups_of_trace),
             costs,
             settings.epoch_s,
             whole_seconds=rounds,
@@ -222,7 +222,9 @@ def find_source(database: str, queue: bool) -> Source | None:
     return lambda: read_database(database)
 
 
-def read_recorded_queue(source: Source, told: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], Replay]:
+def read_recorded_queue(
+    source: Source, groups: dict[str, tuple[int, int]]
+) -> tuple[dict[str, tuple[int, int]], Replay]:
     """Return the cluster and the trace of a daemon's database.
 
     The cluster is the one in `told`, else the recorded one with the options that were given in their place.
@@ -232,10 +234,10 @@ def read_recorded_queue(source: Source, told: dict[str, tuple[int, int]]) -> tup
     where, kept = source()
     found = recorded_jobs(kept)
     if not found:
-        return told, replay_queue((), where, ())
-    if not told:
-        told = with_cluster_options(recorded_cluster(kept, where))
-    return told, replay_queue(found, where, told)
+        return groups, replay_queue((), where, ())
+    if not groups:
+        groups = with_cluster_options(recorded_cluster(kept, where))
+    return groups, replay_queue(found, where, groups)
 
 
 def with_cluster_options(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -245,15 +247,17 @@ def with_cluster_options(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[
     """
     context = click.get_current_context()
     names = ("nodes", "gpus_per_node", "gpu_type")
-    said = {n: context.params[n] for n in names if context.get_parameter_source(n) is not ParameterSource.DEFAULT}
-    if not said:
+    options = {n: context.params[n] for n in names if context.get_parameter_source(n) is not ParameterSource.DEFAULT}
+    if not options:
         return groups
     if len(groups) > 1:
         raise UsageError(
             "--nodes", f"the trace's cluster has {len(groups)} GPU types", "give --types TYPE=NODESxGPUS,..."
         )
     [(had_type, (had_nodes, had_each))] = groups.items()
-    return {said.get("gpu_type") or had_type: (said.get("nodes", had_nodes), said.get("gpus_per_node", had_each))}
+    return {
+        options.get("gpu_type") or had_type: (options.get("nodes", had_nodes), options.get("gpus_per_node", had_each))
+    }
 
 
 def recorded_fields(replayed: Replay | None) -> dict[str, Any]:
@@ -285,10 +289,10 @@ def read_workload(
     return read_trace(trace, profiles, first, gpus, each, seed), groups_of, None
 
 
-def parse_settings(given: tuple[str, ...]) -> Settings:
+def parse_settings(lines: tuple[str, ...]) -> Settings:
     """Return the settings with what each --set says. Raise UsageError."""
-    settings = with_values(Settings(), "--set", given)
-    for text in given:
+    settings = with_values(Settings(), "--set", lines)
+    for text in lines:
         key = text.partition("=")[0].lower()
         if key in _OPTIONS:
             raise UsageError("--set", f"{key} has an option of its own", f"give {_OPTIONS[key]}")

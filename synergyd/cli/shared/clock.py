@@ -29,10 +29,10 @@ def format_expected(expected: Expected | None, now_s: float) -> str:
 def expected_lines(job: ExpectedJob, now_s: float) -> list[str]:
     """Return the lines of `explain` about a job's start and end."""
     lines = [job.why] if job.why else []
-    for what, told in (("starts", job.start), ("ends", job.end)):
-        if told is not None:
-            about = format_clock(told.middle_s, now_s)
-            lines.append(f"{what:<9} {format_expected(told, now_s)} in 8 of 10 cases, about {about}")
+    for what, expected in (("starts", job.start), ("ends", job.end)):
+        if expected is not None:
+            about = format_clock(expected.middle_s, now_s)
+            lines.append(f"{what:<9} {format_expected(expected, now_s)} in 8 of 10 cases, about {about}")
     if job.state == "PENDING" and job.start is None:
         lines.append("starts    nobody can tell")
     return lines

@@ -66,14 +66,14 @@ class RestClient:
                 raise _away(where, "its answer is too long")
             if answer.getheader("Content-Encoding") == "gzip":
                 read = gzip.decompress(read)
-            told = json.loads(read) if read else None
+            problem = json.loads(read) if read else None
         except (OSError, http.client.HTTPException, ValueError, EOFError, zlib.error) as error:
             raise _away(where, one_line(str(error) or type(error).__name__, 200)) from None
         finally:
             connection.close()
         if answer.status >= 400:
-            raise _refusal(answer.status, told if isinstance(told, dict) else {}, where)
-        return answer.getheader("ETag") or "", told
+            raise _refusal(answer.status, problem if isinstance(problem, dict) else {}, where)
+        return answer.getheader("ETag") or "", problem
 
     def _connect(self) -> tuple[http.client.HTTPConnection, str]:
         """Return a connection and its address for messages. Nothing is sent before: a request to one host is never sent to another."""

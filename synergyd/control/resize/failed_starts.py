@@ -62,10 +62,10 @@ def is_hold_kept(_life: JobLifecycle, event: Refused, _at: Situation) -> bool:
 
 def count_failed_hold_lift(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Count that the hold could not be lifted; the next look tries again."""
-    told = (
+    story = (
         () if event.transient or life.attempts else (f"its hold can't be lifted, will be tried again: {event.error}",)
     )
-    return Step(replace(life, attempts=life.attempts + (not event.transient)), (), told)
+    return Step(replace(life, attempts=life.attempts + (not event.transient)), (), story)
 
 
 # -- it runs without its GPUs --------------------------------------------------------------------------------------

@@ -283,9 +283,9 @@ def requeue_with_checkpoint(life: JobLifecycle, _event: Acknowledged, at: Situat
 
 def restart_with_checkpoint(life: JobLifecycle, _event: Acknowledged, at: Situation) -> Step:
     """Order the job's launchers, whose checkpoint is complete, to start the new plan."""
-    told = _with_checkpoint_time(life, at)
+    saved = _with_checkpoint_time(life, at)
     text = "checkpoint acknowledged: it is restarted in place"
-    return Step(replace(told, attempts=0, orders=life.orders + 1), story=(text,))
+    return Step(replace(saved, attempts=0, orders=life.orders + 1), story=(text,))
 
 
 def _with_checkpoint_time(life: JobLifecycle, at: Situation) -> JobLifecycle:

@@ -220,8 +220,8 @@ class NodeHealth:
     def drains(self, now_s: float) -> list[RememberNodes | DrainNode]:
         """Return the worst nodes, as many as may be drained at once: DRAIN_SHARE of all, and at least one."""
         by_name = {n.name: n for n in self.nodes}
-        told = {name for name, r in self.records.items() if r.drained_s and not r.drained}
-        drained = told | {name for name, n in by_name.items() if _is_drained(n)}
+        drained_by_synergy = {name for name, r in self.records.items() if r.drained_s and not r.drained}
+        drained = drained_by_synergy | {name for name, n in by_name.items() if _is_drained(n)}
         room = max(1, int(DRAIN_SHARE * len(by_name))) - len(drained)
         up = {name for name, n in by_name.items() if n.up}
         worst = sorted((-p, name) for name, p in self.penalties(now_s).items() if p >= DRAIN_AT and name in up)

@@ -354,23 +354,23 @@ class LinkArbiter:
         assert session.hello is not None
         job_id = session.hello.job_id
         job = self._jobs[job_id]
-        said = read_question(line)
-        if not isinstance(said, Question):
+        question = read_question(line)
+        if not isinstance(question, Question):
             self._end_message(session, job)
             return
         self._end_message(session, job)  # whoever asks again has ended what it was granted before
         self.counts = replace(self.counts, asked=self.counts.asked + 1)
         if job.sending:
             job.sending.add(session)  # the job has the link: its groups do not wait for one another
-            self._say(session, answer_line("go", said.number))
+            self._say(session, answer_line("go", question.number))
             return
         waiting = any(s.asked for s in job.sessions)
-        session.asked = said.number
+        session.asked = question.number
         if not waiting:
-            self._event(self._seen.question(job_id, said, self._state, self.terms))
+            self._event(self._seen.question(job_id, question, self._state, self.terms))
         if session.asked and session in self._sessions:
             self.counts = replace(self.counts, waited=self.counts.waited + 1)
-            self._say(session, answer_line("wait", said.number))
+            self._say(session, answer_line("wait", question.number))
 
     def _end_message(self, session: Session, job: JobSessions) -> None:
         """Note that the session's message is over, or that it does not wait for one any more."""

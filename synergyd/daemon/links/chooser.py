@@ -97,15 +97,15 @@ class JobObservations:
         """Forget a job that has ended, or runs on other nodes."""
         self.jobs.pop(job_id, None)
 
-    def question(self, job_id: int, said: Question, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
+    def question(self, job_id: int, asked: Question, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
         """Return the event that a job's question is."""
-        size_mb = measured_mb(said.size_mb, said.exposed_s, state.links.get(job_id, ()), terms.topology)
+        size_mb = measured_mb(asked.size_mb, asked.exposed_s, state.links.get(job_id, ()), terms.topology)
         member = state.members.get(job_id)
         if not terms.look_ahead or member is None:
             return SendAsked(job_id, size_mb)  # the papers' rules take a link as full
         alone = terms.disciplines.get(job_id, terms.discipline).rule.most == 1 or not shares_links(state, job_id)
-        alone_mb = self.least_mb(job_id, said.size_mb, size_mb if said.exposed_s > 0 else 0.0, alone)
-        return SendAsked(job_id, alone_mb, link_share(said.size_mb, alone_mb, len(set(member.nodes))))
+        alone_mb = self.least_mb(job_id, asked.size_mb, size_mb if asked.exposed_s > 0 else 0.0, alone)
+        return SendAsked(job_id, alone_mb, link_share(asked.size_mb, alone_mb, len(set(member.nodes))))
 
     def least_mb(self, job_id: int, told_mb: float, size_mb: float, alone: bool) -> float:
         """Return the size of a message of `told_mb` by its time alone, or by its bytes until that time is known.
@@ -225,12 +225,12 @@ class Choices:
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:
             words = ", ".join(map(str, jobs))
-            said = f"{100 * watch.slower:.0f} % less steps" if watch.slower else "no more steps"
+            effect = f"{100 * watch.slower:.0f} % less steps" if watch.slower else "no more steps"
             level = logging.WARNING if watch.slower else logging.INFO
             log.log(
                 level,
                 "jobs %s made %s in turns on their links than left alone: they are not gated for %.0f s",
-                words, said, BARRED_S,
+                words, effect, BARRED_S,
             )  # fmt: skip
         return found
 

@@ -89,8 +89,8 @@ class LinkProcess:
 
     def counts(self) -> tuple[ArbiterCounts, int]:
         """Return the counts since the daemon's start, at most a second old, and the number of open connections. Never waits."""
-        told = os.pread(self._counts, _COUNTS.size, 0)
-        *numbers, connections = _COUNTS.unpack(told) if len(told) == _COUNTS.size else (0,) * 5
+        raw = os.pread(self._counts, _COUNTS.size, 0)
+        *numbers, connections = _COUNTS.unpack(raw) if len(raw) == _COUNTS.size else (0,) * 5
         return ArbiterCounts(*map(int.__add__, dataclasses.astuple(self._before), numbers)), connections
 
     def _start(self) -> subprocess.Popen[bytes]:

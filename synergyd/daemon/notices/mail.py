@@ -63,11 +63,11 @@ def letter(notice: Notice) -> tuple[str, str]:
         return f"Synergy dry run: {lines[0]}", "\n".join([*lines, "", "synergyctl usage --would-have tells more.", ""])
     if notice.event == IDLE_WEEK:
         return "Synergy: GPUs that did nothing", f"{one_line(notice.text, 2000)}\n\nsynergyctl usage JOB tells more.\n"
-    name, said = one_line(notice.name, 64), notice.slurm_name or str(notice.job_id)
-    text = f"Job {said} ({name}) of {notice.user}: {one_line(notice.text, 2000)}"
+    name, job_name = one_line(notice.name, 64), notice.slurm_name or str(notice.job_id)
+    text = f"Job {job_name} ({name}) of {notice.user}: {one_line(notice.text, 2000)}"
     return (
-        f"Slurm Job_id={said} Name={name} Synergy {notice.event}",
-        f"{text}\n\nsynergyctl explain {said} tells more.\n",
+        f"Slurm Job_id={job_name} Name={name} Synergy {notice.event}",
+        f"{text}\n\nsynergyctl explain {job_name} tells more.\n",
     )
 
 

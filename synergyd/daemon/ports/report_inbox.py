@@ -90,7 +90,7 @@ class ReportInbox:
 
     def tell(self, answers: Mapping[Life, tuple[int, ReportAnswer]], owners: Mapping[Life, int]) -> None:
         """Take what jobs are told from now on. Those that are told anything new are asked to report at once."""
-        fresh = [life for life, told in answers.items() if self.answers.get(life) != told]
+        fresh = [life for life, answer in answers.items() if self.answers.get(life) != answer]
         self.answers, self.owners = answers, owners
         self.lines.retain(owners.keys())
         for life in fresh:
@@ -126,19 +126,19 @@ class ReportInbox:
         if not self._keep(received):
             self._refusals.add("flood", source, f"uid {received.uid} sends faster than reports are taken")
             return b""
-        owner, told = self.answers.get(life, (None, None))
-        answer = _answer(told if owner == received.uid else None, life, self._munge_socket, signed)
+        owner, order = self.answers.get(life, (None, None))
+        answer = _answer(order if owner == received.uid else None, life, self._munge_socket, signed)
         report = received.report
         if self.owners.get(life) != received.uid or not report.listens:
             return answer
         if report.ended:
             self.lines.drop(life, report.launcher)
             return answer
-        return HeldAnswer(answer, lambda wire: self._hold(wire, life, report.launcher, told))
+        return HeldAnswer(answer, lambda wire: self._hold(wire, life, report.launcher, order))
 
-    def _hold(self, wire: socket.socket, life: Life, launcher: str, told: ReportAnswer | None) -> None:
+    def _hold(self, wire: socket.socket, life: Life, launcher: str, order: ReportAnswer | None) -> None:
         self.lines.add(life, launcher, wire)
-        if self.answers.get(life, (None, None))[1] != told:  # it came between the answer and this
+        if self.answers.get(life, (None, None))[1] != order:  # it came between the answer and this
             self.lines.knock(life)
 
     def _open_line(self, text: str) -> tuple[SignedReport, bytes]:
@@ -175,10 +175,10 @@ class ReportInbox:
         return True
 
 
-def _answer(told: ReportAnswer | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
+def _answer(order: ReportAnswer | None, life: tuple[int, int], munge_socket: str, signed: SignedReport | None) -> bytes:
     """Return the answer to a report that was taken. If what the job is told can't be signed, it is left out and said at a later report."""
     try:
-        return answer_line(told, *life, munge_socket, signed)
+        return answer_line(order, *life, munge_socket, signed)
     except SynergyError as error:
         log.warning("answer to job %d without what it is told: %s", life[0], error)
         return answer_line(None)

@@ -129,8 +129,8 @@ class _Descent:
 
     def _cost(self, theta: Floats, of: Ints) -> tuple[Floats, Floats]:
         off = (np.log(self._steps(theta.T[..., None], self._terms[:, of])) - self._wanted[of]) / self._noise
-        missed = 2 * np.sum((np.sqrt(1 + off**2) - 1) * self._counts[of], axis=-1)
-        return missed + np.sum(self._precision[of] * (theta - self._mean[of]) ** 2, axis=-1), off
+        residual = 2 * np.sum((np.sqrt(1 + off**2) - 1) * self._counts[of], axis=-1)
+        return residual + np.sum(self._precision[of] * (theta - self._mean[of]) ** 2, axis=-1), off
 
     def _slopes(self, theta: Floats, off: Floats, of: Ints) -> tuple[Floats, Floats]:
         slopes = log_slopes(self._steps, theta, self._terms[:, of]) / self._noise

@@ -304,8 +304,8 @@ def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> 
         covariance: Floats = np.linalg.inv(information + precision).astype(np.float64)
         # the constants take up a part of what the formula misses: what they are free to fit counts as not measured
         free = len(off) - float(np.trace(covariance @ information))
-        missed = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
-        misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + missed) / (_MISFIT_STEPS + max(free, 0.0)))
+        residual = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
+        misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + residual) / (_MISFIT_STEPS + max(free, 0.0)))
     keys = [
         (gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes, option)
         for gpu, shape, dp, micro, passes, option in points

@@ -38,17 +38,17 @@ def weights(
     that all of a user's jobs together weigh no more than jobs without weights.
     """
     jobs = tuple(jobs)
-    told = {job.job_id: _stated_weight(job, rules.max_weight) for job in jobs}
+    stated = {job.job_id: _stated_weight(job, rules.max_weight) for job in jobs}
     of_user: dict[int, list[float]] = {}
     for job in jobs:
-        of_user.setdefault(job.uid, []).append(told[job.job_id])
+        of_user.setdefault(job.uid, []).append(stated[job.job_id])
     means = {uid: max(1.0, fmean(some)) for uid, some in of_user.items()}
     middle = median([j.priority for j in jobs if j.priority > 0] or [1.0])
     shares = (fair_shares or {}) if rules.fair_share_weight else {}
     middle_share = max(median(shares.values() or [1.0]), _LEAST_SHARE)
     weight_of: dict[int, float] = {}
     for job in jobs:
-        weight = told[job.job_id] / means[job.uid]
+        weight = stated[job.job_id] / means[job.uid]
         if rules.priority_weight and job.priority > 0:
             weight *= min(max(job.priority / middle, 1 / _PRIORITY_REACH), _PRIORITY_REACH)
         if job.job_id in shares:

@@ -34,5 +34,5 @@ class GpuReader(Protocol):
 
 def named_gpus(environ: Mapping[str, str], *variables: str) -> list[str]:
     """Return the GPUs that the first of `variables` with a value names, by numbers or UUIDs."""
-    said = next((environ[name] for name in variables if environ.get(name)), "")
-    return [name.strip() for name in said.split(",") if name.strip()]
+    value = next((environ[name] for name in variables if environ.get(name)), "")
+    return [name.strip() for name in value.split(",") if name.strip()]

@@ -90,25 +90,25 @@ def _checkpoint(kind: ScriptKind, folder: str, loop: str) -> str:
 
 
 def _batch(kind: ScriptKind, arguments: Sequence[str], gpus: int, loop: str, chosen: str) -> str:
-    said = f"{chosen} by the directive; " if chosen else ""
+    source = f"{chosen} by the directive; " if chosen else ""
     if kind.trainer == script_kind.MEGATRON:
         own = _last(arguments, "--global-batch-size")
-        return f"{said}{own or 'one micro-batch a replica'} by the script"
+        return f"{source}{own or 'one micro-batch a replica'} by the script"
     if kind.trainer == script_kind.TRAINER:
         values = [_last(arguments, name) for name in _TRAINER_BATCH]
         if all(value.isdecimal() or not value for value in values):
             each, passes = (int(v) if v else d for v, d in zip(values, _TRAINER_DEFAULTS, strict=True))
             by = "" if any(values) else " unless the script says otherwise"
-            return f"{said}{each} a GPU x {passes} x {gpus} GPUs = {each * passes * gpus}{by}"
+            return f"{source}{each} a GPU x {passes} x {gpus} GPUs = {each * passes * gpus}{by}"
     kinds, _, name = loop.partition(",")[0].partition(":")
     if kinds == "global":
-        return f"{said}the script shares out {name} over its GPUs"
+        return f"{source}the script shares out {name} over its GPUs"
     if kinds == "gpu":
         value = _last(arguments, name)
         if value.isdecimal():
-            return f"{said}{name} {value} x {gpus} GPUs = {int(value) * gpus}"
-        return f"{said}{name} x {gpus} GPUs"
-    return f"{said}the script's own"
+            return f"{source}{name} {value} x {gpus} GPUs = {int(value) * gpus}"
+        return f"{source}{name} x {gpus} GPUs"
+    return f"{source}the script's own"
 
 
 def _changes(kind: ScriptKind, folder: str, loop: str) -> tuple[str, str]:

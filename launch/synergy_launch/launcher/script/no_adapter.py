@@ -51,7 +51,7 @@ def check(script: str, plan: Plan | None, batch_limits: str, kind: ScriptKind | 
         what = f"{batch_limits}: {script} imports {framework}, whose batch Synergy can't move"
         raise UsageError("--global-batch", what, f"leave it out, or use {_ADAPTERS.get(framework, 'SynergyTask')}")
     has = f"and not {_ADAPTERS[framework]}" if framework in _ADAPTERS else "which has no adapter"
-    said = f"{script} imports {framework}, {has}: the job keeps its size and its batch"
+    message = f"{script} imports {framework}, {has}: the job keeps its size and its batch"
     degrees = [f"{name}={getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if plan and getattr(plan, name) > 1]
     degrees += [f"exchange {plan.exchange}"] if plan and plan.exchange != "exact" else []
-    return f"{said}; {' '.join(degrees)} of its plan is not applied" if degrees else said
+    return f"{message}; {' '.join(degrees)} of its plan is not applied" if degrees else message
