@@ -1,4 +1,4 @@
-"""The learning rate at another batch size, by rule and optimiser.
+"""What another batch size changes: the learning rate, by rule and optimiser, and the time of a step.
 
 A rule gives the factor on the rate that was tuned for the batch `base`; phi is the gradient noise scale
 tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), S = batch / base.
@@ -7,6 +7,7 @@ tr(Sigma)/|G|^2 in sequences (McCandlish et al. 2018, eq. 2.8), S = batch / base
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synergy_core.errors import UsageError
@@ -118,3 +119,17 @@ def factors(rule: str, base: float, batch: float, noise_scale: float | None = No
         return Factors()
     rate = factor(rule, base, batch, noise_scale)
     return Factors(rate) if rule not in ("sqrt", "linear") else Factors(rate, batch / base / rate)
+
+
+def fit_line(times: Mapping[int, float]) -> tuple[float, float]:
+    """Return (a, b) of T(M) = a + b M, neither below 0, of least squared relative error over {batch: seconds}, two or more."""
+    weights = {m: 1 / t**2 for m, t in times.items()}
+    total = sum(weights.values())
+    mean_m = sum(w * m for m, w in weights.items()) / total
+    mean_t = sum(w * times[m] for m, w in weights.items()) / total
+    square = sum(w * (m - mean_m) ** 2 for m, w in weights.items())
+    slope = sum(w * (m - mean_m) * (times[m] - mean_t) for m, w in weights.items()) / square if square else 0.0
+    if slope <= 0:
+        return mean_t, 0.0
+    fixed = mean_t - slope * mean_m
+    return (fixed, slope) if fixed >= 0 else (0.0, mean_t / mean_m)

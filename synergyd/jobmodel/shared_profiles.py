@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import fmean
 
 from synergy_core.records import Job, Measurement, Plan, Profile, Shape
 
@@ -24,6 +25,11 @@ _UNLIKE = 0.3  # |log| of two step times of one plan on one shape from which the
 _STRIKES = 2  # after so many unlike runs in a row the program has changed
 _KEPT, _KEPT_A_SHAPE = 48, 3
 _RATES = 64.0  # factor in samples a second and GPU above which two programs differ, whatever their plans
+_NOISES = 8  # runs of a program whose noise scales count: one that differs moves the mean by an eighth
+_NOISE_GRID = math.log(
+    1.25
+)  # the best batch goes with the root, so a step changes it by 12 %, where goodput is flat to 1 %
+_EARLIER = 0  # no job's id: what an earlier daemon has stored
 _REPORTS = 3  # a step time takes another's place only after so many
 _PROGRAMS = 10_000
 
@@ -70,7 +76,8 @@ class SharedProfiles:
         self._owners: dict[str, int] = {}  # uid by key, of programs of which a job was seen
         self._strikes: dict[str, int] = {}
         self._unlike: set[int] = set()  # jobs whose steps disagree with those of others
-        self._began: set[int] = set()  # jobs whose first noise scale counts already
+        # by key, by job: its first and its last noise scale, those that have reported last at the end
+        self._noises: dict[str, dict[int, tuple[float, float]]] = {}
         self._replaced: dict[
             int, set[tuple[Plan, Shape]]
         ] = {}  # by job: measurements of others that it has replaced, once each
@@ -86,7 +93,7 @@ class SharedProfiles:
         """Take over a job's measurements and return the profiles that changed, by key.
 
         A job whose step times disagree is ignored. After a second one in a row the program has changed and its measurements are
-        dropped. Only the first noise scale of each job counts, for it grows while a job trains.
+        dropped. The noise scale is that of the middle of a run, for it grows while a job trains.
         """
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
@@ -99,12 +106,10 @@ class SharedProfiles:
                 self._unlike.add(job.job_id)
                 return {}
             known = Profile()
+            self._noises.pop(key, None)
         if agrees is not None:
             self._strikes[key] = 0
-        noise = known.noise_scale
-        if job.job_id not in self._began and profile.noise_scale is not None and profile.noise_scale > 0:
-            self._began.add(job.job_id)
-            noise = round_to_grid(profile.noise_scale if noise is None else math.sqrt(noise * profile.noise_scale))
+        noise = self._usual_noise(key, job.job_id, profile.noise_scale, known.noise_scale)
         replaced = self._replaced.setdefault(job.job_id, set())
         shared = replace(
             known,
@@ -152,8 +157,23 @@ class SharedProfiles:
     def forget(self, job_id: int) -> None:
         """Drop the state of a job that has ended. Its measurements stay."""
         self._unlike.discard(job_id)
-        self._began.discard(job_id)
         self._replaced.pop(job_id, None)
+
+    def _usual_noise(self, key: str, job_id: int, noise: float | None, known: float | None) -> float | None:
+        """Return the noise scale halfway, in the logarithm, between the first and the last of each run, in the mean over the latest runs.
+
+        `noise`: that of the job now; `known`: what earlier runs said. A job keeps the size that it starts on for longer than the noise
+        scale of its first steps.
+        """
+        if noise is None or not 0 < noise < math.inf:
+            return known
+        runs = self._noises.setdefault(key, {} if known is None else {_EARLIER: (known, known)})
+        first, _ = runs.pop(job_id, (noise, noise))
+        runs[job_id] = first, noise
+        if len(runs) > _NOISES:
+            del runs[next(iter(runs))]
+        middle = fmean(0.5 * (math.log(first) + math.log(last)) for first, last in runs.values())
+        return math.exp(round(middle / _NOISE_GRID) * _NOISE_GRID)
 
     def _find_profile(self, key: str) -> Profile | None:
         known = self._known.get(key)
@@ -164,6 +184,7 @@ class SharedProfiles:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._strikes.pop(oldest, None)
+            self._noises.pop(oldest, None)
             self._owners.pop(oldest, None)
 
 

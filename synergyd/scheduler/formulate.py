@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from synergy_core.records import JobState
 from synergy_core.restarts import RestartBudget, RestartCost
 
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.give_back import ForcedShrinks, give_back
 from synergyd.scheduler.preemption import stoppable
 from synergyd.scheduler.problem.first_start import within_reach
-from synergyd.scheduler.problem.from_snapshot import classify_job, node_capacities
+from synergyd.scheduler.problem.from_snapshot import classify_job, node_capacities, untouched_reason
 from synergyd.scheduler.problem.gpu_limits import usage_limits, with_own_limits
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import weights, with_claims, with_need_bonus, without_partial_nodes
@@ -35,6 +36,8 @@ def _classify(draft: Draft) -> Draft:
     # a peer goes by its paper, which knows of one cost for all jobs
     restarts = {} if draft.by_rule else inputs.restarts
     usual = RestartBudget(cost=RestartCost(mean_s=rules.restarts.cost_s))
+    pending = (job for job in snapshot.jobs if job.state is JobState.PENDING)
+    others_wait = any(untouched_reason(job, snapshot.time_s) is None for job in pending)
     classified = tuple(
         classify_job(
             job,
@@ -47,6 +50,7 @@ def _classify(draft: Draft) -> Draft:
             inputs.progress.get(job.job_id, _UNKNOWN),
             weight[job.job_id],
             sizes_fixed=draft.policy.sizes_fixed,
+            others_wait=others_wait,
         )
         for job in snapshot.jobs
     )

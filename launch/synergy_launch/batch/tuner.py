@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.errors import UsageError
 from synergy_core.loss_trend import NO_LOSSES, LossTrend, with_loss
-from synergy_core.rates import equivalent_sequences
+from synergy_core.rates import equivalent_sequences, fit_line
 from synergy_core.records import Plan
 
 _RANGE = re.compile(r"([0-9]{1,8}):([0-9]{1,8})\Z")
@@ -30,20 +30,6 @@ def parse_batch_range(text: str, where: str = "global_batch") -> tuple[int, int]
     if match is None or not 0 < int(match[1]) <= int(match[2]):
         raise UsageError(where, f"{text[:40]!r}", "LO:HI in sequences, such as 64:1024")
     return int(match[1]), int(match[2])
-
-
-def fit_line(times: Mapping[int, float]) -> tuple[float, float]:
-    """Return (a, b) of T(M) = a + b M, neither below 0, of least squared relative error over {batch: seconds}, two or more."""
-    weights = {m: 1 / t**2 for m, t in times.items()}
-    total = sum(weights.values())
-    mean_m = sum(w * m for m, w in weights.items()) / total
-    mean_t = sum(w * times[m] for m, w in weights.items()) / total
-    square = sum(w * (m - mean_m) ** 2 for m, w in weights.items())
-    slope = sum(w * (m - mean_m) * (times[m] - mean_t) for m, w in weights.items()) / square if square else 0.0
-    if slope <= 0:
-        return mean_t, 0.0
-    fixed = mean_t - slope * mean_m
-    return (fixed, slope) if fixed >= 0 else (0.0, mean_t / mean_m)
 
 
 def fit_batch(plan: Plan, batch: float, micro_limit: int) -> Plan | None:

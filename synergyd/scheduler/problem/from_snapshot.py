@@ -52,16 +52,17 @@ def classify_job(
     weight: float = 1.0,
     *,
     sizes_fixed: bool = False,
+    others_wait: bool = False,
 ) -> JobRequest | UntouchedJob:
     """Return a JobRequest if this job takes part in the allocation, else an UntouchedJob.
 
     `age_s` seconds is Sia's T. Jobs that run at a fixed size are not touched; those that wait for one request exactly that.
     `sizes_fixed`: the policy gives each job the size it asked for. Where no plan is known for that, a waiting job requests it
-    all the same, as plain Slurm would start it: else it would wait for ever.
+    all the same, as plain Slurm would start it: else it would wait for ever. `others_wait`: for GPUs that Synergy may give them.
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight, restarts)
-    untouched = _untouched_reason(job, snapshot.time_s)
+    untouched = untouched_reason(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
     fixed = fixed_reason(job)
@@ -79,7 +80,8 @@ def classify_job(
         further, kind = snapshot.cluster.keys, job.shape.gpu_type
         nodes = tuple(further.get((name, kind), name) for name in job.node_names) if further else job.node_names
         request = _request(job, cells_with_current, history, current=current, nodes=nodes, discount=discount)
-        return ban_costly_restarts(replace(request, live_cells=_live_cells(request, job.shape)))
+        request = replace(request, live_cells=_live_cells(request, job.shape), others_wait=others_wait)
+        return ban_costly_restarts(request)
     impossible = _impossible(job, snapshot)
     if impossible:
         return UntouchedJob(Action.WAIT, impossible)
@@ -208,7 +210,7 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     )
 
 
-def _untouched_reason(job: Job, now_s: float) -> Reason | None:
+def untouched_reason(job: Job, now_s: float) -> Reason | None:
     """Return why Synergy may not touch this job at all; None if it may."""
     if job.directive_error:
         return Reason("directive-error", {"error": job.directive_error})

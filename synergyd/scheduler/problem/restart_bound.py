@@ -7,7 +7,7 @@ been too much. A job that says nothing of its length has only the time that has 
 is the most that was spent.
 
 A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
-would stay small on an idle cluster.
+would stay small on an idle cluster. While others wait, GPUs beyond the requested size are theirs: a job gives them back without that room.
 
 A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time
 saved, by half of what is believed to be left. Otherwise a job that shrank for others while it had long to go would end far
@@ -59,7 +59,16 @@ def _costly_cells(job: JobRequest, current: int) -> frozenset[int]:
     if (most := _most(job, 1)) is not None:
         banned |= cells.indices_above(-1.0) if present > most else cells.indices_above(most)
         banned -= cells.indices_above(math.nextafter(_least_repaying_goodput(job, present), -math.inf))
+    if job.others_wait and banned:
+        banned = frozenset(i for i in banned if not _gives_back(job, i))
     return banned
+
+
+def _gives_back(job: JobRequest, index: int) -> bool:
+    """Return whether cells[index] leaves a running job no fewer GPUs than it asked for, and others get those that it has beyond."""
+    if not job.others_wait or job.requested_cell is None:
+        return False
+    return job.gpus(job.requested_cell) <= job.gpus(index) < job.gpus(job.current)
 
 
 def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
@@ -79,7 +88,7 @@ def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
 
 def restart_bound_obstacle(job: JobRequest, index: int) -> str:
     """Return why cells[index] may not cost a running job a restart, or "" where it may."""
-    if job.current is None:
+    if job.current is None or _gives_back(job, index):
         return ""
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
     job = _at_live_cost(job) if index in job.live_cells else job

@@ -31,7 +31,7 @@ def test_a_new_name_knows_what_several_others_that_ran_as_one_have_measured(prog
     known = taught({name: 1.0 + 0.015 * n for n, name in enumerate(NAMES[:programs])})
     assert shapes(known) == sees
     found = known.complete_profile(run(99, "another"), Profile())
-    assert found.noise_scale == (pytest.approx(300, rel=0.03) if sees else None) and found.samples == (1 if sees else 0)
+    assert found.noise_scale == (pytest.approx(300, rel=0.12) if sees else None) and found.samples == (1 if sees else 0)
 
 
 def test_runs_of_one_program_are_no_agreement() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synergy_core.errors import UsageError
-from synergy_core.rates import adascale, factor, learning_rate, linear, square_root, usual_rule
+from synergy_core.rates import adascale, factor, fit_line, learning_rate, linear, square_root, usual_rule
 
 from synergyd.jobmodel.model.efficiency import efficiency
 
@@ -67,3 +67,10 @@ def test_usual_rules() -> None:
 def test_bad_input_is_one_line(call: Callable[[], object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         call()
+
+
+def test_the_line_through_exact_times() -> None:
+    assert fit_line({16: 1.16, 64: 1.64}) == pytest.approx((1.0, 0.01))
+    assert fit_line({16: 1.0, 64: 1.0})[1] == 0.0
+    start_s, slope = fit_line({16: 1.0, 64: 5.0})
+    assert start_s == 0.0 and slope == pytest.approx(3.0 / 40, rel=0.3)

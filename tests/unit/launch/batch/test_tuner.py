@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
-from synergy_launch.batch.tuner import STEPS_BETWEEN, BatchTuner, choose_plan, fit_batch, fit_line, parse_batch_range
+from synergy_launch.batch.tuner import STEPS_BETWEEN, BatchTuner, choose_plan, fit_batch, parse_batch_range
 
 
 @given(
@@ -27,13 +27,6 @@ def test_what_fits_divides(dp: int, batch: float, limit: int, pipe: tuple[int, i
     assert plan.micro_batch <= limit
     if plan.vpp > 1:
         assert plan.micro_batches % plan.pp == 0
-
-
-def test_the_line_through_exact_times() -> None:
-    assert fit_line({16: 1.16, 64: 1.64}) == pytest.approx((1.0, 0.01))
-    assert fit_line({16: 1.0, 64: 1.0})[1] == 0.0
-    start_s, slope = fit_line({16: 1.0, 64: 5.0})
-    assert start_s == 0.0 and slope == pytest.approx(3.0 / 40, rel=0.3)
 
 
 def run(noise: float, fixed: float, slope: float, limits: tuple[int, int] = (16, 4096), steps: int = 2000) -> Plan:
