@@ -135,6 +135,7 @@ class Agent:
         self._refused: tuple[int, int] | None = None
         self._lost = LostLoss()
         self._spikes = SpikeWatch()
+        self._is_postponed = False  # a checkpoint that was due at a harmful state
         self.checkpointer.more_history = lambda: {"spikes": self._spikes.state()}
         self.status.remarks = self._progress_notes
         self.status.write()
@@ -273,9 +274,10 @@ class Agent:
         if self._spikes.is_due and not stop:
             self._answer_spike(step)
         self.status.update(spike=asdict(self._spikes.spike) if self._spikes.spike else None)
+        due = due or self.checkpointer.is_due_by_step(step) or self._is_postponed
+        self._is_postponed = due and self._is_state_harmful
         if self._is_state_harmful:
             return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
-        due = due or self.checkpointer.is_due_by_step(step)
         if stop:  # `_end` decides it: it saves if there is time
             due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_save_s)
         return Boundary(step, request, stop, due or request > self._acknowledged)
@@ -464,7 +466,7 @@ class Agent:
     def _skip_examples(self, good: Checkpoint, step: int) -> dict[str, Any] | None:
         """Leave out the examples that led to the spike. Return the metadata for the `good` checkpoint, or None if it won't do."""
         samples = good.meta.get("samples")
-        if not isinstance(samples, int):
+        if not isinstance(samples, int) or not 0 <= samples < self._spikes.samples:
             return None
         self._spikes.skip(good.step, samples, step, self._clock())
         history = good.meta.get("agent") or {}

@@ -105,6 +105,7 @@ class SpikeWatch:
         self.spike = read_spike(kept.get("spike"))
         self.returns = _read_returns(kept.get("returns"))
         self.steps = self._batch = 0
+        self._newest: float | None = None
         self.lasts = False  # a spike that was answered goes on
         self._window = LossWindow(_read_losses(kept.get("losses")), _whole(kept.get("batch")))
         self._positions: deque[tuple[int, int]] = deque(maxlen=BEFORE_STEPS + LASTING_STEPS + 2)
@@ -115,6 +116,9 @@ class SpikeWatch:
         self._batch = batch
         if samples is not None:
             self._positions.append((step, samples))
+        before, self._newest = self._newest, loss
+        if finite and loss is not None and loss == before:
+            return  # a run that logs every so many steps tells it until the next
         known = loss is not None and math.isfinite(loss)
         spiky = not finite or (loss is not None and known and self._window.is_spiky(loss, batch))
         if spiky:
@@ -133,6 +137,11 @@ class SpikeWatch:
         """Take in the number of spiky steps in a row that rank 0 knows of."""
         self.steps = steps
         self.lasts = self.lasts and steps > 0
+
+    @property
+    def samples(self) -> int:
+        """Return the samples trained so far, as far as the run tells them."""
+        return self._positions[-1][1] if self._positions else 0
 
     @property
     def can_skip(self) -> bool:
@@ -170,7 +179,7 @@ class SpikeWatch:
         assert self.spike is not None and self._positions
         before = self.spike.step - 1 - BEFORE_STEPS
         start = max([samples, *(count for at, count in self._positions if at == before)])
-        end = self._positions[-1][1] + max(0, FROM_STEPS - (step + 1 - self.spike.step)) * self._batch
+        end = self.samples + max(0, FROM_STEPS - (step + 1 - self.spike.step)) * self._batch
         skipped = self.skipped.with_positions(start, end)
         first, last = self.skipped.number(start), self.skipped.number(end - 1)
         self.skipped, self.lasts = skipped, True

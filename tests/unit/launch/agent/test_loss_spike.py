@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from synergy_core.records import Plan
 from synergy_launch.agent import run_folder
-from synergy_launch.agent.checkpoint import verify
+from synergy_launch.agent.checkpoint import replace_meta, verify
 from synergy_launch.agent.loss_spike import (
     BEFORE_STEPS,
     LASTING_STEPS,
@@ -122,7 +122,8 @@ def watch_at(step: int, first: int = 1, state: object = None) -> SpikeWatch:
 
 def spike(watch: SpikeWatch, first: int, count: int = LASTING_STEPS, loss: float = 9.0) -> None:
     for number in range(first, first + count):
-        watch.record_step(number, loss, BATCH, finite=math.isfinite(loss), samples=number * BATCH)
+        now = loss + 0.01 * (number - first)
+        watch.record_step(number, now, BATCH, finite=math.isfinite(now), samples=number * BATCH)
 
 
 def test_a_spike_is_known_at_its_first_step_and_due_when_it_lasts() -> None:
@@ -130,7 +131,7 @@ def test_a_spike_is_known_at_its_first_step_and_due_when_it_lasts() -> None:
     spike(watch, 301, 1)
     assert watch.spike is not None and (watch.spike.step, watch.spike.loss, watch.spike.answer) == (301, 9.0, "new")
     assert watch.is_open and not watch.is_due
-    spike(watch, 302, LASTING_STEPS - 1)
+    spike(watch, 302, LASTING_STEPS - 1, loss=9.5)
     assert watch.is_due and watch.spike.step == 301
 
 
@@ -223,6 +224,18 @@ def test_the_losses_are_kept_over_a_restart() -> None:
     assert watch.spike is not None and watch.spike.usual == pytest.approx(2.03, rel=1e-3)
 
 
+def test_a_loss_that_is_logged_every_so_many_steps_counts_once() -> None:
+    watch, draw = SpikeWatch(), random.Random(6)
+    for log in range(300):
+        loss = 2.0 + draw.gauss(0, 0.05)
+        for step in range(20):
+            watch.record_step(20 * log + step, loss, BATCH, finite=True, samples=None)
+            assert watch.spike is None
+    for step in range(20):
+        watch.record_step(6000 + step, 9.0, BATCH, finite=True, samples=None)
+    assert watch.steps == 1 and watch.spike is not None and watch.spike.step == 6000
+
+
 @pytest.mark.parametrize(
     "state", [None, [], {"losses": "a b"}, {"returns": 3, "spike": [], "batch": "x"}, {"losses": "nan"}]
 )
@@ -258,7 +271,7 @@ def run(folder: Path, until: int, first: int = 1, *, mended: bool = True, more: 
 
 
 def step(rig: Rig, number: int, loss: float, **more: Any) -> None:
-    rig.step(number, loss=loss, **{"samples": number * BATCH, **more})
+    rig.step(number, loss=loss if loss < 5 else loss + 0.001 * number, **{"samples": number * BATCH, **more})
 
 
 def steps_saved(folder: Path) -> list[int]:
@@ -302,8 +315,8 @@ def test_without_leave_or_a_launcher_the_run_goes_on(tmp_path: Path, answer: str
     rig.agent.status.write()
     assert rig.status["spike"]["answer"] == answer and rig.status["spike"]["step"] == 146
     assert rig.agent.skipped.ranges == ()
-    expected = [100, 150] if answer == "not-allowed" else [50, 100]
-    assert steps_saved(tmp_path) == expected, "saved as ever where nothing may go back"
+    expected = [100, 150] if answer == "not-allowed" else [100, 155]
+    assert steps_saved(tmp_path) == expected, "a checkpoint waits only where the run may go back"
 
 
 def test_a_loop_with_an_order_of_its_own_is_only_told(tmp_path: Path) -> None:
@@ -312,7 +325,7 @@ def test_a_loop_with_an_order_of_its_own_is_only_told(tmp_path: Path) -> None:
     rig.agent.find_checkpoint(None)
     rig.agent.start(0, save=Saver(rig), checkpoint_interval=50)
     for number in range(1, 180):
-        rig.step(number, loss=9.0 if number > 145 else 2.0 + 0.01 * (number % 7))
+        rig.step(number, loss=9.0 + 0.001 * number if number > 145 else 2.0 + 0.01 * (number % 7))
     assert rig.agent.status["spike"]["answer"] == "own-order" and 150 in steps_saved(tmp_path)
 
 
@@ -348,3 +361,24 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     told = run_folder.read_noted_spike(rig.run_dir)
     assert told is not None and told.checkpoint_step == 200
     assert told.first_example == 200 * BATCH, "what the checkpoint was trained on is not left out any more"
+
+
+def test_a_checkpoint_that_is_due_at_an_odd_step_is_made_up_for(tmp_path: Path) -> None:
+    rig = run(tmp_path, 149)
+    step(rig, 150, 9.0)
+    assert steps_saved(tmp_path) == [50, 100]
+    step(rig, 151, 2.0)
+    step(rig, 152, 2.0)
+    assert steps_saved(tmp_path) == [100, 151]
+
+
+def test_a_checkpoint_that_does_not_say_where_it_stands_is_passed_over(tmp_path: Path) -> None:
+    rig = run(tmp_path, 245)
+    good, _ = verify(tmp_path / "checkpoints" / "step_00000150")
+    assert good is not None
+    replace_meta(good, {**good.meta, "samples": 10**9})
+    with pytest.raises(SystemExit):
+        for number in range(246, 260):
+            step(rig, number, 9.0)
+    told = run_folder.read_noted_spike(rig.run_dir)
+    assert told is not None and told.checkpoint_step == 200

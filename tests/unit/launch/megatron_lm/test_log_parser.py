@@ -266,6 +266,6 @@ def test_a_loss_spike_is_told() -> None:
     log.parse_piece(line(301, loss=9.0, last=1000))
     assert log.spikes.spike is not None and log.spikes.spike.answer == "new"
     for number in range(302, 311):
-        log.parse_piece(line(number, loss=9.0, last=1000))
+        log.parse_piece(line(number, loss=9.0 + 0.01 * number, last=1000))
     spike = log.spikes.spike
     assert (spike.step, spike.loss, spike.answer) == (301, 9.0, "own-order")
