@@ -43,8 +43,13 @@ class Numbers(torch.utils.data.Dataset[Any]):
         return index, features, label.reshape(1)
 
 
-def train(steps: int, seen: str, checkpoint: str = "", step_s: float = 0.0) -> None:
-    """Train, and append the examples of each step to the file `seen` with this rank's number behind it."""
+def train(
+    steps: int, seen: str, checkpoint: str = "", step_s: float = 0.0, skipped: tuple[tuple[int, int], ...] = ()
+) -> None:
+    """Train, and append the examples of each step to the file `seen` with this rank's number behind it.
+
+    `skipped`: examples that are left out from the beginning.
+    """
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -58,6 +63,8 @@ def train(steps: int, seen: str, checkpoint: str = "", step_s: float = 0.0) -> N
             model, optimizer, global_batch=BATCH, checkpoint=checkpoint or None, checkpoint_interval=INTERVAL
         ) as task,
     ):
+        if skipped:
+            task.agent._spikes.skipped = SkippedSamples(skipped)
         log.write(json.dumps({"start": task.step_count}) + "\n")
         for indices, features, labels in task.batches(Numbers(), steps):
             log.write(json.dumps({"step": task.step_count + 1, "examples": indices.tolist()}) + "\n")

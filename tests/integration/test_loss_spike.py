@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def test_the_examples_are_skipped_on_other_numbers_of_ranks_too(tmp_path: Path) 
     log = [json.loads(line) for line in (run_dir.parent / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == [*range(1, 211), *range(CHECKPOINT + 1, 301)]
     assert log[199]["loss"] < 1 < 100 < log[201]["loss"] and log[-1]["loss"] < 1
+    reference = tmp_path / "reference" / "run"
+    reference.mkdir(parents=True)
+    apart = Call(
+        "tests.integration.spiking_run:train", 300, str(reference / "seen"), skipped=((SKIPPED[0], SKIPPED[-1]),)
+    )
+    training_ranks.run(tmp_path / "apart", 1, apart, environment={"SYNERGY_RUN_DIR": str(reference)})
+    never = [json.loads(line) for line in (reference.parent / "steps.jsonl").read_text().splitlines()]
+    lineage = [*log[:CHECKPOINT], *log[210:]]
+    assert [line["step"] for line in lineage] == [line["step"] for line in never]
+    difference = max(abs(a["loss"] - b["loss"]) for a, b in zip(lineage, never, strict=True))
+    print(f"losses differ by {difference:.2g} at most from those of a run that never had these examples")
+    assert difference < 1e-5
     meta = json.loads((tmp_path / "checkpoints" / "step_00000300" / "complete").read_text())["meta"]
     assert meta["samples"] == 300 * BATCH and meta["agent"]["spikes"]["skipped"] == [[SKIPPED[0], SKIPPED[-1]]]
 
@@ -83,10 +96,14 @@ def submit(cluster: SlurmCluster, name: str, more: str) -> int:
     return cluster.sbatch(script, f"--output={folder}/out")
 
 
-def last_step(cluster: SlurmCluster, name: str) -> int:
+def steps(cluster: SlurmCluster, name: str) -> list[dict[str, float]]:
     path = cluster.folder / name / "checkpoints" / "steps.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return int(json.loads(lines[-1])["step"]) if lines else 0
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def last_step(cluster: SlurmCluster, name: str) -> int:
+    return int((steps(cluster, name) or [{"step": 0}])[-1]["step"])
 
 
 def codes(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -99,6 +116,9 @@ def test_a_job_goes_back_with_leave_and_is_only_told_without(cluster: SlurmClust
     try:
         cluster.wait_for(lambda: "without examples" in story(cluster, job), 240, "the return")
         cluster.wait_for(lambda: last_step(cluster, "with") >= 230, 240, "steps after it")
+        log = steps(cluster, "with")
+        again = next(i for i, line in enumerate(log) if i and line["step"] < log[i - 1]["step"])
+        print(f"trains again {log[again]['time'] - log[again - 1]['time']:.1f} s after its last step")
         told = explain(cluster, job)
         assert codes(told) == [("loss-spike", "spike-skipped")]
         assert any("without examples" in line for line in told["warnings"])
@@ -112,7 +132,10 @@ def test_a_job_goes_back_with_leave_and_is_only_told_without(cluster: SlurmClust
         cluster.run("scancel", str(job))
     job = submit(cluster, "without", "")
     try:
-        cluster.wait_for(lambda: "no skip_spikes=yes" in story(cluster, job), 240, "the story")
+        cluster.wait_for(lambda: codes(explain(cluster, job)), 240, "the spike in explain")
+        first = next(line["time"] for line in steps(cluster, "without") if line["step"] == 201)
+        print(f"explain shows the spike {time.time() - first:.1f} s after its first step")
+        cluster.wait_for(lambda: "no skip_spikes=yes" in story(cluster, job), 60, "the story")
         assert codes(explain(cluster, job)) == [("loss-spike", "spike-not-allowed")]
         cluster.wait_for(lambda: last_step(cluster, "without") >= 230, 60, "steps after it")
         numbers = trained_numbers(cluster.folder / "without" / "seen", 1, 225)

@@ -382,3 +382,27 @@ def test_a_checkpoint_that_does_not_say_where_it_stands_is_passed_over(tmp_path:
             step(rig, number, 9.0)
     told = run_folder.read_noted_spike(rig.run_dir)
     assert told is not None and told.checkpoint_step == 200
+
+
+def test_a_kill_in_the_middle_of_going_back_leaves_a_run_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer checkpoint is of the order before, and the run meets the spike again."""
+    rig = run(tmp_path, 245)
+
+    def kill(_folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("synergy_launch.agent.checkpoint._remove", kill)
+    with pytest.raises(KeyboardInterrupt):
+        for number in range(246, 260):
+            step(rig, number, 9.0)
+    monkeypatch.undo()
+    again = run(tmp_path, 245, first=201)
+    assert again.agent.skipped.ranges == ()
+    with pytest.raises(SystemExit):
+        for number in range(246, 260):
+            step(again, number, 9.0)
+    told = run_folder.read_noted_spike(again.run_dir)
+    assert told is not None and (told.checkpoint_step, told.first_example) == (150, 150 * BATCH)
+    assert steps_saved(tmp_path) == [150]
