@@ -433,18 +433,28 @@ class Agent:
     def _answer_spike(self, step: int) -> None:
         """End the run, to go on from a checkpoint from before the spike that lasts, or note why it goes on."""
         self.checkpointer.settle()  # a checkpoint of an earlier step
-        spike, why = self.ranks.broadcast((self._spikes.spike, self._spike_obstacle()))
+        obstacle = self._spike_obstacle() if self.ranks.rank == 0 else ""
+        spike, why = self.ranks.broadcast((self._spikes.spike, obstacle))
         store = self.checkpointer.store
         if not why and store is not None:
-            try:
-                back = store.go_back(
-                    lambda steps: loss_spike.rank_steps(steps, spike.step), lambda good: self._skip_examples(good, step)
+            states: list[dict[str, Any]] = []  # rank 0's
+
+            def amend(good: Checkpoint) -> dict[str, Any] | None:
+                samples, history = good.meta.get("samples"), good.meta.get("agent") or {}
+                if not isinstance(samples, int) or not 0 <= samples < self._spikes.samples:
+                    return None
+                states.append(
+                    self._spikes.state_after_return(good.step, samples, history.get("spikes"), step, self._clock())
                 )
+                return {**good.meta, "agent": {**history, "spikes": states[-1]}}
+
+            try:
+                back = store.go_back(lambda steps: loss_spike.rank_steps(steps, spike.step), amend)
             except CheckpointError as error:
                 back = None
                 self.note(str(error))
             if back is not None:
-                self._end_for_spike(self.ranks.broadcast(self._spikes.spike))
+                self._end_for_spike(LossSpike(**self.ranks.broadcast(states[-1]["spike"] if states else None)))
             why = "no-checkpoint"
         spike = replace(spike, answer=why)
         self._spikes.note_answer(spike)
@@ -462,15 +472,6 @@ class Agent:
         if run_dir is None or not run_folder.is_mended(run_dir):
             return "no-restart"
         return self._spikes.obstacle(self._clock())
-
-    def _skip_examples(self, good: Checkpoint, step: int) -> dict[str, Any] | None:
-        """Leave out the examples that led to the spike. Return the metadata for the `good` checkpoint, or None if it won't do."""
-        samples = good.meta.get("samples")
-        if not isinstance(samples, int) or not 0 <= samples < self._spikes.samples:
-            return None
-        self._spikes.skip(good.step, samples, step, self._clock())
-        history = good.meta.get("agent") or {}
-        return {**good.meta, "agent": {**history, "spikes": self._spikes.state_at(history.get("spikes"))}}
 
     def _end_for_spike(self, spike: LossSpike) -> NoReturn:
         if self.settings.run_dir is not None and self.settings.local_rank == 0:

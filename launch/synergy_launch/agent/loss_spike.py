@@ -171,22 +171,30 @@ class SpikeWatch:
         """Note that the run goes on although `spike` lasts."""
         self.spike, self.lasts = spike, True
 
-    def skip(self, checkpoint_step: int, samples: int, step: int, now_s: float) -> None:
-        """Leave out the examples that led to the spike.
+    def state_after_return(
+        self, checkpoint_step: int, samples: int, kept: object, step: int, now_s: float
+    ) -> dict[str, Any]:
+        """Return the state for the checkpoint to go back to, without the examples that led to the spike.
 
-        The run is started again from the checkpoint of `checkpoint_step`, after `samples` examples. `step` is its newest.
+        The checkpoint is that of `checkpoint_step`, after `samples` examples (fewer than now), with the state `kept` in it. `step` is the
+        run's newest.
         """
-        assert self.spike is not None and self._positions
+        assert self.spike is not None and samples < self.samples
         before = self.spike.step - 1 - BEFORE_STEPS
         start = max([samples, *(count for at, count in self._positions if at == before)])
         end = self.samples + max(0, FROM_STEPS - (step + 1 - self.spike.step)) * self._batch
-        skipped = self.skipped.with_positions(start, end)
         first, last = self.skipped.number(start), self.skipped.number(end - 1)
-        self.skipped, self.lasts = skipped, True
-        self.returns = (*self.returns, Return(first_step=self.spike.step, step=step, at_s=now_s))[-_KEPT_RETURNS:]
-        self.spike = replace(
+        spike = replace(
             self.spike, answer="skipped", checkpoint_step=checkpoint_step, first_example=first, last_example=last
         )
+        returns = (*self.returns, Return(first_step=self.spike.step, step=step, at_s=now_s))[-_KEPT_RETURNS:]
+        losses = kept if isinstance(kept, Mapping) else {}  # those of that time
+        return {
+            "skipped": [list(one) for one in self.skipped.with_positions(start, end).ranges],
+            "spike": asdict(spike),
+            "returns": [asdict(one) for one in returns],
+            **{name: losses.get(name) for name in ("losses", "batch")},
+        }
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint's metadata keeps; {} where there is nothing."""
@@ -198,11 +206,6 @@ class SpikeWatch:
             "losses": " ".join(f"{loss:.6g}" for loss in self._window.losses),
         }
         return {**{name: value for name, value in known.items() if value}, "batch": self._window.batch}
-
-    def state_at(self, state: object) -> dict[str, Any]:
-        """Return `state`, which a checkpoint of before the spike has kept, with what is known now. Its losses stay those of that time."""
-        before = state if isinstance(state, Mapping) else {}
-        return {**self.state(), **{name: before.get(name) for name in ("losses", "batch")}}
 
 
 def rank_steps(steps: Sequence[int], spike_step: int) -> list[int]:

@@ -63,10 +63,9 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
     cause, or of none that is known, are at the same step again. One from outside, by SIGKILL, a signal that stopped the run or a fault of
     the GPU, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent.
     """
-    no_further = [c for c in earlier if c.step >= crash.step]
     if crash.cause == "spike":
-        alike = [c for c in earlier if c.cause == "spike" and abs(crash.at_s - c.at_s) < WITHIN_S]
-        return len(alike) < MOST_RETURNS
+        return sum(c.cause == "spike" and abs(crash.at_s - c.at_s) < WITHIN_S for c in earlier) < MOST_RETURNS
+    no_further = [c for c in earlier if c.step >= crash.step]
     late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     if len(late) >= most:
         return False

@@ -126,6 +126,12 @@ def spike(watch: SpikeWatch, first: int, count: int = LASTING_STEPS, loss: float
         watch.record_step(number, now, BATCH, finite=math.isfinite(now), samples=number * BATCH)
 
 
+def go_back(watch: SpikeWatch, checkpoint_step: int, step: int, now_s: float = 0.0) -> SpikeWatch:
+    """The watch of the run that starts again."""
+    state = watch.state_after_return(checkpoint_step, checkpoint_step * BATCH, watch.state(), step, now_s)
+    return SpikeWatch(json.loads(json.dumps(state)))
+
+
 def test_a_spike_is_known_at_its_first_step_and_due_when_it_lasts() -> None:
     watch = watch_at(300)
     spike(watch, 301, 1)
@@ -151,7 +157,7 @@ def test_a_loss_that_is_no_number_needs_no_measure() -> None:
 def test_the_examples_before_and_during_a_spike_are_skipped() -> None:
     watch = watch_at(300)
     spike(watch, 301)
-    watch.skip(200, 200 * BATCH, 310, 0.0)
+    watch = go_back(watch, 200, 310)
     assert watch.skipped.ranges == ((200 * BATCH, 400 * BATCH - 1),), (
         "a hundred steps before it, and a hundred from it on"
     )
@@ -163,25 +169,25 @@ def test_the_examples_before_and_during_a_spike_are_skipped() -> None:
 def test_examples_from_long_before_a_spike_come_again() -> None:
     watch = watch_at(300)
     spike(watch, 301)
-    watch.skip(20, 20 * BATCH, 310, 0.0)
+    watch = go_back(watch, 20, 310)
     assert watch.skipped.ranges == ((200 * BATCH, 400 * BATCH - 1),)
 
 
 def test_examples_before_the_checkpoint_are_trained_on_and_stay_so() -> None:
     watch = watch_at(300)
     spike(watch, 301)
-    watch.skip(280, 280 * BATCH, 310, 0.0)
+    watch = go_back(watch, 280, 310)
     assert watch.skipped.ranges == ((280 * BATCH, 400 * BATCH - 1),)
 
 
 def test_a_second_spike_skips_by_what_was_trained_on() -> None:
     watch = watch_at(300)
     spike(watch, 301)
-    watch.skip(200, 200 * BATCH, 310, 0.0)
+    watch = go_back(watch, 200, 310)
     again = watch_at(600, first=201, state=json.loads(json.dumps(watch.state())))
     spike(again, 601)
     assert again.obstacle(1.0) == ""
-    again.skip(500, 500 * BATCH, 610, 1.0)
+    again = go_back(again, 500, 610, 1.0)
     gap = 200 * BATCH  # what was skipped before
     assert again.skipped.ranges[1] == (500 * BATCH + gap, 700 * BATCH + gap - 1)
 
@@ -190,7 +196,7 @@ def test_a_second_spike_skips_by_what_was_trained_on() -> None:
 def test_a_spike_at_the_same_place_is_not_answered_again(first: int, answer: str) -> None:
     watch = watch_at(300)
     spike(watch, 301)
-    watch.skip(100, 100 * BATCH, 310, 0.0)
+    watch = go_back(watch, 100, 310)
     again = watch_at(first - 1, first=101, state=watch.state())
     spike(again, first)
     assert again.obstacle(9e9) == answer
@@ -204,8 +210,7 @@ def test_three_within_an_hour_are_enough() -> None:
         spike(watch, step + 1)
         assert watch.obstacle(100.0 * number) == ("too-often" if number > MOST_RETURNS else "")
         assert watch.obstacle(100.0 * number + WITHIN_S) == ""
-        watch.skip(step - 100, (step - 100) * BATCH, step + LASTING_STEPS, 100.0 * number)
-        state = watch.state()
+        state = go_back(watch, step - 100, step + LASTING_STEPS, 100.0 * number).state()
 
 
 def test_a_lasting_level_becomes_the_usual_one() -> None:
@@ -406,3 +411,15 @@ def test_a_kill_in_the_middle_of_going_back_leaves_a_run_that_can_go_on(
     told = run_folder.read_noted_spike(again.run_dir)
     assert told is not None and (told.checkpoint_step, told.first_example) == (150, 150 * BATCH)
     assert steps_saved(tmp_path) == [150]
+
+
+def test_where_going_back_fails_the_order_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = run(tmp_path, 245)
+
+    def refuse(_folder: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("synergy_launch.agent.checkpoint._remove", refuse)
+    for number in range(246, 260):
+        step(rig, number, 9.0)
+    assert rig.agent.status["spike"]["answer"] == "no-checkpoint" and rig.agent.skipped.ranges == ()
