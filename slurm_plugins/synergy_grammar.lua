@@ -38,6 +38,8 @@ local keys = {
    takes = "stop, continue or continue:N with N from 1 to 1000, for example walltime=continue:5"},
   {name = "comm", kind = "words", low = 0, high = 0, max_bytes = 0, default = "exact", words = {["exact"] = true, ["local"] = true, ["compressed"] = true}, retired_words = {["delayed"] = true}, example = "local,compressed",
    takes = "some of exact, local, compressed, with commas between, for example comm=local,compressed"},
+  {name = "skip_spikes", kind = "flag", low = 0, high = 0, max_bytes = 0, default = "no",
+   takes = "yes or no"},
   {name = "notify", kind = "words", low = 0, high = 0, max_bytes = 0, default = "", words = {["resize"] = true, ["hold"] = true, ["ban"] = true, ["deadline"] = true, ["idle"] = true}, retired_words = {}, example = "hold,deadline",
    takes = "some of resize, hold, ban, deadline, idle, with commas between, for example notify=hold,deadline"},
 }

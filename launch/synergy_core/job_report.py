@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.field_marks import ADDED_AFTER_0_1
+from synergy_core.reasons import Reason, format_reasons, nest_reason
 from synergy_core.records import ModelSpec, Plan
 
 #: a run that has so many steps behind it, or a checkpoint, is past its first ones
@@ -17,13 +18,49 @@ FIRST_STEPS = 10
 MAX_RETURNS = 2
 #: kinds of a Fault that say nothing of the run's plan
 FAULTS_OF_NODES = ("disk", "gpu")
+#: losses by which a loss spike is judged, and steps for which explain shows it
+SPIKE_WINDOW = 1000
+#: what follows from a loss spike, each the code of a reason `spike-...`
+SPIKE_ANSWERS = (
+    *("new", "skipped", "not-allowed", "own-order", "no-checkpoint"),
+    *("same-place", "too-often", "no-restart"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpike:
+    """A loss far above the run's own recent ones, or one that is not a number (synergy_launch.agent.loss_spike)."""
+
+    #: its first step
+    step: int
+    #: the loss of that step; null: not a number
+    loss: float | None = None
+    #: mean of the losses before; null: too few
+    usual: float | None = None
+    #: what follows: `new` (not known yet), `skipped` or why the run goes on
+    answer: str = "new"
+    #: step of the checkpoint that the run was started again from
+    checkpoint_step: int | None = None
+    #: number, in the run's order, of the first example that it leaves out
+    first_example: int | None = None
+    #: number of the last one
+    last_example: int | None = None
+
+    def reason(self) -> Reason:
+        """Return the spike and what follows from it, as a reason."""
+        answer = Reason(
+            f"spike-{self.answer}",
+            {"checkpoint_step": self.checkpoint_step, "first": self.first_example, "last": self.last_example},
+        )
+        fields = {"step": self.step, "loss": self.loss, "usual": self.usual, "because": nest_reason(answer)}
+        return Reason("loss-spike" if self.loss is not None else "loss-not-a-number", fields)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """A cause of a run's end that neither its exit code nor its output shows, as the launcher of the node where it began saw it."""
 
-    #: oom (host memory), disk (full) or gpu
+    #: oom (host memory), disk (full), gpu or spike
     kind: str
     #: the run that it ended: the restarts inside the allocation before it
     run: int = 0
@@ -39,9 +76,13 @@ class Fault:
     folder: str = ""
     #: of kind disk: what is free for this user in that folder's file system; null: not known
     free_bytes: int | None = None
+    #: of kind spike: the run ended itself, to leave examples out
+    spike: LossSpike | None = None
 
     def describe(self) -> str:
         """Return what happened, such as `GPU 0000:3b:00 failed with XID 79 on n2`."""
+        if self.spike is not None:
+            return format_reasons((self.spike.reason(),)).removesuffix(".")
         where = f" on {self.node}" if self.node else ""
         if self.kind == "gpu":
             ecc = f"{self.ecc_errors} uncorrected ECC error{'s' * (self.ecc_errors != 1)}" if self.ecc_errors else ""
@@ -215,6 +256,8 @@ class Report:
     gpu_activity: GpuActivity | None = field(default=None, metadata=ADDED_AFTER_0_1)
     #: what ended its latest run that has ended, where that is known beyond its exit code
     fault: Fault | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: the latest loss spike
+    spike: LossSpike | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
 
 def is_by_agent(report: Report) -> bool:

@@ -149,6 +149,18 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "communication-bound": "It is bound by communication: the model has its GPUs wait for {share:.0%} of a step, and the step "
         "takes {step_s:.3g} s, {residue:.0%} of which is no computation{sm}.",
         "slow-rank": "Its other nodes wait for {node}, whose ranks take {times:.2f} times as long as their peers for the same work.",
+        # a loss spike, and what follows
+        "loss-spike": "The loss rose to {loss:.4g} at step {step}, far above the usual {usual:.4g}; {because}.",
+        "loss-not-a-number": "The loss is not a number from step {step} on; {because}.",
+        "spike-new": "it is not known yet whether that lasts",
+        "spike-skipped": "the run was started again from its checkpoint of step {checkpoint_step}, without examples {first} to "
+        "{last} of its order",
+        "spike-not-allowed": "the run goes on, since its directive has no skip_spikes=yes",
+        "spike-own-order": "the run goes on, since the order of its examples is its script's own",
+        "spike-no-checkpoint": "the run goes on, since it has no checkpoint from before",
+        "spike-same-place": "the run goes on, since leaving out the examples before did not help",
+        "spike-too-often": "the run goes on, since it has been started again for spikes three times within an hour",
+        "spike-no-restart": "the run goes on, since its launcher can't start it again in place",
         # beside the allocation
         "weight-capped": "weight={weight:g} counts as {max_weight:g} (MaxWeight).",
         "length-refuted": "It has trained for longer than it said was left, so it counts as the longest job.",

@@ -63,6 +63,8 @@ class Directive:
     #: how a script with a loop of its own keeps its batch and resumes (synergy_launch.auto.own_loop)
     loop: str = field(default="", metadata=ADDED_AFTER_0_1)
     adapt: bool = False  # Synergy chooses the range of its batch, within the bound that the admin sets
+    #: after a loss spike the run may go back and leave out the examples that led to it (synergy_launch.agent.loss_spike)
+    skip_spikes: bool = field(default=False, metadata=ADDED_AFTER_0_1)
     #: kinds of less communication that it allows (synergy_core.exchange)
     comm: tuple[str, ...] = field(default=(), metadata={"today": kinds_today})
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
+from synergy_core.reasons import format_reasons
 from synergy_core.records import Cell, Job, JobState, Node
 
 from synergyd.control.resize.events import Hung, Wanted
@@ -43,7 +44,7 @@ class FaultMonitor:
         report, job, life = tracked.report, tracked.job, tracked.lifecycle
         if report is None or job is None or job.state is not JobState.RUNNING or job.restarts != report.restarts:
             return []
-        outputs: list[Output] = []
+        outputs: list[Output] = [*_tell_spike(tracked, before, report)]
         hangs = after_report(life.hangs, before, heard_s, report, now_s)
         if hangs != life.hangs:
             outputs += self._learn(tracked, job, hangs.pause_s)
@@ -218,6 +219,14 @@ def smallest_target(cells: Sequence[Cell]) -> Target | None:
         return None
     cell = cells[smallest(cells)]
     return Target(cell.shape, (), cell.plan)
+
+
+def _tell_spike(tracked: TrackedJob, before: Report | None, report: Report) -> list[Output]:
+    """Return a line for the job's story if a loss spike has been answered since `before`. One that ended a run is a fault of it."""
+    spike, life = report.spike, tracked.lifecycle
+    if spike is None or spike.answer in ("new", "skipped") or (before is not None and before.spike == spike):
+        return []
+    return [Remember(life, life.state, "Spike", (format_reasons((spike.reason(),)).removesuffix("."),))]
 
 
 def _restart_obstacle(tracked: TrackedJob, job: Job) -> str:

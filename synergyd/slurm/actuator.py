@@ -280,6 +280,7 @@ class Actuator:
             own_batch,
             loop,
             self.only_reports,
+            submission.directive is not None and submission.directive.skip_spikes,
         )
 
     def _do(self, instruction: Instruction, submission: SubmittedJob) -> tuple[str, bool] | None:

@@ -15,7 +15,7 @@ from synergy_core.records import Cell, Decision
 from synergy_core.wire.codec import decode
 
 from synergyd.control.decision_log import JobStatus
-from synergyd.control.state.health import diagnose, warnings
+from synergyd.control.state.health import diagnose, loss_reasons, warnings
 from synergyd.links.sharing import lines as lines_of
 from synergyd.store.records import StoredReport
 from synergyd.store.store import Store
@@ -56,7 +56,7 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         report=report,
         note=report.note if report else "",
         warnings=_warnings(stored, achieved, diagnoses) if stored and runs else (),
-        diagnoses=diagnoses,
+        diagnoses=(*diagnoses, *loss_reasons(stored.report)) if stored and runs else (),
         achieved=achieved if runs else None,
         paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
@@ -79,6 +79,7 @@ def _warnings(stored: StoredReport, achieved: Achieved | None, diagnoses: Reason
     texts += [format_reasons((reason,)) for reason in diagnoses]
     if not diagnoses and achieved is not None and (wrong := wrong_model_message(achieved)):
         texts.append(wrong)
+    texts += [format_reasons((reason,)) for reason in loss_reasons(stored.report)]
     return tuple(texts)
 
 

@@ -170,7 +170,7 @@ class ExplainJson:
     achieved: Achieved | None = None
     #: when it will start and end, and why Slurm lets it wait; null after its end
     expected: ExpectedJob | None = None
-    #: causes of slow steps, where the evidence suffices; `warnings` has the sentences
+    #: causes of slow steps, where the evidence suffices, and a recent loss spike; `warnings` has the sentences
     diagnoses: tuple[Reason, ...] = ()
 
 

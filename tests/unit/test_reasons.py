@@ -6,6 +6,7 @@ import ast
 import string
 from pathlib import Path
 
+from synergy_core.job_report import SPIKE_ANSWERS
 from synergy_core.reasons import SENTENCES, Reason, format_reasons, nest_reason, reason_codes, text_reason
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def constructed() -> set[str]:
 
 
 def test_each_code_that_is_used_has_a_sentence_and_no_other_does() -> None:
-    in_variables = {"grows", "shrinks", "changes"}
+    in_variables = {"grows", "shrinks", "changes", *(f"spike-{answer}" for answer in SPIKE_ANSWERS)}
     assert constructed() | in_variables == set(SENTENCES)
 
 

@@ -45,6 +45,8 @@ class PlanFile:
     loop: str = field(default="", metadata=ADDED_AFTER_0_1)
     #: the daemon is in a dry run: it takes reports and answers none
     only_reports: bool = field(default=False, metadata=ADDED_AFTER_0_1)
+    #: the directive's `skip_spikes=`
+    skip_spikes: bool = field(default=False, metadata=ADDED_AFTER_0_1)
 
     @property
     def is_decided_about(self) -> bool:
@@ -147,4 +149,5 @@ def from_admin_comment(text: str, job_id: int) -> PlanFile | None:
         stamp.requested_shape,
         stamp.own_batch,
         loop,
+        skip_spikes=directive.get("skip_spikes") == "yes",
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, format_value, one_line
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
-from synergy_core.job_report import EarlyFailure, Fault, GpuActivity, InPlace, Report
+from synergy_core.job_report import SPIKE_ANSWERS, EarlyFailure, Fault, GpuActivity, InPlace, LossSpike, Report
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -24,9 +24,9 @@ from synergy_core.wire.line import Line
 from synergy_core.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
-#: kinds of a fault that the launcher finds out: host memory, a full disk, a GPU's hardware; each with the kind of an early failure that
-#: releases before 0.3 know it by
-FAULTS = {"oom": "killed", "disk": "exit", "gpu": "cuda"}
+#: kinds of a fault that the launcher finds out: host memory, a full disk, a GPU's hardware, a loss spike; each with the kind of an early
+#: failure that releases before 0.3 know it by
+FAULTS = {"oom": "killed", "disk": "exit", "gpu": "cuda", "spike": "exit"}
 #: kinds of an early failure: GPU memory, SIGKILL (host memory, as a rule), NCCL, CUDA, no first step, any other exit code
 _EARLY = ("memory", "killed", "nccl", "cuda", "hang", "exit")
 FAILURES = (*_EARLY, *FAULTS)
@@ -52,6 +52,10 @@ _GPU_LIMITS: dict[str, tuple[float, float]] = {
     "gpus": (1, 1024), "samples": (1, 1024), "memory_bytes": (0, 1e13), "run_s": (0, 1e9),
     **dict.fromkeys(("utilisation", "sm", "tensor", "run_utilisation"), (0.0, 1.0)),
     **dict.fromkeys(("power_w", "run_power_w"), (0.0, 1e5)),
+}  # fmt: skip
+_SPIKE_LIMITS: dict[str, tuple[float, float]] = {
+    "step": (0, 1e12), "loss": (-1e300, 1e300), "usual": (-1e300, 1e300), "checkpoint_step": (0, 1e12),
+    "first_example": (0, 1e18), "last_example": (0, 1e18),
 }  # fmt: skip
 _WHOLE = frozenset(
     {
@@ -111,7 +115,9 @@ def status_to_report(
     except UsageError:
         plan, model = None, None
     report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model)
-    return _harmless(replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity, fault=fault))
+    spike = read_spike(status.get("spike"))
+    report = replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity, fault=fault, spike=spike)
+    return _harmless(report)
 
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +183,8 @@ def _harmless(report: Report) -> Report:
         report = replace(report, failure=replace(failure, kind=FAULTS.get(failure.kind, "exit")))
     if report.fault is not None:
         report = replace(report, fault=harmless_fault(report.fault))
+    if report.spike is not None and not _is_sound(report.spike):
+        report = replace(report, spike=None)
     if report.model is None:
         return report
     return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))
@@ -198,12 +206,29 @@ def harmless_fault(fault: Fault) -> Fault | None:
     limits = {"run": _MAX_RESTARTS, "xid": 9999, "ecc_errors": 10**9, "free_bytes": 10**18}
     if fault.kind not in FAULTS or not all(0 <= (getattr(fault, name) or 0) <= high for name, high in limits.items()):
         return None
+    if (fault.spike is not None) != (fault.kind == "spike") or (fault.spike is not None and not _is_sound(fault.spike)):
+        return None
     return replace(
         fault,
         node=fault.node if _NODE.match(fault.node) else "",
         pci_address=fault.pci_address if _PCI_ADDRESS.match(fault.pci_address) else "",
         folder=one_line(fault.folder[:300], 200),
     )
+
+
+def _is_sound(spike: LossSpike) -> bool:
+    """Return whether the spike's answer is known here and its numbers are within bounds."""
+    numbers = ((getattr(spike, name), limits) for name, limits in _SPIKE_LIMITS.items())
+    return spike.answer in SPIKE_ANSWERS and all(n is None or low <= n <= high for n, (low, high) in numbers)
+
+
+def read_spike(data: object) -> LossSpike | None:
+    """Return the loss spike in a training process's JSON; None where there is none, or none that makes sense."""
+    try:
+        spike = decode(LossSpike, data, "spike") if data is not None else None
+    except UsageError:
+        return None
+    return spike if spike is not None and _is_sound(spike) else None
 
 
 def _names_of_nodes(said: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
 | SYNERGY_BACKGROUND_SAVES | 0: training waits for every checkpoint until it is written (1) |
+| SYNERGY_SKIP_SPIKES | 1: the run may go back after a loss spike (synergy_launch.agent.loss_spike) |
 | SYNERGY_COMM | how replicas exchange gradients (synergy_core.exchange); absent: exact |
 | SYNERGY_GLOBAL_BATCH | LO:HI: the run may choose its own global batch in this range; `told`: a daemon chooses |
 | SYNERGY_LINK_ARBITER | host:port to ask before an all-reduce between nodes (synergy_launch.links.hooks); absent: none is asked |
@@ -36,23 +37,27 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 from synergy_core.errors import SynergyError, one_line
 from synergy_core.exchange import EXACT, Exchange
+from synergy_core.job_report import LossSpike
+from synergy_core.reasons import format_reasons
 from synergy_core.records import ModelSpec, Plan
 
-from synergy_launch.agent import lost_loss, straggler
-from synergy_launch.agent.checkpoint import Checkpoints, FoundCheckpoint
+from synergy_launch.agent import loss_spike, lost_loss, run_folder, straggler
+from synergy_launch.agent.checkpoint import Checkpoint, CheckpointError, Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
 from synergy_launch.agent.full_disk import is_full_disk, with_free_space
+from synergy_launch.agent.loss_spike import SpikeWatch
 from synergy_launch.agent.lost_loss import LostLoss
 from synergy_launch.agent.run_folder import REQUEST, note_full_disk, read_proposed_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.agent.status_file import StatusFile
 from synergy_launch.agent.step_timer import StepTimer
 from synergy_launch.agent.straggler import Stragglers
+from synergy_launch.batch.data_order import SkippedSamples
 from synergy_launch.batch.tuner import BatchTuner
 
 _BATCH_BITS = 31
@@ -87,6 +92,8 @@ class StepFigures(TypedDict, total=False):
     total: float | None
     #: its gradient was finite
     finite: bool
+    #: samples of the run's order trained so far, by a loop that leaves out `Agent.skipped`
+    samples: int
 
 
 class Agent:
@@ -117,7 +124,7 @@ class Agent:
         self.status = StatusFile(settings, plan, clock, monotonic)
         self.checkpointer = Checkpointer(settings, plan.gpus, self.status, monotonic)
         self.stragglers: Stragglers | None = None
-        self._monotonic, self._sleep = monotonic, sleep
+        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self._peak_memory, self._device_memory = peak_memory, device_memory
         self._timer = StepTimer()
         self._mark = self._began = monotonic()
@@ -127,6 +134,9 @@ class Agent:
         self._batch: tuple[int, int] | None = None  # (global, micro) that all ranks agreed to go on with
         self._refused: tuple[int, int] | None = None
         self._lost = LostLoss()
+        self._spikes = SpikeWatch()
+        self._is_postponed = False  # a checkpoint that was due at a harmful state
+        self.checkpointer.more_history = lambda: {"spikes": self._spikes.state()}
         self.status.remarks = self._progress_notes
         self.status.write()
 
@@ -159,7 +169,15 @@ class Agent:
 
     def find_checkpoint_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
         """Return the checkpoint to go on from in `checkpoints`, where this run's will lie too."""
-        return self.checkpointer.find_checkpoint(checkpoints)
+        found = self.checkpointer.find_checkpoint(checkpoints)
+        history = found.checkpoint.meta.get("agent") if found.checkpoint is not None else None
+        self._spikes = SpikeWatch(history.get("spikes") if isinstance(history, dict) else None)
+        return found
+
+    @property
+    def skipped(self) -> SkippedSamples:
+        """Return the samples that the run leaves out, once checkpoints were looked for."""
+        return self._spikes.skipped
 
     def start(
         self,
@@ -189,6 +207,7 @@ class Agent:
             step=step,
             plan=asdict(plan),
             batch_bound=self._lost.bound,
+            spike=asdict(self._spikes.spike) if self._spikes.spike else None,
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,
@@ -246,13 +265,19 @@ class Agent:
             slow = sorted(self.stragglers.slow.items())
             self.status.update(slow_nodes=[node for node, _ in slow], slow_times=[times for _, times in slow])
         number = loss is None or math.isfinite(loss)
-        self._lost.record_step(number and figures.get("finite", True))
+        finite = number and figures.get("finite", True)
+        self._lost.record_step(finite)
+        self._spikes.record_step(step, loss, self.plan.global_batch, finite=finite, samples=figures.get("samples"))
         request, stop, due = self._agree(noise_scale)
         if self._lost.is_lost_for_good and not stop:
             self._go_back()
-        if self._lost.is_harmful:
+        if self._spikes.is_due and not stop:
+            self._answer_spike(step)
+        self.status.update(spike=asdict(self._spikes.spike) if self._spikes.spike else None)
+        due = due or self.checkpointer.is_due_by_step(step) or self._is_postponed
+        self._is_postponed = due and self._is_state_harmful
+        if self._is_state_harmful:
             return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
-        due = due or self.checkpointer.is_due_by_step(step)
         if stop:  # `_end` decides it: it saves if there is time
             due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_save_s)
         return Boundary(step, request, stop, due or request > self._acknowledged)
@@ -355,7 +380,9 @@ class Agent:
         known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
         known += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
         known.append(self._lost.in_a_row)  # a rank may not know the loss
-        request, stop, peak_bytes, batch, due, busy, failed, lost = self.ranks.maximum(known)
+        known.append(self._spikes.steps if self.ranks.rank == 0 else 0)
+        request, stop, peak_bytes, batch, due, busy, failed, lost, spiky = self.ranks.maximum(known)
+        self._spikes.agree(spiky)
         self._lost.record_lost_steps(lost, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
@@ -396,6 +423,63 @@ class Agent:
             return
         self.status.enter("failed")
         self.note(f"{self._lost.format_loss_note()}, from the checkpoint of step {saved}")
+        raise SystemExit(1)
+
+    @property
+    def _is_state_harmful(self) -> bool:
+        """Return whether the present state is not to replace a good checkpoint, to which the run may go back soon."""
+        return self._lost.is_harmful or (self._spikes.is_open and self._spikes.can_skip and self.settings.skip_spikes)
+
+    def _answer_spike(self, step: int) -> None:
+        """End the run, to go on from a checkpoint from before the spike that lasts, or note why it goes on."""
+        self.checkpointer.settle()  # a checkpoint of an earlier step
+        obstacle = self._spike_obstacle() if self.ranks.rank == 0 else ""
+        spike, why = self.ranks.broadcast((self._spikes.spike, obstacle))
+        store = self.checkpointer.store
+        if not why and store is not None:
+            states: list[dict[str, Any]] = []  # rank 0's
+
+            def amend(good: Checkpoint) -> dict[str, Any] | None:
+                samples, history = good.meta.get("samples"), good.meta.get("agent") or {}
+                if not isinstance(samples, int) or not 0 <= samples < self._spikes.samples:
+                    return None
+                states.append(
+                    self._spikes.state_after_return(good.step, samples, history.get("spikes"), step, self._clock())
+                )
+                return {**good.meta, "agent": {**history, "spikes": states[-1]}}
+
+            try:
+                back = store.go_back(lambda steps: loss_spike.rank_steps(steps, spike.step), amend)
+            except CheckpointError as error:
+                back = None
+                self.note(str(error))
+            if back is not None:
+                self._end_for_spike(LossSpike(**self.ranks.broadcast(states[-1]["spike"] if states else None)))
+            why = "no-checkpoint"
+        spike = replace(spike, answer=why)
+        self._spikes.note_answer(spike)
+        self.status.say(format_reasons((spike.reason(),)))
+
+    def _spike_obstacle(self) -> str:
+        """Return why the run goes on in spite of the spike, as far as this rank knows: one of SPIKE_ANSWERS, or ""."""
+        run_dir = self.settings.run_dir
+        if not self._spikes.can_skip:
+            return "own-order"
+        if not self.settings.skip_spikes:
+            return "not-allowed"
+        if self.checkpointer.store is None or self.checkpointer.save is None:
+            return "no-checkpoint"
+        if run_dir is None or not run_folder.is_mended(run_dir):
+            return "no-restart"
+        return self._spikes.obstacle(self._clock())
+
+    def _end_for_spike(self, spike: LossSpike) -> NoReturn:
+        if self.settings.run_dir is not None and self.settings.local_rank == 0:
+            with contextlib.suppress(OSError):
+                run_folder.note_spike(self.settings.run_dir, spike)
+        self.status.update(spike=asdict(spike), checkpoint_step=spike.checkpoint_step)
+        self.status.enter("failed")
+        self.note(format_reasons((spike.reason(),)))
         raise SystemExit(1)
 
     def _newest_request(self) -> int:
@@ -445,7 +529,7 @@ class Agent:
         in_time = self.ranks.broadcast(self._monotonic() < latest)
         if saves.is_under_way:  # too late for this step: complete the checkpoint under way, and leave time for the note
             saves.settle(lambda: self._monotonic() < until - _LAST_WRITES_S)
-        if in_time and not saves.is_under_way and not self._lost.is_harmful:
+        if in_time and not saves.is_under_way and not self._is_state_harmful:
             saves.checkpoint(step)
         saved = self.status["checkpoint_step"]
         self.status.update(state="waiting")

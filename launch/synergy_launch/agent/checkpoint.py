@@ -100,7 +100,17 @@ def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
     ]
     for inner in {path.parent for path in _files(folder)} | {folder, folder.parent}:
         _sync(inner)
-    text = json.dumps({"version": 1, "step": step, "meta": dict(meta), "files": files}, indent=1)
+    _write_marker(folder, {"version": 1, "step": step, "meta": dict(meta), "files": files})
+
+
+def replace_meta(checkpoint: Checkpoint, meta: Mapping[str, Any]) -> None:
+    """Replace the metadata of a good checkpoint. Raises OSError."""
+    content = json.loads((checkpoint.path / MARKER).read_text(encoding="utf-8"))
+    _write_marker(checkpoint.path, {**content, "meta": dict(meta)})
+
+
+def _write_marker(folder: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=1)
     draft = folder / (MARKER + ".tmp")
     with draft.open("w", encoding="utf-8") as stream:
         stream.write(text)
@@ -198,9 +208,13 @@ def prune(directory: Path, keep: int = 2) -> None:
     kept = set(complete[-keep:])
     for folder in _folders(directory):
         if folder not in kept and _parse_step(folder) < _parse_step(complete[-1]):
-            # The marker goes first: a half-removed folder must not look good.
-            (folder / MARKER).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # The marker goes first: a half-removed folder must not look good.
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(path: Path) -> str:
@@ -278,6 +292,33 @@ class Checkpoints:
         """Seal the checkpoint and prune older ones, when all ranks have written; only one rank calls it. Raises OSError."""
         seal(folder, step, meta)
         prune(self.directory, self.keep)
+
+    def go_back(
+        self,
+        rank_steps: Callable[[Sequence[int]], Sequence[int]],
+        amend: Callable[[Checkpoint], Mapping[str, Any] | None],
+    ) -> int | None:
+        """Make one of the checkpoints the newest, with other metadata. Return its step; None: there is none to go back to.
+
+        `rank_steps` returns the steps that would do, the best one first. `amend` returns the metadata, or None to pass a checkpoint over;
+        only rank 0 calls it. Newer checkpoints are removed. Raises CheckpointError.
+        """
+
+        def act() -> int | None:
+            folders = {_parse_step(folder): folder for folder in _folders(self.directory) if (folder / MARKER).exists()}
+            for step in rank_steps(tuple(folders)):
+                checkpoint, _ = verify(folders[step])
+                meta = amend(checkpoint) if checkpoint is not None else None
+                if checkpoint is not None and meta is not None:
+                    replace_meta(checkpoint, meta)
+                    for folder in _folders(self.directory):
+                        if _parse_step(folder) > step:
+                            _remove(folder)
+                    return step
+            return None
+
+        step: int | None = self._by_rank_0(act)
+        return step
 
     def size_bytes(self, step: int) -> int | None:
         """Return the bytes of the checkpoint of `step`, all ranks' parts together.

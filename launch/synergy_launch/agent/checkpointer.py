@@ -31,6 +31,9 @@ class Checkpointer:
         self.save: Save | None = None
         self.stage: Stage | None = None
         self.background: BackgroundSave | None = None
+        self.more_history: Callable[[], Mapping[str, Any]] = (
+            dict  # for each checkpoint's metadata, beside the schedule's
+        )
         self._settings, self._gpus, self._status, self._monotonic = settings, gpus, status, monotonic
         self._held_s = 0.0  # the time that the checkpoint under way has held training up
         self._spent_s = 0.0  # the training library's time for a checkpoint before the agent was asked for it
@@ -115,7 +118,7 @@ class Checkpointer:
         self._status.enter("checkpointing")
         self.schedule.begin_save(self._monotonic() - self._spent_s)
         self._spent_s = 0.0
-        save, history = self.save, self.schedule.history(planned)
+        save, history = self.save, {**self.schedule.history(planned), **self.more_history()}
         if not planned and self._begin(step, history):
             return True
         try:

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import UsageError
+from synergy_core.job_report import LossSpike
 from synergy_core.records import Plan
+from synergy_core.wire import report as wire_report
+from synergy_core.wire.codec import encode
 
 STATUS = "status.json"
 REQUEST = "checkpoint-request"
 BATCH = "batch"
 MENDING = "mending"
 FULL_DISK = "full-disk"
+SPIKE = "loss-spike"
 INSIDE = "inside.json"  # the knowledge of a hook in a Megatron-LM script, beside its log
 
 
@@ -87,6 +91,19 @@ def read_full_disk(folder: Path) -> Path | None:
     try:
         return Path((folder / FULL_DISK).read_text())
     except (OSError, ValueError):
+        return None
+
+
+def note_spike(folder: Path, spike: LossSpike) -> None:
+    """Note for the launcher that the run ends to go on without the examples that led to `spike`. Raises OSError."""
+    _write(folder, SPIKE, json.dumps(encode(spike)) + "\n")
+
+
+def read_noted_spike(folder: Path) -> LossSpike | None:
+    """Return the spike for which the run has ended, or None if it has not ended for one."""
+    try:
+        return wire_report.read_spike(json.loads((folder / SPIKE).read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -21,6 +21,7 @@ OWN_BATCH = "SYNERGY_OWN_BATCH"
 COMM = "SYNERGY_COMM"
 ASKED_GPUS = "SYNERGY_ASKED_GPUS"  # those of the sbatch line
 LOOP = "SYNERGY_LOOP"  # the directive's loop=
+SKIP_SPIKES = "SYNERGY_SKIP_SPIKES"  # the directive's skip_spikes=
 TRY = "SYNERGY_TRY"  # the folder for the records of `synergy-launch --try`
 
 
@@ -43,6 +44,7 @@ class AgentSettings:
     batch_range: tuple[int, int] | None = None
     daemon_chooses_batch: bool = False
     background_saves: bool = True  # periodic checkpoints are written while training goes on, where the script can
+    skip_spikes: bool = False  # after a loss spike the run may go back, and leave out the examples that led to it
     exchange: Exchange = EXACT  # the exchange that the user allowed and the plan chose
 
     @classmethod
@@ -78,6 +80,7 @@ class AgentSettings:
             else None,
             daemon_chooses_batch=limits == DAEMON_CHOOSES,
             background_saves=env.get("SYNERGY_BACKGROUND_SAVES", "1") != "0",
+            skip_spikes=env.get(SKIP_SPIKES) == "1",
             exchange=parse_exchange(env[COMM], COMM) if env.get(COMM) else EXACT,
         )
 

@@ -54,6 +54,7 @@ class StatusFile:
             "comm": "",
             "comm_efficiency": None,
             "batch_bound": None,
+            "spike": None,
             "slow_nodes": [],
             "slow_times": [],
             "model": None,

@@ -10,7 +10,9 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from synergy_core.errors import UsageError
 from synergy_core.records import Plan
 
 _ROUNDS = 4
@@ -57,6 +59,50 @@ class DataSetOrder(SampleOrder):
         return sample % self.count
 
 
+@dataclass(frozen=True)
+class SkippedSamples:
+    """The samples that a run leaves out: (first, last) numbers, ascending, no two of them adjacent."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def read(cls, data: Any) -> SkippedSamples:
+        """Read them from a checkpoint's metadata. Raises UsageError: with others the run would not go on as it was."""
+        ranges, after = [], -1
+        try:
+            for first, last in data or ():
+                if type(first) is not int or type(last) is not int or not after < first <= last:
+                    raise ValueError
+                ranges.append((first, last))
+                after = last + 1
+        except (TypeError, ValueError):
+            raise UsageError("checkpoint", "its list of skipped examples can't be read", "use an older one") from None
+        return cls(tuple(ranges))
+
+    def number(self, position: int) -> int:
+        """Return the number of the sample that comes after `position` others that are not left out."""
+        number = position
+        for first, last in self.ranges:
+            if number < first:
+                break
+            number += last - first + 1
+        return number
+
+    def with_positions(self, start: int, end: int) -> SkippedSamples:
+        """Return these and the samples at positions from `start` up to `end`, without it (`start` < `end`)."""
+        first, last = self.number(start), self.number(end - 1)
+        others = []
+        for a, b in self.ranges:
+            if b + 1 < first or a > last + 1:
+                others.append((a, b))
+            else:  # inside, or adjacent
+                first, last = min(a, first), max(b, last)
+        return SkippedSamples(tuple(sorted([*others, (first, last)])))
+
+
+NOTHING_SKIPPED = SkippedSamples()
+
+
 def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch: int) -> list[list[int]]:
     """Return the sample numbers of one rank's micro-batches in the step that begins at sample `start`.
 
@@ -68,15 +114,16 @@ def rank_samples(start: int, global_batch: int, dp: int, rank: int, micro_batch:
 
 @dataclass(frozen=True)
 class RankIndices:
-    """The examples of one rank's micro-batches from sample `start` of the run on, without end: a batch sampler."""
+    """The examples of one rank's micro-batches after `start` others of the run, without end: a batch sampler."""
 
     order: SampleOrder
     plan: Plan
     rank: int
     start: int
+    skipped: SkippedSamples = NOTHING_SKIPPED
 
     def __iter__(self) -> Iterator[list[int]]:
         plan = self.plan
         for start in itertools.count(self.start, plan.global_batch):
             for numbers in rank_samples(start, plan.global_batch, plan.dp, self.rank, plan.micro_batch):
-                yield [self.order.index(number) for number in numbers]
+                yield [self.order.index(self.skipped.number(number)) for number in numbers]

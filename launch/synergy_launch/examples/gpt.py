@@ -82,6 +82,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             lr_rule=args.lr_rule,
             count=args.count,
             schedule=Schedule(args.warmup * args.global_batch, args.steps * args.global_batch if args.cosine else 0),
+            skipped=agent.skipped,
         )
         for remark in (run.note, run.following.format_factors(plan.global_batch, run.noise_scale)):
             if remark:
@@ -109,6 +110,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
                 own_s=run.forward_timer.take(),
                 done=run.following.examples_done,
                 total=run.following.total,
+                samples=run.samples,
             ):
                 return
             changed = agent.take_batch()

@@ -48,6 +48,8 @@ class FaultFinder:
         """
         if code in ENDED_AS_ASKED:
             return None
+        if (spike := run_folder.read_noted_spike(self._run_dir)) is not None:
+            return Fault(kind="spike", run=self._run, node=self._node, spike=spike)
         if self._is_out_of_memory(code, error_output):
             return Fault(kind="oom", run=self._run, node=self._node)
         error = self._gpus.find()

@@ -28,6 +28,7 @@ from synergy_core.wire.codec import decode
 from synergy_core.wire.plan import PLAN_CHECKS
 from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
+from synergy_launch.agent.loss_spike import MOST_RETURNS, WITHIN_S
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.gpus.errors import needs_reset
@@ -60,8 +61,10 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
 
     Without a step gained since it is started at most `most` times in WINDOW_S; while it gains steps, always. Only crashes of the same
     cause, or of none that is known, are at the same step again. One from outside, by SIGKILL, a signal that stopped the run or a fault of
-    the GPU, says nothing of the step.
+    the GPU, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent.
     """
+    if crash.cause == "spike":
+        return sum(c.cause == "spike" and abs(crash.at_s - c.at_s) < WITHIN_S for c in earlier) < MOST_RETURNS
     no_further = [c for c in earlier if c.step >= crash.step]
     late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     if len(late) >= most:
@@ -184,7 +187,8 @@ class Restarts:
     @property
     def is_mended(self) -> bool:
         """Return whether a failure now would be answered by another run from a checkpoint that the agent has reported."""
-        return self.mends and (self._saved is not None if self.group is None else self.group.mends)
+        able = self.mends and self.can_restart and self._most > 0
+        return able and (self._saved is not None if self.group is None else self.group.mends)
 
     @property
     def together(self) -> bool:

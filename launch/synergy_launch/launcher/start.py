@@ -14,7 +14,7 @@ from synergy_core.records import Plan
 from synergy_core.wire.codec import encode
 from synergy_core.wire.plan_file import PlanFile
 
-from synergy_launch.agent.settings import ASKED_GPUS, COMM, DAEMON_CHOOSES, LOOP, OWN_BATCH
+from synergy_launch.agent.settings import ASKED_GPUS, COMM, DAEMON_CHOOSES, LOOP, OWN_BATCH, SKIP_SPIKES
 from synergy_launch.launcher import meeting
 from synergy_launch.launcher.allocation import JobAllocation, rendezvous_port
 from synergy_launch.megatron_lm import arguments as megatron_arguments
@@ -163,6 +163,8 @@ def node_command(
     remarks = [remark]
     if plan_file and plan_file.loop:
         environment[LOOP] = plan_file.loop
+    if plan_file and plan_file.skip_spikes:
+        environment[SKIP_SPIKES] = "1"
     if plan_file and plan_file.asked is not None:
         environment[ASKED_GPUS] = str(plan_file.asked.nodes * plan_file.asked.gpus_per_node)
     if plan:

@@ -36,6 +36,7 @@ _URGENT = (
     "note",
     "stalled_s",
     "failure",
+    "spike",
     "idle_s",
     "ended",
     "order",

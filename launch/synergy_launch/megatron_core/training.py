@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from synergy_launch.agent.background_save import StagedPart
 from synergy_launch.agent.checkpoint import Checkpoint, error_cause
 from synergy_launch.agent.collectives import TorchCollectives
-from synergy_launch.batch.data_order import rank_samples
+from synergy_launch.batch.data_order import NOTHING_SKIPPED, SkippedSamples, rank_samples
 from synergy_launch.batch.learning_rate import Following, at_batch
 from synergy_launch.links.hooks import gate_megatron
 from synergy_launch.megatron_core import checkpoint_reading
@@ -63,7 +63,7 @@ class MegatronRun:
     `sample(number)` gives the `seq + 1` token ids of that sample of the run. `distributed_optimizer` None: the plan's
     on GPUs, the plain one on CPUs, whose state reshards without repair. A checkpoint's kind comes before both.
     `lr` was tuned for `base_batch` (None: the plan's own), and follows `lr_rule` at the plan's batch; `schedule` gives a
-    factor on it from the examples seen, as `count` counts them (synergy_launch.batch.learning_rate).
+    factor on it from the examples seen, as `count` counts them (synergy_launch.batch.learning_rate). `skipped`: samples to leave out.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class MegatronRun:
         lr_rule: str = "sqrt",
         count: str = "examples",
         schedule: Callable[[float], float] = lambda examples: 1.0,
+        skipped: SkippedSamples = NOTHING_SKIPPED,
     ) -> None:
         check_model(spec, plan)
         self.following = Following(base_batch or plan.global_batch, lr_rule, count)
-        self.schedule = schedule
+        self.schedule, self.skipped = schedule, skipped
         self.note = ""  # what a user should know of how the run goes on
         self.spec, self.plan, self.ranks, self.sample, self.lr = spec, plan, ranks, sample, lr
         if distributed_optimizer is None:
@@ -281,7 +282,7 @@ class MegatronRun:
 
     def _forward(self, numbers: Any, model: Any) -> tuple[Any, Any]:
         """Run Megatron's forward_step: return (output, function of the output that gives the loss)."""
-        rows = [list(self.sample(number)) for number in next(numbers)]
+        rows = [list(self.sample(self.skipped.number(number))) for number in next(numbers)]
         window = torch.tensor(rows, dtype=torch.long, device=self.device)
         tokens, labels = window[:, :-1].contiguous(), window[:, 1:].contiguous()
         positions = torch.arange(self.spec.seq, device=self.device).expand(len(rows), -1)

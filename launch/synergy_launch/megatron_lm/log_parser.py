@@ -12,6 +12,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 
+from synergy_launch.agent.loss_spike import SpikeWatch
+
 MAX_LINE = 8192  # bytes; what is longer is none of Megatron's
 _ITERATION = re.compile(r"\biteration +([0-9]{1,12})/ *([0-9]{1,12}) \|")
 _MEMORY = re.compile(
@@ -103,6 +105,7 @@ class Log:
         self.peak_bytes: int | None = None
         self.saved: int | None = None
         self.skipped = self.nan = 0
+        self.spikes = SpikeWatch()  # of the means that are printed
         self._lines = 0
         self._first: LogLine | None = None  # after the last start
         self._recent: deque[float] = deque(maxlen=_RECENT)
@@ -166,7 +169,16 @@ class Log:
             self._recent.append(line.step_s)
         self.skipped, self.nan = self.skipped + line.skipped_iterations, self.nan + line.nan
         self.newest = line
+        self._watch_loss(line)
         return line
+
+    def _watch_loss(self, line: LogLine) -> None:
+        """Judge the loss of a line. The order of the data is Megatron-LM's: a spike is only told."""
+        if line.loss is None and not line.nan:
+            return
+        self.spikes.record_step(line.iteration, line.loss, line.batch or 0, finite=not line.nan, samples=None)
+        if self.spikes.is_due and self.spikes.spike is not None:
+            self.spikes.note_answer(replace(self.spikes.spike, answer="own-order"))
 
 
 def _number(text: str | None) -> float | None:

@@ -196,6 +196,7 @@ class Supervisor:
             "first_step_s": self.log.first_step_s,
             "least_s": _SAVING_S,
             "loss": newest.loss,
+            "spike": asdict(self.log.spikes.spike) if self.log.spikes.spike else None,
             "grad_norm": newest.grad_norm,
             "tokens": newest.consumed_samples * self._seq
             if newest.consumed_samples is not None and self._seq

@@ -64,7 +64,7 @@ class BatchLoop:
         order = SampleOrder(len(dataset), self.seed)
         while not self.following.has_finished(steps):
             plan, loaded = self.plan, self._loader_plan()
-            indices = RankIndices(order, loaded, self._data_rank, self.samples)
+            indices = RankIndices(order, loaded, self._data_rank, self.samples, self.agent.skipped)
             ahead = iter(DataLoader(dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate))
             # micro-batches loaded ahead for one batch are of no use to the next
             while self.plan is plan and not self.following.has_finished(steps):

@@ -239,6 +239,7 @@ class SynergyTask(BatchLoop):
             own_s=self._own.take(),
             done=self.following.examples_done,
             total=self.following.total,
+            samples=self.samples,
             finite=self.scaler is not None or math.isfinite(big),  # a scaler leaves such a step out
         )
         if less is not None and less.active:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from synergy_core.achieved import Achieved, tolerance
 from synergy_core.formatting import format_duration
-from synergy_core.job_report import Report
+from synergy_core.job_report import SPIKE_WINDOW, Report
 from synergy_core.reasons import Reason, Reasons
 
 SILENT_S = 300.0
@@ -43,6 +43,12 @@ def warnings(report: Report, received_s: float, now_s: float) -> tuple[HealthWar
         text = f"no report for {format_duration(silent)}: its launcher or its node may be gone"
         found.append(HealthWarning("silent", text))
     return tuple(found)
+
+
+def loss_reasons(report: Report) -> Reasons:
+    """Return the latest loss spike and what follows from it, if it is recent."""
+    spike = report.spike
+    return (spike.reason(),) if spike is not None and report.step - spike.step < SPIKE_WINDOW else ()
 
 
 def diagnose(report: Report, achieved: Achieved | None) -> Reasons:

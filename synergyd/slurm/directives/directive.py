@@ -365,6 +365,7 @@ def _directive(texts: Mapping[str, str]) -> Directive:
         notify=tuple(texts["notify"].split(",")) if "notify" in texts else (),
         loop=text("loop") or "",
         adapt=texts.get("adapt", "no") == "yes",
+        skip_spikes=texts.get("skip_spikes", "no") == "yes",
         comm=tuple(texts["comm"].split(",")) if texts.get("comm", "exact") != "exact" else (),
     )
 
@@ -379,6 +380,7 @@ def _values(directive: Directive) -> dict[str, str]:
         "global_batch": directive.global_batch and f"{directive.global_batch[0]}:{directive.global_batch[1]}",
         "loop": directive.loop or None,
         "adapt": "yes" if directive.adapt else "no",
+        "skip_spikes": "yes" if directive.skip_spikes else "no",
         "micro_batch": directive.micro_batch,
         "max_micro_batch": directive.max_micro_batch,
         "tp": directive.tp,

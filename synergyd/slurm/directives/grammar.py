@@ -108,6 +108,7 @@ KEYS: tuple[Key, ...] = (
     Key("deadline", "time", 946684800, 4102444799, example="2026-12-01T12:00"),
     Key("walltime", "walltime", 1, 1000, default="stop", example="continue:5"),
     Key("comm", "words", default="exact", example="local,compressed", words=KINDS, retired_words=REMOVED_KINDS),
+    Key("skip_spikes", "flag", default="no", example="yes"),
     Key("notify", "words", example="hold,deadline", words=EVENTS),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}

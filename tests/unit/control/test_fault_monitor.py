@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from synergy_core.accepts import Accepts
-from synergy_core.job_report import Fault, Report
+from synergy_core.job_report import SPIKE_WINDOW, Fault, LossSpike, Report
+from synergy_core.reasons import format_reasons, reason_codes
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
 from synergyd.control.controller import Controller
@@ -23,6 +24,7 @@ from synergyd.control.resize.events import (
 from synergyd.control.resize.hangs import MAX_HANGS, Hangs, hung_s, is_common_stall, longest_healthy_pause_s
 from synergyd.control.resize.instructions import AskCheckpoint, Requeue, Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, make_resize_times
+from synergyd.control.state.health import loss_reasons
 from synergyd.control.state.node_health import DrainNode, RememberNodes
 from synergyd.control.state.size_changes import SizeChanges
 from synergyd.control.tracked import Output, Remember
@@ -429,3 +431,32 @@ def test_the_node_of_a_failed_gpu_is_taken_last_by_the_jobs_next_incarnation() -
     assert controller.decidable_job(JOB, 110.0).shun == (), "it was started again there"
     waits = replace(JOB, state=JobState.PENDING, restarts=1, node_names=())
     assert controller.decidable_job(waits, 110.0).shun == ("n1",)
+
+
+# -- loss spikes -----------------------------------------------------------------------------------------------------------
+
+SPIKE = LossSpike(step=95, loss=9.0, usual=2.0)
+
+
+def test_a_loss_spike_is_in_the_story_once_it_is_known_what_follows() -> None:
+    controller = running(JOB)
+    assert "loss" not in told(tell(controller, 100.0, step=95, spike=SPIKE)), "it may be an odd step"
+    goes_on = replace(SPIKE, answer="not-allowed")
+    assert "no skip_spikes=yes" in told(tell(controller, 101.0, step=105, spike=goes_on))
+    assert "loss" not in told(tell(controller, 102.0, step=106, spike=goes_on))
+
+
+def test_a_loss_spike_that_ended_a_run_is_told_as_its_fault_alone() -> None:
+    controller = running(JOB)
+    skipped = replace(SPIKE, answer="skipped", checkpoint_step=40, first_example=1, last_example=9)
+    outputs = tell(controller, 100.0, step=41, spike=skipped, fault=Fault(kind="spike", spike=skipped))
+    assert told(outputs).count("without examples 1 to 9") == 1
+    assert controller.faults.nodes.records == {}, "no node is to blame"
+
+
+def test_explain_shows_a_recent_loss_spike_by_its_code() -> None:
+    (reason,) = loss_reasons(Report(1, 0, 95, spike=SPIKE))
+    assert reason_codes((reason,)) == {"loss-spike", "spike-new"}
+    (reason,) = loss_reasons(Report(1, 0, 95, spike=replace(SPIKE, loss=None)))
+    assert format_reasons((reason,)).startswith("The loss is not a number from step 95 on; ")
+    assert loss_reasons(Report(1, 0, 95 + SPIKE_WINDOW, spike=SPIKE)) == () == loss_reasons(Report(1, 0, 95))

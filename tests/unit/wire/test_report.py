@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.errors import UnavailableError, UsageError, one_line
-from synergy_core.job_report import EarlyFailure, Fault, InPlace, Report
+from synergy_core.job_report import EarlyFailure, Fault, InPlace, LossSpike, Report
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import munge, report
 from synergy_core.wire.codec import encode
@@ -341,6 +341,29 @@ def test_a_fault_is_read_back_and_is_absent_for_older_daemons() -> None:
     assert "fault" not in json.loads(to_json(Report(7, 0, 1)))
 
 
+SPIKE = LossSpike(step=201, loss=9.0, usual=2.0, answer="skipped", checkpoint_step=80, first_example=1, last_example=9)
+
+
+def test_a_loss_spike_is_read_back_and_is_absent_for_older_daemons() -> None:
+    fault = Fault(kind="spike", node="n1", spike=SPIKE)
+    report = from_json(to_json(Report(7, 0, 210, spike=SPIKE, fault=fault)))
+    assert (report.spike, report.fault) == (SPIKE, fault)
+    assert status_to_report({"spike": encode(SPIKE)}, 7, 0).spike == SPIKE
+    assert "spike" not in json.loads(to_json(Report(7, 0, 1)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"answer": "rm -rf"}, {"loss": "nan"}, {"step": -1}, {"last_example": 10**30}, {"usual": "inf"}]
+)
+def test_a_loss_spike_that_makes_no_sense_does_not_lose_the_report(change: dict[str, Any]) -> None:
+    wrong = {**encode(SPIKE), **change}
+    assert load(spike=wrong).spike is None and status_to_report({"spike": wrong}, 7, 0).spike is None
+    assert load(fault={**encode(Fault(kind="spike")), "spike": wrong}).fault is None
+    assert load(fault=encode(Fault(kind="spike"))).fault is None
+    assert load(fault={**encode(GPU), "spike": encode(SPIKE)}).fault is None
+    assert status_to_report({"spike": [1]}, 7, 0).spike is None
+
+
 def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
     for change in ({"kind": "cosmic ray"}, {"xid": 10**6}, {"free_bytes": -1}):
         assert load(fault={**encode(GPU), **change}).fault is None
@@ -357,6 +380,11 @@ def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
         (GPU, "GPU 0000:3b:00 failed with XID 79 on n2"),
         (Fault(kind="gpu", ecc_errors=2), "GPU failed with 2 uncorrected ECC errors"),
         (Fault(kind="disk", folder="/ckpt", free_bytes=2**29, node="n1"), "disk full: /ckpt (0.5 GiB free) on n1"),
+        (
+            Fault(kind="spike", node="n1", spike=SPIKE),
+            "The loss rose to 9 at step 201, far above the usual 2; the run was started again from its checkpoint of step 80, without "
+            "examples 1 to 9 of its order",
+        ),
         (Fault(kind="oom", node="n3"), "out of host memory: the kernel killed a process of the run on n3"),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synergy_core.errors import UsageError
 from synergy_core.records import Plan
-from synergy_launch.batch.data_order import RankIndices, SampleOrder, rank_samples
+from synergy_launch.batch.data_order import RankIndices, SampleOrder, SkippedSamples, rank_samples
 
 resize = st.tuples(
     st.integers(1, 9),  # dp
@@ -59,3 +61,30 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(set(orders)) == 4
     indices = RankIndices(SampleOrder(50, 0), Plan(global_batch=50, micro_batch=50), 0, 0)
     assert tuple(next(islice(indices, 1, None))) == orders[1]
+
+
+@given(spans=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_what_is_skipped_is_skipped_whatever_was_before(spans: list[tuple[int, int]]) -> None:
+    """Each time the samples at some positions are left out, of those that were left then."""
+    skipped, left = SkippedSamples(), list(range(400))
+    for start, count in spans:
+        skipped = skipped.with_positions(start, start + count)
+        del left[start : start + count]
+        assert [skipped.number(position) for position in range(100)] == left[:100]
+        assert SkippedSamples.read([list(one) for one in skipped.ranges]) == skipped
+    assert all(b + 1 < c for (_, b), (c, _) in zip(skipped.ranges, skipped.ranges[1:], strict=False))
+
+
+def test_ranks_skip_together() -> None:
+    plan, skipped = Plan(dp=2, micro_batch=2, global_batch=8), SkippedSamples(((3, 6),))
+    loaders = [iter(RankIndices(SampleOrder(100), plan, rank, 0, skipped)) for rank in range(2)]
+    shown = [next(loader) for _ in range(2) for loader in loaders]
+    order = SampleOrder(100)
+    assert sorted(n for micro in shown for n in micro) == sorted(order.index(n) for n in (0, 1, 2, 7, 8, 9, 10, 11))
+
+
+@pytest.mark.parametrize("data", [3, "ab", [[1]], [[1, 0]], [[0, 5], [6, 7]], [[-1, 2]], [[True, 2]], [[0, 1.5]]])
+def test_a_list_of_skipped_samples_that_makes_no_sense_is_refused(data: object) -> None:
+    with pytest.raises(UsageError):
+        SkippedSamples.read(data)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from synergy_core.job_report import Fault
+from synergy_core.job_report import Fault, LossSpike
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes, with_free_space
 from synergy_launch.launcher.faults import FaultFinder, folders_of_run
@@ -120,6 +120,18 @@ def test_a_gpus_error_is_the_cause_before_what_the_program_made_of_it(tmp_path: 
     found = finder.find(1, b"CUDA error: unspecified launch failure")
     assert found == Fault(kind="gpu", run=3, node="n1", xid=79, pci_address="0000:3b:00")
     finder.close()
+
+
+def test_a_run_that_ended_for_a_loss_spike_says_so(tmp_path: Path) -> None:
+    spike = LossSpike(
+        step=201, loss=9.0, usual=2.0, answer="skipped", checkpoint_step=80, first_example=1, last_example=9
+    )
+    run_folder.note_spike(tmp_path, spike)
+    finder = FaultFinder("n1", 2, tmp_path, oom_kills=lambda: None)
+    assert finder.find(1, b"") == Fault(kind="spike", run=2, node="n1", spike=spike)
+    assert finder.find(143, b"") is None, "it was ended"
+    (tmp_path / run_folder.SPIKE).write_text('{"step": -1}')
+    assert finder.find(1, b"") is None
 
 
 def no_library(_environ: object) -> GpuErrorSource:

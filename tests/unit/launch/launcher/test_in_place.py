@@ -11,6 +11,7 @@ from synergy_core.job_report import Fault, InPlace
 from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
+from synergy_launch.agent.loss_spike import MOST_RETURNS, WITHIN_S
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_restart
 from synergy_launch.launcher.plan_guard import PlanGuard
@@ -153,3 +154,11 @@ def test_a_script_that_fails_at_the_same_step_again_ends_with_its_own_code(job: 
     assert (code, runs, job.history.failed) == (3, ["planned", "planned"], ()), said
     before = time.time()
     assert all(abs(before - c.at_s) < 60 for c in job.history.crashes)
+
+
+def test_a_run_that_ended_for_a_loss_spike_is_started_again_whatever_crashed_before() -> None:
+    crashes = tuple(Crash(500, NOW_S - n, "exit") for n in range(9))
+    assert may_restart(crashes, Crash(450, NOW_S, "spike"))
+    spikes = tuple(Crash(100, NOW_S - 60 * n, "spike") for n in range(MOST_RETURNS))
+    assert not may_restart(spikes, Crash(450, NOW_S, "spike")) and may_restart(spikes[1:], Crash(450, NOW_S, "spike"))
+    assert may_restart(spikes, Crash(450, NOW_S + WITHIN_S, "spike"))

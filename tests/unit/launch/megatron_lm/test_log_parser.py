@@ -257,3 +257,15 @@ def test_what_is_reported() -> None:
     assert report.step_s == pytest.approx(0.2) and report.tokens == 24 * 64 and report.peak_memory_bytes == 2 << 20
     assert report.plan is not None and report.plan.global_batch == 8 and report.resharding and not report.rebatching
     assert (report.done, report.total) == (24, 24 + 96 * 8)
+
+
+def test_a_loss_spike_is_told() -> None:
+    log = Log()
+    for number in range(1, 301):
+        log.parse_piece(line(number, loss=2.0 + 0.01 * (number % 7), last=1000))
+    log.parse_piece(line(301, loss=9.0, last=1000))
+    assert log.spikes.spike is not None and log.spikes.spike.answer == "new"
+    for number in range(302, 311):
+        log.parse_piece(line(number, loss=9.0 + 0.01 * number, last=1000))
+    spike = log.spikes.spike
+    assert (spike.step, spike.loss, spike.answer) == (301, 9.0, "own-order")
