@@ -15,7 +15,8 @@ import click
 from synergy_core.errors import UsageError, one_line
 from synergy_core.ordinary_file import read_bytes
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
-from synergy_launch.launcher.batch_script import LAUNCHER, find_command
+from synergy_launch.launcher.batch_script import LAUNCHER, find_translation
+from synergy_launch.launcher.other_launchers import check_processes
 from synergy_launch.launcher.script.detection import detect
 from synergy_launch.launcher.script.kind import DISTRIBUTIONS
 
@@ -97,17 +98,18 @@ def script_table(text: str, folder: Path, directive: Directive) -> list[str]:
     A relative path is that of a file in the working directory, else in `folder`, the batch script's.
     """
     try:
-        command = find_command(text)
+        meant, (nodes, gpus) = find_translation(text), _requested_size(text)
+        if nodes and gpus:
+            check_processes(meant, [Shape("", nodes, gpus)])
     except UsageError as error:
         return _row("command", f"{error.what}; {error.right}" if error.right else error.what)
+    command = ("-m",) * meant.module + (meant.script, *meant.arguments)
     if not Path(command[0]).is_file() and (folder / command[0]).is_file():
         command = (str(folder / command[0]), *command[1:])
-    options = "\n".join(_SBATCH.findall(text))
-    gpus, nodes = _GPUS.search(options), _NODES.search(options)
     low, high = directive.global_batch or (0, 0)
     detected = detect(
         command,
-        gpus=(int(gpus[2]) if gpus else 1) * (int(nodes[1]) if nodes else 1),
+        gpus=(gpus or 1) * (nodes or 1),
         checkpoint=directive.checkpoint or "",
         loop=directive.loop,
         global_batch=(f"{low}:{high}" if low != high else str(low)) if low else "",
@@ -123,6 +125,13 @@ def script_table(text: str, folder: Path, directive: Directive) -> list[str]:
         ("to change it", detected.to_do),
     ]
     return [line for name, value in rows if value for line in _row(name, value)]
+
+
+def _requested_size(text: str) -> tuple[int, int]:
+    """Return the nodes of the script's #SBATCH lines and the GPUs of each, 0 where they name none."""
+    options = "\n".join(_SBATCH.findall(text))
+    gpus, nodes = _GPUS.search(options), _NODES.search(options)
+    return int(nodes[1]) if nodes else 0, int(gpus[2]) if gpus else 0
 
 
 def _row(name: str, value: str) -> list[str]:
@@ -167,9 +176,10 @@ def best_cells(context: Context, text: str, directive: Directive) -> tuple[Cell,
 def job_of_script(text: str, directive: Directive, cluster: Cluster) -> Job:
     """Return the job that sbatch would make of the script, as far as its sizes go: one GPU if the script names none."""
     options = "\n".join(_SBATCH.findall(text))
-    gpus, nodes = _GPUS.search(options), _NODES.search(options)
+    gpus = _GPUS.search(options)
     kind = gpus[1] if gpus and gpus[1] else next(iter(cluster.gpu_types()), "")
-    shape_asked = Shape(kind, max(1, int(nodes[1])) if nodes else 1, max(1, int(gpus[2])) if gpus else 1)
+    nodes, n = _requested_size(text)
+    shape_asked = Shape(kind, nodes or 1, n or 1)
     uid = os.getuid()
     try:
         user = pwd.getpwuid(uid).pw_name

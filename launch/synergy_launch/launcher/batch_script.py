@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from synergy_core.errors import UsageError, one_line
 from synergy_core.exchange import EXACT
@@ -17,7 +18,7 @@ from synergy_core.recompute import format_recompute
 from synergy_core.records import Plan, Shape
 
 from synergy_launch.agent.settings import COMM, OWN_BATCH
-from synergy_launch.launcher.other_launchers import translate
+from synergy_launch.launcher.other_launchers import Translation, translate
 from synergy_launch.launcher.start import plan_json
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.own_batch import at_own_batch
@@ -33,6 +34,9 @@ _PART = re.compile(
 )
 # options of synergy-launch that take a value
 _WITH_VALUE = ("--checkpoint", "--runner", "--style", "--global-batch")
+_WITHOUT_VALUE = ("-m", "--module", "--dry-run", "--try", "--")
+_SHELL_C = re.compile(r"-[a-z]*c\Z")  # bash -c, bash -lc
+_MAX_DEPTH = 3  # of shells in shells
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 # the parts of shell words, up to an operator that ends the command: escapes, quotes, substitutions, plain text
 _WORDS = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|`[^`]*`|[^\\'"|&;<>`])*""", re.DOTALL)
@@ -131,13 +135,27 @@ def _check_length(where: str, text: str, limit: int) -> None:
 
 
 def find_command(script: str) -> tuple[str, ...]:
-    """Return the argv behind `synergy-launch` in a user's batch script, without synergy-launch's own options.
+    """Return the argv of `find_translation`: a script or `-m` and a module, and its arguments. Raises UsageError as it does."""
+    meant = find_translation(script)
+    return ("-m",) * meant.module + (meant.script, *meant.arguments)
 
-    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`. Raises UsageError when there is no such
-    line, when its quotes do not close, when it starts another launcher in a way that synergy-launch refuses, or when the script has more
-    than MAX_INPUT_BYTES.
+
+def find_translation(script: str) -> Translation:
+    """Return what stands behind `synergy-launch` in a user's batch script, without synergy-launch's own options.
+
+    Shell variables stay as they are written; the command ends at a pipe, a redirection, `;` or `&`. It may be in the quotes of a shell's
+    -c. Raises UsageError when there is no such line, when its quotes do not close, when it starts another launcher in a way that
+    synergy-launch refuses, or when the script has more than MAX_INPUT_BYTES.
     """
     _check_length("batch script", script, MAX_INPUT_BYTES)
+    made = _translation_in(script)
+    if made is None:
+        raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
+    return made
+
+
+def _translation_in(script: str, depth: int = 0) -> Translation | None:
+    """Return what the first line with synergy-launch runs, None without one. `depth`: of the quotes in which `script` stands."""
     joined = script.replace("\\\n", " ")
     for number, line in enumerate(joined.splitlines(), 1):
         if LAUNCHER not in line or line.lstrip().startswith("#"):
@@ -148,11 +166,13 @@ def find_command(script: str) -> tuple[str, ...]:
             raise UsageError(f"batch script line {number}", f"can't be read ({error})") from None
         at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
         if at is None:
-            continue
-        rest = _without_options(words[at + 1 :])
-        if rest:
-            return rest
-    raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
+            inner = next((w for flag, w in pairwise(words) if _SHELL_C.match(flag) and LAUNCHER in w), "")
+            made = _translation_in(inner, depth + 1) if inner and depth < _MAX_DEPTH else None
+        else:
+            made = _without_options(words[at + 1 :])
+        if made is not None:
+            return made
+    return None
 
 
 def split_words(line: str) -> list[str]:
@@ -206,17 +226,13 @@ def _command_with_launcher(line: str) -> str:
     return line
 
 
-def _without_options(words: Sequence[str]) -> tuple[str, ...]:
-    i = 0
-    module = False
-    while i < len(words) and words[i].startswith("-"):
+def _without_options(words: Sequence[str]) -> Translation | None:
+    """Return what the words behind synergy-launch run, None where they are all its own options."""
+    i, module = 0, False
+    while i < len(words) and words[i].partition("=")[0] in (*_WITH_VALUE, *_WITHOUT_VALUE):
         module = module or words[i] in ("-m", "--module")
         i += 2 if words[i] in _WITH_VALUE else 1
-    rest = tuple(words[i:])
-    if not rest:
-        return rest
-    meant = translate(rest[0], rest[1:], module, here=False)
-    return ("-m",) * meant.module + (meant.script, *meant.arguments)
+    return translate(words[i], words[i + 1 :], module, here=False) if i < len(words) else None
 
 
 def _quote(word: str) -> str:

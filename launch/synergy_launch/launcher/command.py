@@ -387,10 +387,8 @@ def command(
     meant = other_launchers.translate(script, arguments, module)
     script, arguments, module = meant.script, meant.arguments, meant.module
     os.environ.update(meant.environment)
-    if not module and not dry_run and not os.access(script, os.R_OK):
-        raise UsageError(
-            f"script {script!r}", "does not exist or can't be read", "name a training script, or -m MODULE"
-        )
+    if not module and not dry_run:
+        other_launchers.check_script(script)
     member = more_nodes.membership(os.environ)
     allocation = slurm.read(os.environ) if member is None else more_nodes.read_joined_allocation(member, os.environ)
     if member is not None:

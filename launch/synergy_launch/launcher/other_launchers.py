@@ -1,7 +1,8 @@
 """Commands of other launchers (torchrun, accelerate, deepspeed, python, ft_launcher) as synergy-launch's own script and arguments.
 
-`synergy-launch torchrun --nproc-per-node 8 train.py` runs what `synergy-launch train.py` does. Options that only say where processes run
-are left out, since the allocation and the plan say it. Any other option that would change the training or its output is a UsageError.
+`synergy-launch torchrun --nproc-per-node 8 train.py` runs what `synergy-launch train.py` does, and so does torchrun's option alone.
+Options that only say where processes run are left out, since the allocation and the plan say it. Any other option that would change the
+training or its output is a UsageError, and so is a program that is no Python script.
 """
 
 from __future__ import annotations
@@ -53,6 +54,17 @@ _OF_MODULES = {
 }
 _OPTIONS = {"torchrun": _TORCHRUN, "launch": _TORCHRUN, "ft_launcher": _TORCHRUN, "deepspeed": _DEEPSPEED}
 _LOCAL_RANK = {"launch": "--local-rank", "deepspeed": "--local_rank"}  # what it adds to the script's arguments
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "csh", "tcsh")
+# programs that run another one in a place or environment of their own: as they stand before synergy-launch
+_BEFORE = {
+    "uv": "uv run", "poetry": "poetry run", "pixi": "pixi run", "pipenv": "pipenv run", "hatch": "hatch run",
+    **{name: f"{name} run -n ENVIRONMENT" for name in ("conda", "mamba", "micromamba")},
+    "nsys": "nsys profile ...", "ncu": "ncu ...", "numactl": "numactl ...", "taskset": "taskset ...", "stdbuf": "stdbuf ...",
+    "env": "env NAME=VALUE", "timeout": "timeout ...", "time": "time", "nice": "nice",
+}  # fmt: skip
+_CONTAINERS = ("apptainer", "singularity", "enroot", "docker", "podman", "podman-hpc", "shifter")
+_STARTERS = ("mpirun", "mpiexec", "srun", "horovodrun", "composer", "colossalai", "fabric", "lightning", "msrun")
+_SHEBANG_BYTES = 256
 # Accelerate's configuration: keys that only describe the machine, or are off
 _CONFIG_PLACE = (
     "compute_environment",
@@ -82,7 +94,7 @@ class Translation:
     @property
     def remark(self) -> str:
         """Return a line for the log that says what is run, or "" if the user wrote just that."""
-        if not self.launcher:
+        if self.launcher in ("", WHERE):
             return ""
         return f"runs {self.script} as '{WHERE} {'-m ' if self.module else ''}{self.script} ...' in place of {self.launcher}"
 
@@ -103,6 +115,9 @@ def translate(script: str, arguments: Sequence[str], module: bool = False, *, he
         return _python(script, list(arguments), here)
     if name in ("torchrun", "deepspeed", "ft_launcher"):
         return _parse(name, list(arguments), here)
+    if script.startswith("-"):  # an option in front of the script that is not synergy-launch's own
+        return _parse("torchrun", [script, *arguments], here, written=WHERE)
+    _check_program(name)
     if name == "accelerate":
         if list(arguments[:1]) != ["launch"]:
             raise UsageError(
@@ -112,17 +127,42 @@ def translate(script: str, arguments: Sequence[str], module: bool = False, *, he
     return Translation(script=script, arguments=tuple(arguments))
 
 
-def with_processes(translation: Translation, allocation: JobAllocation, asked: Shape | None) -> JobAllocation:
-    """Return the allocation, outside Slurm with as many processes as the command starts.
+def _check_program(name: str) -> None:
+    """Raise UsageError where the program `name` is to run the script in another place, or to start its processes."""
+    if name in _SHELLS:
+        what = f"is to run a script of its own, and {WHERE} runs Python scripts"
+        raise UsageError(name, what, f"in that script {WHERE} train.py ..., in place of torchrun or python")
+    if name in _CONTAINERS:
+        what = f"stands behind {WHERE}, which would run outside its container"
+        raise UsageError(
+            name, what, f"{name} ... python3 synergy-launch.pyz train.py ..., as the page on containers shows"
+        )
+    if name in _BEFORE:
+        raise UsageError(
+            name, f"stands behind {WHERE}, which uses its own python", f"{_BEFORE[name]} {WHERE} train.py ..."
+        )
+    if name in _STARTERS:
+        raise UsageError(name, f"is not needed: {WHERE} starts a process on each GPU", f"{WHERE} train.py ...")
 
-    `asked`: the size of the sbatch line. Raises UsageError where the command starts other nodes or processes than the job has or
-    requested.
-    """
+
+def check_script(script: str) -> None:
+    """Raise UsageError where the file `script` can't be read, or is no Python script by its first line."""
+    try:
+        with Path(script).open("rb") as file:
+            first = file.read(_SHEBANG_BYTES).partition(b"\n")[0]
+    except OSError:
+        what = "does not exist or can't be read"
+        raise UsageError(f"script {script!r}", what, "name a training script, or -m MODULE") from None
+    if first.startswith(b"\x7fELF"):
+        raise UsageError(f"script {script!r}", "is a program, not a Python script", f"{WHERE} train.py ...")
+    if first.startswith(b"#!") and not script.endswith(".py") and b"python" not in first:
+        right = f"start it without {WHERE}, and in it {WHERE} train.py ..., in place of torchrun or python"
+        raise UsageError(f"script {script!r}", "is a shell script, not Python", right)
+
+
+def check_processes(translation: Translation, sizes: Sequence[Shape]) -> None:
+    """Raise UsageError where the command starts other nodes or processes than each of `sizes`, the last of which was requested."""
     n, nodes, launcher = translation.processes, translation.nodes, translation.launcher
-    if allocation.job_id is None and not allocation.gpus:
-        return replace(allocation, gpus=n or 0)
-    here = Shape("", len(allocation.nodes), allocation.gpus)
-    sizes = [size for size in (here, asked) if size is not None]
     right = "or leave the option out"
     if n is not None and all(n != max(1, size.gpus_per_node) for size in sizes):
         what = f"it is to start {n} processes on a node, but the job has {sizes[-1].gpus_per_node} GPUs there"
@@ -130,6 +170,18 @@ def with_processes(translation: Translation, allocation: JobAllocation, asked: S
     if nodes is not None and all(nodes != size.nodes for size in sizes):
         what = f"it is to start on {nodes} nodes, but the job has {sizes[-1].nodes}"
         raise UsageError(launcher, what, f"--nodes={nodes} in the script's #SBATCH lines, {right}")
+
+
+def with_processes(translation: Translation, allocation: JobAllocation, asked: Shape | None) -> JobAllocation:
+    """Return the allocation, outside Slurm with as many processes as the command starts.
+
+    `asked`: the size of the sbatch line. Raises UsageError where the command starts other nodes or processes than the job has or
+    requested.
+    """
+    if allocation.job_id is None and not allocation.gpus:
+        return replace(allocation, gpus=translation.processes or 0)
+    here = Shape("", len(allocation.nodes), allocation.gpus)
+    check_processes(translation, [size for size in (here, asked) if size is not None])
     return allocation
 
 
@@ -170,9 +222,11 @@ def _check_interpreter(script: str) -> None:
         raise UsageError(path, what, f"{path} $(which {WHERE}) train.py ..., with synergy-launch installed there too")
 
 
-def _parse(launcher: str, words: list[str], here: bool) -> Translation:
-    """Return the translation of the words after the launcher's name."""
-    written = {"launch": "torch.distributed.launch", "accelerate": "accelerate launch"}.get(launcher, launcher)
+def _parse(launcher: str, words: list[str], here: bool, written: str = "") -> Translation:
+    """Return the translation of the words after the launcher's name, which the user has `written` so."""
+    written = written or {"launch": "torch.distributed.launch", "accelerate": "accelerate launch"}.get(
+        launcher, launcher
+    )
     options = _ACCELERATE if launcher == "accelerate" else _OPTIONS[launcher]
     module, local_rank = False, _LOCAL_RANK.get(launcher, "")
     sizes: dict[str, int | None] = {}

@@ -429,6 +429,7 @@ SCRIPTS = {
         ),
         ("gpt.py --num-layers 2 --micro-batch-size 2 --save /s", "", ["can change    tp, pp, dp and the batch, with no line changed"]),
         ("none.py", "", ["trainer       unknown: none.py is not here, or can't be read", "can change    nothing is known"]),
+        ("torchrun --nproc-per-node 8 loop.py", "", ["command       it is to start 8 processes on a node, but the job has 4 GPUs"]),
         ("torchrun --tee 3 loop.py", "", ["command       option --tee has no equivalent here; synergy-launch train.py ...,"]),
     ],
 )  # fmt: skip

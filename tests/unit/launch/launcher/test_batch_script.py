@@ -188,6 +188,8 @@ def test_a_variables_name_is_no_place_for_commands() -> None:
         ("echo it | synergy-launch train.py $DATA \"$(nproc | head)\" &", ("train.py", "$DATA", "$(nproc | head)")),
         ("synergy-launch train.py # 'a remark", ("train.py",)),
         ("#synergy-launch no.py\necho synergy-launcher\nsynergy-launch yes.py", ("yes.py",)),
+        ("srun bash -lc 'cd /x; synergy-launch torchrun --nproc-per-node 4 train.py \"$DATA\"'", ("train.py", "$DATA")),
+        ("synergy-launch --nnodes 1 --nproc-per-node 4 train.py", ("train.py",)),
         ("synergy-launch train.py --id 5>log", ("train.py", "--id")),  # bash takes the 5 for a file descriptor too
     ],
 )  # fmt: skip

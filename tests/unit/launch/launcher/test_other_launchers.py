@@ -13,7 +13,7 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Shape
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.other_launchers import Translation, translate, with_processes
+from synergy_launch.launcher.other_launchers import Translation, check_script, translate, with_processes
 
 OWN = sys.executable
 
@@ -45,6 +45,7 @@ def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         ("deepspeed --num_gpus=4 --hostfile h train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
         ("ft_launcher --nproc-per-node=8 train.py", "train.py"),
+        ("--nproc_per_node=8 --nnodes 2 train.py --lr 1", "train.py --lr 1"),
     ],
 )
 def test_the_script_and_its_arguments_remain(line: str, script: str) -> None:
@@ -94,11 +95,58 @@ def test_what_a_launcher_adds_is_added() -> None:
             "ft_launcher --ft-rank-heartbeat-timeout=9 train.py",
             "it watches and restarts the run itself, without --ft-rank",
         ),
+        (
+            "--chekpoint=/x train.py",
+            "synergy-launch: option --chekpoint has no equivalent here; synergy-launch train.py ..., without",
+        ),
+        (
+            "bash run.sh",
+            "bash: is to run a script of its own, and synergy-launch runs Python scripts; in that script synergy-launch",
+        ),
+        (
+            "uv run train.py",
+            "uv: stands behind synergy-launch, which uses its own python; uv run synergy-launch train.py ...",
+        ),
+        ("/opt/conda/bin/conda run -n x python t.py", "; conda run -n ENVIRONMENT synergy-launch train.py ..."),
+        ("env A=1 python t.py", "; env NAME=VALUE synergy-launch train.py ..."),
+        (
+            "apptainer exec i.sif python t.py",
+            "which would run outside its container; apptainer ... python3 synergy-launch.pyz train.py",
+        ),
+        (
+            "mpirun -np 4 python t.py",
+            "mpirun: is not needed: synergy-launch starts a process on each GPU; synergy-launch train.py ...",
+        ),
     ],
 )
 def test_what_is_not_exact_is_one_line_that_says_what_to_write(line: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         _translate(line)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"import torch\n", ""),
+        (b"#!/usr/bin/env python3\n", ""),
+        (
+            b"#!/bin/bash\ntorchrun t.py\n",
+            "is a shell script, not Python; start it without synergy-launch, and in it synergy-launch train.py",
+        ),
+        (b"\x7fELF\x02", "is a program, not a Python script; synergy-launch train.py ..."),
+        (None, "does not exist or can't be read; name a training script, or -m MODULE"),
+    ],
+)
+def test_a_file_that_is_no_python_script_is_said(tmp_path: Path, text: bytes | None, message: str) -> None:
+    path = tmp_path / "run"
+    if text is not None:
+        path.write_bytes(text)
+    if not message:
+        check_script(str(path))
+        return
+    with pytest.raises(UsageError) as error:
+        check_script(str(path))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
