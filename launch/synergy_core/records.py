@@ -15,6 +15,7 @@ from functools import cached_property
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.exchange import exchange_today, kinds_today
 from synergy_core.field_marks import ADDED_AFTER_0_1
+from synergy_core.kernels import Kernels
 from synergy_core.node_needs import GPUS_ONLY, NO_ROOM, NodeNeeds, Room
 from synergy_core.reasons import Reason, format_reasons
 from synergy_core.restarts import RestartTimes
@@ -401,6 +402,7 @@ class Profile:
     restarts: tuple[RestartTimes, ...] = ()  # those of a program's jobs, the latest last
     rebatching: bool = False  # as the running job reported it: its batch can change between two steps
     base_batch: int | None = None  # likewise: the script's own, that its learning rate was tuned for
+    kernels: Kernels | None = field(default=None, metadata=ADDED_AFTER_0_1)  # as its launcher or agent detected them
 
 
 #: the event, and its words, that tell a job's name in Slurm

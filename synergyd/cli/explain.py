@@ -53,6 +53,8 @@ def lines(data: ExplainJson) -> list[str]:
             out.append(f"  worth to the objective: {worth}")
     if data.achieved is not None:
         out.append(f"  achieved  {achieved_message(data.achieved)}")
+    if data.kernels:
+        out.append(f"  kernels   {one_line(data.kernels)}")
     activity = data.report.gpu_activity if data.report is not None else None
     if activity is not None and (told := activity_message(activity, whole_run=data.achieved is None)):
         out.append(f"  on a node {told}")

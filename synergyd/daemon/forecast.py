@@ -111,7 +111,7 @@ class Forecast:
         try:
             planner = JobPlanner(
                 job,
-                replace(profile, model=report.model or profile.model),
+                replace(profile, model=report.model or profile.model, kernels=report.kernels or profile.kernels),
                 self._model(job, profile),
                 self._cache.figures,
             )

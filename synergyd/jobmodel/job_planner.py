@@ -20,7 +20,7 @@ from synergyd.jobmodel.memory_belief import LEARNT_SIGMA, MemoryBelief
 from synergyd.jobmodel.model import throughput
 from synergyd.jobmodel.model.arrays import from_plans
 from synergyd.jobmodel.model.efficiency import UNKNOWN_NOISE
-from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, with_overlap
+from synergyd.jobmodel.model.hardware import GIB, GpuFigures, figures, with_kernels, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.model.spec import check_spec
 from synergyd.jobmodel.model.step_time import step_time
@@ -165,6 +165,8 @@ class JobPlanner:
 
     def _figures(self, gpu_type: str) -> GpuFigures:
         found = self.figures.get(gpu_type) or figures(gpu_type)
+        if self.profile.kernels is not None:
+            found = with_kernels(found, self.profile.kernels)
         return with_overlap(found) if self.profile.accepts.overlap else found
 
     def _to_fit(self) -> throughput.FitOf:

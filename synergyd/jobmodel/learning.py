@@ -17,6 +17,7 @@ import numpy as np
 from synergy_core.accepts import Accepts
 from synergy_core.exchange import WAYS
 from synergy_core.job_report import Report
+from synergy_core.kernels import UNKNOWN, is_changed
 from synergy_core.records import Measurement, ModelSpec, Profile, Shape
 
 from synergyd.jobmodel.fit.parameters import TIME, RowBatch, backward, forward, log_time, plausible, solve
@@ -54,8 +55,13 @@ def update_profile(
     to 0.2. The first measurement counts in full. After n of them the step is at most 3/n (at least 0.5) before weighting, so
     after six one odd report moves a correction by at most a tenth. Values that are missing, not finite or not positive are passed
     over. Model, batches, resharding, rebatching and accepts are taken as reported, except for the parts of accepts that a single
-    GPU can't tell. With the `shape` that it ran on, the plan and its step time are remembered for `refined`.
+    GPU can't tell. What was measured with other kernels is forgotten. With the `shape` that it ran on, the plan and its step time
+    are remembered for `refined`.
     """
+    if is_changed(
+        profile.kernels or UNKNOWN, report.kernels or UNKNOWN
+    ):  # another program now, as far as its speed goes
+        profile = replace(profile, speed=1.0, samples=0, measured=())
     samples, speed = profile.samples, profile.speed
     if (ratio := _ratio(predicted_step_s, report.step_s)) is not None:
         speed = _smooth(speed, ratio, samples)
@@ -86,6 +92,7 @@ def update_profile(
         measured=_add_measurement(profile.measured, report, shape, predicted_step_s),
         rebatching=report.rebatching,
         base_batch=report.base_batch or profile.base_batch,
+        kernels=report.kernels or profile.kernels,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from synergy_core.errors import UsageError
 from synergy_core.exchange import Exchange
 from synergy_core.formatting import format_plan
+from synergy_core.kernels import UNKNOWN, Kernels
 from synergy_core.recompute import MODULES, NOT_WITH_FP8
 from synergy_core.records import Cell, ModelSpec, Shape
 
@@ -18,7 +19,7 @@ from synergyd.jobmodel.memory_belief import MemoryBelief
 from synergyd.jobmodel.model.counts import flops_per_step
 from synergyd.jobmodel.model.efficiency import UNKNOWN_NOISE
 from synergyd.jobmodel.model.exchange_cost import options, prior_worth
-from synergyd.jobmodel.model.hardware import GpuFigures, canonical, figures, with_overlap
+from synergyd.jobmodel.model.hardware import GpuFigures, canonical, figures, with_kernels, with_overlap
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.plan_distance import best_measurement, sigmas
 from synergyd.jobmodel.plan_limits import PlanLimits, check_fixed
@@ -67,7 +68,8 @@ class PlanTable:
     """The answer for one model and GPU type.
 
     `usable_bytes` is the memory that a plan may use. `note` is not empty if the type's figures are a guess. `measure` is the single
-    measurement that narrows the predictions most, with their one sigma before and after it, None where no plan fits.
+    measurement that narrows the predictions most, with their one sigma before and after it, None where no plan fits. `kernels`: those
+    that the predictions go by; the others are assumed to be fused.
     """
 
     model: ModelSpec
@@ -77,6 +79,7 @@ class PlanTable:
     counts: tuple[GpuCount, ...]
     note: str
     measure: tuple[str, float, float] | None = None
+    kernels: Kernels = UNKNOWN
 
     def first(self, top: int) -> PlanTable:
         """Return the same table with at most `top` plans for each GPU count."""
@@ -107,12 +110,14 @@ def plan_table(
     top: int = 10,
     gpu: GpuFigures | None = None,
     comm: Sequence[str] = (),
+    kernels: Kernels = UNKNOWN,
 ) -> PlanTable:
     """Return the `top` plans by goodput for each GPU count of `gpus` on nodes of `gpus_per_node` GPUs.
 
     Without `noise_scale` the batch is the smallest of the range that a plan divides, as for a job that never reported one. Degrees
     that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. `comm`: kinds of
-    less communication to try beside the exact one, as a job may be given them, for replicas that no other degree splits. Raises
+    less communication to try beside the exact one, as a job may be given them, for replicas that no other degree splits. `kernels`: those
+    of the runs, as far as they are known. Raises
     UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
@@ -122,8 +127,14 @@ def plan_table(
         raise UsageError("gpus", f"{max(gpus)} is too many", f"at most {MAX_GPUS}")
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
+    if kernels.transformer_engine is False and precision == "fp8":
+        raise UsageError("kernels", "local, with precision=fp8", "fp8 needs Transformer Engine")
+    if kernels.transformer_engine is False:  # context parallelism needs it too
+        if cp is not None and cp > 1:
+            raise UsageError("kernels", f"local, with cp={cp}", "cp needs Transformer Engine")
+        cp = 1
     low, high = global_batch
-    gpu = with_overlap(gpu or figures(gpu_type))  # as the launcher runs Megatron-LM
+    gpu = with_overlap(with_kernels(gpu or figures(gpu_type), kernels))  # as the launcher runs Megatron-LM
     limits = PlanLimits(
         low,
         high,
@@ -159,6 +170,7 @@ def plan_table(
         usable_bytes=gpu.usable_bytes,
         counts=tuple(counts),
         note=gpu.note,
+        kernels=kernels,
         measure=best_measurement(model, gpu, [row.cell for count in counts for row in count.rows]),
     )
 

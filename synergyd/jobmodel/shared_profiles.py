@@ -14,12 +14,14 @@ from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
 
+from synergy_core.kernels import Kernels
 from synergy_core.records import Job, Measurement, Plan, Profile, Shape
 
 from synergyd.jobmodel.alike_programs import AlikePrograms
 from synergyd.jobmodel.learning import inherit_profile, round_to_grid
 
 PREFIX = "like:"  # prefix of the stored keys: `like:PROGRAM:KIND`
+KERNELS = "kernels:"  # prefix of the keys of what a program's jobs have detected, whether their model is known or not
 _SAME = 0.05  # |log| of two step times that count as equal
 _UNLIKE = 0.3  # |log| of two step times of one plan on one shape from which they belong to two programs
 _STRIKES = 2  # after so many unlike runs in a row the program has changed
@@ -81,15 +83,43 @@ class SharedProfiles:
         self._replaced: dict[
             int, set[tuple[Plan, Shape]]
         ] = {}  # by job: measurements of others that it has replaced, once each
+        self._kernels: dict[str, Kernels] = {}  # by key, the latest last
+        self._detected: set[int] = set()  # jobs whose kernels count already, so that what is in use is not pruned
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """Load the profiles that an earlier daemon has stored."""
         self._known |= {key: profile for key, profile in profiles.items() if key.startswith(PREFIX)}
+        for key, profile in profiles.items():
+            if key.startswith(KERNELS) and profile.kernels is not None:
+                self._keep_kernels(key, profile.kernels)
         self._forget_old()
         for key, profile in self._known.items():
             self._alike.take(_kind(key), key, profile)
 
     def learn(self, job: Job, profile: Profile) -> dict[str, Profile]:
+        """Take over a job's measurements and kernels, and return the profiles that changed, by key."""
+        return self._learn_kernels(job, profile.kernels) | self._learn_measurements(job, profile)
+
+    def _learn_kernels(self, job: Job, kernels: Kernels | None) -> dict[str, Profile]:
+        key = KERNELS + program_mark(job)
+        if kernels is None or (self._kernels.get(key) == kernels and job.job_id in self._detected):
+            return {}
+        self._detected.add(job.job_id)
+        self._keep_kernels(key, kernels)
+        return {key: Profile(kernels=kernels)}
+
+    def _keep_kernels(self, key: str, kernels: Kernels) -> None:
+        self._kernels.pop(key, None)
+        self._kernels[key] = kernels
+        while len(self._kernels) > _PROGRAMS:
+            del self._kernels[next(iter(self._kernels))]
+
+    def with_kernels(self, job: Job, profile: Profile) -> Profile:
+        """Return `profile` with the kernels that the latest job of its program has detected, if it has none of its own."""
+        known = self._kernels.get(KERNELS + program_mark(job)) if profile.kernels is None else None
+        return profile if known is None else replace(profile, kernels=known)
+
+    def _learn_measurements(self, job: Job, profile: Profile) -> dict[str, Profile]:
         """Take over a job's measurements and return the profiles that changed, by key.
 
         A job whose step times disagree is ignored. After a second one in a row the program has changed and its measurements are
@@ -157,6 +187,7 @@ class SharedProfiles:
     def forget(self, job_id: int) -> None:
         """Drop the state of a job that has ended. Its measurements stay."""
         self._unlike.discard(job_id)
+        self._detected.discard(job_id)
         self._replaced.pop(job_id, None)
 
     def _usual_noise(self, key: str, job_id: int, noise: float | None, known: float | None) -> float | None:
@@ -270,7 +301,7 @@ def believed_profiles(jobs: Iterable[Job], own: Mapping[int, Profile], shared: S
     of_models = {key: inherit_profile(Profile(), profiles) for key, profiles in of_model.items()}
     answer = {}
     for job in jobs:
-        profile = shared.complete_profile(job, own.get(job.job_id, Profile()))
+        profile = shared.with_kernels(job, shared.complete_profile(job, own.get(job.job_id, Profile())))
         others = of_models.get((job.uid, (job.directive.model if job.directive else None) or ""))
         answer[job.job_id] = profile if others is None or profile.samples else inherit_profile(profile, [others])
     return answer

@@ -51,7 +51,7 @@ from synergyd.store.tables import (
     WouldHaveRow,
 )
 
-_PRUNED = ("job:", "like:", "failed:", "length:", "resizes:")  # kinds of profiles that age
+_PRUNED = ("job:", "like:", "kernels:", "failed:", "length:", "resizes:")  # kinds of profiles that age
 _PRUNE_EPOCHS = 200  # a transaction: readers of SQLite wait for no longer than that takes
 
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from synergy_core.achieved import Achieved, wrong_model_message
 from synergy_core.errors import UsageError
 from synergy_core.formatting import format_plan, format_shape, format_size
+from synergy_core.job_report import Report
+from synergy_core.kernels import UNKNOWN, kernels_message
 from synergy_core.reasons import Reasons, format_reasons
 from synergy_core.recompute import format_recompute
 from synergy_core.records import Cell, Decision
@@ -61,7 +63,15 @@ def collect(store: Store, job_id: int) -> ExplainJson:
         paused=job_id in store.paused_jobs(),
         story=tuple(StoryLine(at_s=e.at_s, state=e.state, event=e.event, detail=e.detail) for e in story),
         expected=expected,
+        kernels=_kernels(report, achieved),
     )
+
+
+def _kernels(report: Report | None, achieved: Achieved | None) -> str:
+    """Return which kernels a job's report names, or that all are assumed; "" where no prediction goes by them."""
+    if report is not None and report.kernels is not None:
+        return kernels_message(report.kernels)
+    return kernels_message(UNKNOWN) if achieved is not None and achieved.mfu is not None else ""
 
 
 def _achieved(store: Store, job_id: int) -> Achieved | None:

@@ -172,6 +172,8 @@ class ExplainJson:
     expected: ExpectedJob | None = None
     #: causes of slow steps, where the evidence suffices, and a recent loss spike; `warnings` has the sentences
     diagnoses: tuple[Reason, ...] = ()
+    #: which kernels of its run were detected, and which its prediction assumes, in words; "" where neither is known
+    kernels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from synergy_core.achieved import Achieved
+from synergy_core.job_report import Report
+from synergy_core.kernels import LOCAL, Kernels
 from synergy_core.records import Cell, Plan, Shape
 
-from synergyd.views.explain import _decision_lines
+from synergyd.views.explain import _decision_lines, _kernels
 
 
 def predicted_lines(throughput: float, efficiency: float, goodput: float) -> tuple[str, ...]:
@@ -35,3 +38,14 @@ def test_goodput_is_shown_with_all_its_factors(cell: tuple[float, float, float],
 
 def test_a_size_without_a_plan_of_synergy_s_shows_the_script_s_own() -> None:
     assert predicted_lines(0.0, 1.0, 0.0)[1:] == ("plan      its script's own",)
+
+
+def test_kernels_are_detected_or_assumed() -> None:
+    unreported = Report(7, 0, 1)
+    assert _kernels(unreported, None) == _kernels(None, Achieved(step_s=1.0)) == ""  # nothing is predicted by them
+    assert _kernels(unreported, Achieved(step_s=1.0, mfu=0.4)).startswith("assumed: fused attention, norms")
+    assert _kernels(Report(7, 0, 1, kernels=LOCAL), None).startswith("detected: no Transformer Engine; fused softmax")
+    some = _kernels(Report(7, 0, 1, kernels=Kernels(attention=True, compiled=True)), None)
+    assert (
+        some == "detected: torch.compile; fused attention; assumed: fused norms, activations, gradient sums, optimizer"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from synergy_core.errors import SynergyError, UnavailableError, UsageError, format_value, one_line
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
 from synergy_core.job_report import SPIKE_ANSWERS, EarlyFailure, Fault, GpuActivity, InPlace, LossSpike, Report
+from synergy_core.kernels import Kernels
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -130,7 +131,9 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
     times = data.get("slow_times")
     known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
+    kernels = data.get("kernels")
     return {
+        "kernels": _known_kernels(kernels) if isinstance(kernels, dict) else None,
         "accepts": {
             **{
                 name: accepts.get(name) is True
@@ -155,6 +158,12 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "launcher": name if isinstance(name := data.get("launcher"), str) and _LAUNCHER.match(name) else "",
         "comm": _exchange_text(data.get("comm")),
     }
+
+
+def _known_kernels(said: dict[str, Any]) -> dict[str, bool] | None:
+    """Return what is clearly said of the kernels, or None if nothing is."""
+    known = {f.name: said[f.name] for f in fields(Kernels) if isinstance(said.get(f.name), bool)}
+    return known or None
 
 
 def _exchange_text(said: object) -> str:

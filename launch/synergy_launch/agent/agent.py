@@ -42,6 +42,7 @@ from typing import Any, NoReturn, TypedDict, Unpack
 from synergy_core.errors import SynergyError, one_line
 from synergy_core.exchange import EXACT, Exchange
 from synergy_core.job_report import LossSpike
+from synergy_core.kernels import Kernels
 from synergy_core.reasons import format_reasons
 from synergy_core.records import ModelSpec, Plan
 
@@ -191,13 +192,14 @@ class Agent:
         tokens: int | None = None,
         base_batch: int | None = None,
         peers: int | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         """Start the agent; training goes on after `step` finished steps.
 
         `checkpoint_interval` is in steps; 0: on request and at the end only; None: the interval that loses least
         (synergy_launch.agent.checkpoint_interval). `base_batch` (M0) means that the script asks `take_batch` after each step: its batch may
         change while it runs. `peers` numbers the ranks that do the same work as this one (such as its pipeline stage): all ranks then give
-        each step's `own_s`, and slow nodes are found.
+        each step's `own_s`, and slow nodes are found. `kernels`: those of the run, as far as its adapter sees them.
         """
         plan = self.plan
         store = self.checkpointer.store
@@ -213,6 +215,7 @@ class Agent:
             rebatching=base_batch is not None,
             base_batch=base_batch,
             model=asdict(model) if model else None,
+            kernels=asdict(kernels) if kernels else None,
             checkpoint_step=step if step and store else None,
         )
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:

@@ -58,6 +58,7 @@ class StatusFile:
             "slow_nodes": [],
             "slow_times": [],
             "model": None,
+            "kernels": None,
             "accepts": settings.accepts,
             "state": "starting",
             "note": "",

@@ -35,6 +35,7 @@ from synergy_launch.deepspeed.gradient_norms import EngineNorms
 from synergy_launch.deepspeed.refused import check_engine
 from synergy_launch.pytorch.batch_loop import BatchLoop, make_following
 from synergy_launch.pytorch.device import device_memory, on_device, peak_memory
+from synergy_launch.pytorch.kernels import detect_kernels
 from synergy_launch.pytorch.mesh import Degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
@@ -95,6 +96,7 @@ class DeepSpeedTask(BatchLoop):
             checkpoint_interval=checkpoint_interval,
             tokens=self.samples * tokens_per_sample,
             base_batch=self.following.base,
+            kernels=detect_kernels(engine.module, engine.optimizer),
         )
         self._follow()
 

@@ -97,6 +97,7 @@ def train(args: argparse.Namespace, settings: AgentSettings) -> None:
             tokens=run.tokens,
             base_batch=run.following.base,
             peers=run.stage,
+            kernels=run.kernels,
         )
         while not run.following.has_finished(args.steps):
             loss = run.train_step()

@@ -34,6 +34,7 @@ from synergy_launch.huggingface.accumulation import TrainerAccumulation, batch_o
 from synergy_launch.huggingface.checkpoints import TrainerCheckpoints
 from synergy_launch.pytorch.accumulation import round_batch
 from synergy_launch.pytorch.device import device_memory, peak_memory
+from synergy_launch.pytorch.kernels import detect_kernels
 
 RULE = "_synergy_rule"  # attribute of TrainingArguments: the learning-rate rule, by apply_plan
 
@@ -113,6 +114,7 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             checkpoint_interval=self._interval,
             tokens=step * unit.global_batch * self._tokens_per_sample,
             base_batch=unit.global_batch if self.accumulation is not None else None,
+            kernels=detect_kernels(more["model"], more.get("optimizer")) if more.get("model") is not None else None,
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:

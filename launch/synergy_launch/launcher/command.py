@@ -46,6 +46,7 @@ from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint
 from synergy_launch.megatron_lm import options as megatron_options
 from synergy_launch.megatron_lm.batch_arguments import Trained
+from synergy_launch.megatron_lm.kernels import detect_kernels, torch_version
 from synergy_launch.megatron_lm.older_checkpoint import REMARK as OLDER_FORMAT
 from synergy_launch.megatron_lm.older_checkpoint import is_resumed_from_older_format
 from synergy_launch.megatron_lm.supervisor import Supervisor
@@ -247,6 +248,7 @@ def _run(
     kind = script_kind.classify_script(options.script[0], options.script[1:], options.style)
     plan = plan_file.plan if plan_file else None
     plain = "" if is_hooked else no_adapter.check(options.script[0], plan, limits, kind)
+    version = megatron_arguments.find_version(Path(options.script[0]))
     node = node_command(
         options.script,
         allocation,
@@ -259,7 +261,7 @@ def _run(
         threads=compute_threads(os.environ),
         trained=trained,
         batch_limits=limits,
-        version=megatron_arguments.find_version(Path(options.script[0])),
+        version=version,
         run=restarts.report_part.number if restarts else 0,
         local_rank=options.local_rank,
         is_hooked=is_hooked or bool(os.environ.get(TRY)),
@@ -274,7 +276,7 @@ def _run(
         remarks += _megatron_remarks(node, Path(checkpoint), trained)
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
-    supervisor = _supervisor(node, allocation) if megatron else None
+    supervisor = _supervisor(node, allocation, version) if megatron else None
     return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts, starter)
 
 
@@ -297,8 +299,8 @@ def _megatron_remarks(node: NodeCommand, folder: Path, trained: Trained) -> list
     return remarks
 
 
-def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
-    """Return the supervisor for a Megatron-LM command, from its final arguments."""
+def _supervisor(node: NodeCommand, allocation: JobAllocation, version: tuple[int, int] | None) -> Supervisor:
+    """Return the supervisor for a Megatron-LM command, from its final arguments; `version`: Megatron-LM's."""
     arguments = node.argv
     folder = (megatron_options.option_values(arguments, "--save") or [""])[-1]
     accepts = json.loads(node.environment.get("SYNERGY_ACCEPTS_JSON", "null"))
@@ -311,6 +313,7 @@ def _supervisor(node: NodeCommand, allocation: JobAllocation) -> Supervisor:
         step_log=node.environment.get("SYNERGY_STEP_LOG", ""),
         resharding=node.plan is not None and megatron_arguments.can_reshard(arguments),
         accepts=accepts,
+        kernels=detect_kernels(arguments, version, torch=torch_version()),
         nodes=len(allocation.nodes),
         restarts=allocation.restarts,
     )

@@ -36,6 +36,7 @@ from synergy_launch.lightning.progress import rewrite
 from synergy_launch.lightning.refused import batch_obstacle, check_optimizers, check_trainer
 from synergy_launch.pytorch.accumulation import Accumulation, round_batch
 from synergy_launch.pytorch.device import device_memory, peak_memory
+from synergy_launch.pytorch.kernels import detect_kernels
 from synergy_launch.pytorch.rng_state import load_random, save_random
 
 FILE = "lightning.ckpt"  # in the checkpoint's folder
@@ -219,6 +220,7 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             checkpoint_interval=self._interval,
             tokens=self._samples() * self._tokens_per_sample,
             base_batch=unit.global_batch if self.accumulation is not None else None,
+            kernels=detect_kernels(pl_module, trainer.optimizers[0]),
         )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

@@ -12,6 +12,7 @@ import os
 import queue
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from synergy_core.errors import UsageError
+from synergy_core.kernels import Kernels
 from synergy_core.records import ModelSpec, Plan
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,13 +37,14 @@ from synergy_launch.megatron_core.model import CPU, METADATA, build_model, check
 from synergy_launch.megatron_core.optimizer_state import load_optimizer, optimizer_state
 from synergy_launch.pytorch.checkpoint_files import without_crc
 from synergy_launch.pytorch.forward_timer import ForwardTimer
+from synergy_launch.pytorch.kernels import detect_kernels
 
 with warnings.catch_warnings(action="ignore"):  # importable on a CPU too, since megatron_core.model was imported
     from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER, OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
@@ -253,6 +256,18 @@ class MegatronRun:
     @property
     def noise_scale(self) -> float | None:
         return self.noise.scale.value if self.noise else None
+
+    @property
+    def kernels(self) -> Kernels:
+        """Return the kernels of the local layers that `transformer_config` asks for."""
+        return replace(
+            detect_kernels(self.model),
+            attention=False,
+            softmax=bool(self.config.masked_softmax_fusion or not self.config.attention_softmax_in_fp32),
+            pointwise=bool(self.config.bias_activation_fusion and self.config.bias_dropout_fusion),
+            accumulation=bool(self.config.gradient_accumulation_fusion),
+            optimizer=not USING_PYTORCH_OPTIMIZER,
+        )
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if checkpoint.meta.get("kind") != "megatron":

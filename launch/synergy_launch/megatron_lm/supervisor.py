@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from synergy_core.kernels import Kernels
 from synergy_core.records import Plan
 
 from synergy_launch.megatron_lm import tracker
@@ -88,6 +89,7 @@ class Supervisor:
         step_log: str = "",
         resharding: bool = False,
         accepts: Mapping[str, Any] | None = None,
+        kernels: Kernels | None = None,
         nodes: int = 1,
         restarts: int = 0,
     ) -> None:
@@ -99,6 +101,7 @@ class Supervisor:
         self._ask_at = 0.0
         self._plan, self._seq, self._step_log = plan, seq, step_log
         self._resharding, self._accepts = resharding, accepts
+        self._kernels = asdict(kernels) if kernels else None
         self._folder = Path(folder) if folder else None
         self._nodes, self._restarts = nodes, restarts
         self._saved: int | None = None
@@ -210,6 +213,7 @@ class Supervisor:
             "restarts": self._restarts,
             "resharding": self._resharding,
             "accepts": self._accepts,
+            "kernels": self._kernels,
             "state": self.state,
             "note": ", ".join(notes),
         }

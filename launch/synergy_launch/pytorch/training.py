@@ -49,6 +49,7 @@ from synergy_launch.pytorch.checkpoint_files import CheckpointWriter
 from synergy_launch.pytorch.device import device_memory, peak_memory
 from synergy_launch.pytorch.forward_timer import ForwardTimer
 from synergy_launch.pytorch.gradient_norms import GradientNorms, clip_gradients
+from synergy_launch.pytorch.kernels import detect_kernels
 from synergy_launch.pytorch.mesh import data_rank, mesh_degrees
 from synergy_launch.pytorch.rng_state import load_random, save_random
 from synergy_launch.pytorch.run_plan import resumed_plan, run_plan
@@ -154,6 +155,7 @@ class SynergyTask(BatchLoop):
             tokens=self.samples * tokens_per_sample,
             base_batch=self.following.base,
             peers=pipeline.stage if pipeline is not None else 0,
+            kernels=detect_kernels(model, optimizer),
         )
         self._note_batch()
         self.link_gate = gate_ddp(model) or gate_fsdp(model)

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from synergy_core.errors import UsageError
 from synergy_core.exchange import parse_kinds
+from synergy_core.kernels import LOCAL, UNKNOWN, kernels_message
 from synergy_core.recompute import format_recompute
 from synergy_core.records import Plan
 
@@ -87,8 +88,9 @@ FIXED: dict[str, click.ParamType[Any]] = {
     "comm": click.STRING,
     "intra": click.STRING,
     "inter": click.STRING,
+    "kernels": click.Choice(("fused", "local")),
 }
-_OLD = {f"--{key.replace('_', '-')}": key for key in FIXED}
+_OLD = {f"--{key.replace('_', '-')}": key for key in FIXED if key != "kernels"}
 
 
 @click.command("plan", cls=WithOldOptions, old=_OLD)
@@ -185,8 +187,8 @@ def plan(
 
     --set zero= takes 0 to 3 (3 is FSDP), seq= the sequence length, intra= a link inside a node (nvlink4, pcie4, ..., or 1e9
     bytes/s per GPU), inter=LINK[/N] one between nodes (ib-ndr, roce-200/2, 4x25gbe/8), shared by N GPUs. comm=local,compressed adds plans
-    that exchange less over slow links, with the progress per example that the papers report. Options of 0.2.0 such as --tp
-    still work.
+    that exchange less over slow links, with the progress per example that the papers report. kernels=local predicts Megatron-LM without
+    Transformer Engine and Apex; a job's own kernels are detected. Options of 0.2.0 such as --tp still work.
 
     \b
     Examples:
@@ -201,6 +203,7 @@ def plan(
     try:
         fixed_values = key_values(given, FIXED)
         links = fixed_values.pop("intra", None), fixed_values.pop("inter", None)
+        kernels = LOCAL if fixed_values.pop("kernels", "fused") == "local" else UNKNOWN
         comm = parse_kinds(fixed_values.pop("comm", "exact"), "--set comm")
         table = plan_table(
             load_model(model_name, fixed_values.pop("seq", None)),
@@ -211,6 +214,7 @@ def plan(
             noise_scale=noise_scale,
             top=_ALL if plot else top,
             comm=comm,
+            kernels=kernels,
             gpu=_figures(gpu_type, profile_file, _overrides(gpu_type, figures_file, *links)),
             **fixed_values,
         )
@@ -275,7 +279,7 @@ def show(table: PlanTable, console: Console) -> None:
     if table.measure is not None:
         what, before, after = table.measure
         console.print(f"+- {100 * before:.0f} % becomes {100 * after:.0f} % by measuring {what}", markup=False)
-        console.print("assumed: fused attention and norms, as by Transformer Engine", markup=False)
+        console.print(kernels_message(table.kernels, "--set kernels=local"), markup=False)
 
 
 def degrees(plan: Plan) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 Columns: row_id, source, model, layers, hidden, ffn, heads, kv_heads, vocab, seq, gpu_type, gpus_per_node, n_gpus, tp, pp,
 vpp, cp, dp, ep, micro_batch, global_batch, recompute, seq_parallel, zero_stage, precision, iter_time_s, mem_gb (1e9
-bytes), score_as, group. Optional: software (megatron, deepspeed, fsdp), shard_ranks (over which the optimizer is shared out),
+bytes), score_as, group. Optional: software (megatron, deepspeed, fsdp, nemo), shard_ranks (over which the optimizer is shared out),
 inter_gbs (a GPU's share of the network, 1e9 bytes/s, where it is known), experts, top_k, oom (1: out of memory, and no time); note, in
 which Megatron's flags (--swiglu, --attention-backend=...) and "last rank" (what mem_gb was measured on) are understood, and without those
-columns DeepSpeed's name and zero1=N too. Columns that are not known are passed over.
+columns DeepSpeed's and NeMo's name and zero1=N too. Columns that are not known are passed over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _BACKENDS = {
     "--use-flash-attn": True,
     "--transformer-impl=local": False,
 }
-_SOFTWARE = ("megatron", "deepspeed", "fsdp")
+_SOFTWARE = ("megatron", "deepspeed", "fsdp", "nemo")
+_NEMO = re.compile(r"\bnemo(?!tron)")  # in a text, where no column says it
 _DEEPSPEED = ("deepspeed", "zero-3", "zero3")  # in a text, where no column says it
 _SHARD_GROUP = re.compile(r"\bzero1=([0-9]{1,6})\b")  # InternEvo's, -1 for all ranks
 _SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
@@ -82,6 +83,7 @@ class MeasuredRun:
     fused: bool | None = None  # whether attention is fused, None: not known
     out_of_memory: bool = False  # it did not run (column `oom`)
     deepspeed: bool = False  # ZeRO-3 by DeepSpeed, not FSDP
+    overlaps: bool = False  # its traffic is behind compute, as NeMo's recipes have it
     shard_ranks: int = 0  # ranks over which ZeRO shares out, 0: all data-parallel ones
     inter_gbs: float | None = None  # None: the network is not known
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
@@ -260,6 +262,7 @@ def _row(cells: Mapping[str | None, str | None], file: str, where: str, line: in
         fused=_is_fused(flags, model, plan, gpu_type),
         out_of_memory=failed,
         deepspeed=_software(read, text) == "deepspeed" and plan.zero_stage == 3,
+        overlaps=_software(read, text) == "nemo",
         shard_ranks=_shard_ranks(read, text, plan),
         inter_gbs=read.positive("inter_gbs", _RATE_LIMIT),
         last_stage="last rank" in read.text("note").lower(),
@@ -290,6 +293,8 @@ def _software(read: _CsvLine, text: str) -> str:
             what = f"software is {read.text('software')!r}"
             raise IncompleteError(read.where, what, f"known are {', '.join(_SOFTWARE)}")
         return column
+    if _NEMO.search(text):
+        return "nemo"
     return "deepspeed" if "fsdp" not in text and any(word in text for word in _DEEPSPEED) else ""
 
 

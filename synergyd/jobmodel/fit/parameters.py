@@ -17,11 +17,20 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from synergy_core.kernels import Kernels
 
 from synergyd.jobmodel.fit.measured_runs import MeasuredRun
 from synergyd.jobmodel.model.arrays import Bools, Floats, PlanArrays, from_plans
 from synergyd.jobmodel.model.dims import Dims, stack_dims
-from synergyd.jobmodel.model.hardware import KNOWN_NETWORK, GpuFigures, canonical, figures, with_deepspeed
+from synergyd.jobmodel.model.hardware import (
+    KNOWN_NETWORK,
+    GpuFigures,
+    canonical,
+    figures,
+    with_deepspeed,
+    with_kernels,
+    with_overlap,
+)
 from synergyd.jobmodel.model.memory import peak_parts
 from synergyd.jobmodel.model.step_time import step_parts
 
@@ -171,6 +180,8 @@ def batch(rows: Sequence[MeasuredRun], overrides: Mapping[str, Mapping[str, floa
         gpu = figures(row.gpu_type, overrides)
         if row.inter_gbs is not None:
             gpu = replace(gpu, inter_gbs=row.inter_gbs, inter_uncertainty=KNOWN_NETWORK)
+        if row.overlaps:
+            gpu = with_kernels(with_overlap(gpu), Kernels(tp_overlap=True))
         types.append(replace(with_deepspeed(gpu) if row.deepspeed else gpu, flash=gpu.flash and row.fused is not False))
     columns: dict[str, Any] = {
         item.name: np.array([getattr(gpu, item.name) for gpu in types])

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from synergy_core.errors import UsageError
+from synergy_core.kernels import Kernels
 from synergy_core.link_names import LINK_CLASSES, parse_link
 
 GIB = 2**30
@@ -49,6 +50,12 @@ class GpuFigures:
     misaligned_gemm: float = 1.4
     odd_gemm: float = 2.0
     unfused: float = 0.0
+    score_traffic: float = 1.0
+    norm_traffic: float = 1.0
+    pointwise_traffic: float = 1.0
+    optimizer_traffic: float = 1.0
+    accumulation_bytes: float = 0.0
+    tp_overlap: float = 0.0
     fp8_speedup: float = 1.6
     fp32_speed: float = 0.5
     kernel_s: float = 1e-5
@@ -98,6 +105,40 @@ def with_deepspeed(gpu: GpuFigures) -> GpuFigures:
     return replace(gpu, zero3_rail_use=0.0)
 
 
+# Of tensor-parallel traffic, the part behind GEMMs under Megatron-LM's --tp-comm-overlap: all but the last of 4 parts of the two
+# reduce-scatters forward, of 8 collectives a layer (nemo_megatron/gpt3_175b_hydra.yaml of NVIDIA/dgxc-benchmarking).
+_TP_OVERLAP = 15 / 16
+# Bytes that the operators of megatron-core's local layers (softmax in fp32), or of torch's AdamW, read and write in a step over those of
+# fused kernels: the sizes of their arguments and results, counted in a TorchDispatchMode with megatron-core 0.16.1 and torch 2.13, such as
+# 60 bytes a score over 25. With them Megatron without Transformer Engine on an H100 is predicted 1 and 3 % too slow in place of 21 and 25 %
+# too fast (docs/design/measurements/gpu.md).
+_SCORES, _NORM, _POINTWISE, _OPTIMIZER = 2.4, 10.8, 2.05, 4.0
+_ACCUMULATION = 10.0  # bytes a parameter and micro-batch: read a gradient in 2 and their sum in 4, write the sum
+
+
+def with_kernels(gpu: GpuFigures, kernels: Kernels) -> GpuFigures:
+    """Return the figures for a run whose `kernels` were detected. What is not known of them is as `gpu` says."""
+    compiled = kernels.compiled is True  # what it fuses needs no kernel of its own
+    changes: dict[str, Any] = {}
+    if kernels.attention is True:
+        changes |= {"unfused": 0.0, "scores_kept": 0.0}
+    elif kernels.attention is False:
+        changes |= {"flash": False, "unfused": 1.0}
+    if kernels.softmax is False and kernels.attention is False and not compiled:
+        changes["score_traffic"] = _SCORES
+    if kernels.norm is False and not compiled:
+        changes["norm_traffic"] = _NORM
+    if kernels.pointwise is False and not compiled:
+        changes["pointwise_traffic"] = _POINTWISE
+    if kernels.optimizer is False:
+        changes["optimizer_traffic"] = _OPTIMIZER
+    if kernels.accumulation is False:
+        changes["accumulation_bytes"] = _ACCUMULATION
+    if kernels.tp_overlap is True:
+        changes["tp_overlap"] = _TP_OVERLAP
+    return replace(gpu, **changes) if changes else gpu
+
+
 # The figures that an override may set, and those of them that may be zero.
 _NUMBERS = frozenset(f.name for f in fields(GpuFigures)) - {"gpu_type", "flash", "note"}
 _ZERO_IS_FINE = frozenset(
@@ -124,11 +165,11 @@ _ZERO_IS_FINE = frozenset(
         "optimizer_s",
         "jitter",
     }
-    | {"zero3_overlap", "scores_kept", "zero3_rail_use", "dp_rank_s"}
+    | {"zero3_overlap", "scores_kept", "zero3_rail_use", "dp_rank_s", "accumulation_bytes", "tp_overlap"}
 )
 _AT_MOST_ONE = frozenset(
     {"gemm_efficiency", "attention_efficiency", "bandwidth_efficiency", "link_efficiency", "overlap", "fragmentation"}
-    | {"inter_efficiency", "zero3_overlap", "rail_use", "scores_kept", "zero3_rail_use"}
+    | {"inter_efficiency", "zero3_overlap", "rail_use", "scores_kept", "zero3_rail_use", "tp_overlap"}
 )
 _MIG = re.compile(r"(?P<parts>[1-7])g\.(?P<gib>[1-9]\d{0,3})gb")
 _MIG_PARTS = 7  # of a GPU's multiprocessors

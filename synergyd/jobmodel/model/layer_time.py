@@ -92,12 +92,14 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     mlp, wide = _mlp(model, at, plans, tokens, slowdowns)
     core, core_backward = _attention_core(model, at, plans, tokens)
     gemms = _projections(model, at, t, tokens, spread, slowdowns[0]) + mlp
-    element_wise = _element_wise(model, t, tokens * weight_bytes, spread, wide) / at.memory_rate
+    element_wise = _element_wise(model, gpu, t, tokens * weight_bytes, spread, wide) / at.memory_rate
     rest = gemms + element_wise
 
     # communication inside a layer, one pass
     boundary = tokens * weight_bytes * model.hidden
     tp_pass = 4 * ring(links["tp"], t, boundary)
+    if np.any(gpu.tp_overlap):
+        tp_pass = np.maximum((1 - gpu.tp_overlap) * tp_pass, tp_pass - (np.asarray(gpu.tp_overlap) > 0) * gemms)
     routed_bytes = boundary * model.top_k / np.where(plans.sequence_parallel, t, 1)
     ep_pass = model.moe_share * 2 * ring(links["ep"], plans.ep, routed_bytes)
     passed_on = 2 * ring(links["cp"], plans.cp, plans.cp * tokens * weight_bytes * model.kv / t)
@@ -234,9 +236,10 @@ def _mlps(
 def _attention_core(model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats) -> tuple[Floats, Floats]:
     """Return (forward, backward) seconds of the attention core."""
     gpu, t = at.gpu, plans.tp
-    # scores of long sequences fit no memory: those are only ever trained with fused attention
+    # scores of long sequences fit no memory: those are only trained with fused attention, unless software is known to have none
     fused = gpu.flash & ~not_fused(model, plans)
-    unfused = np.where(fused, gpu.unfused, 1.0) * np.minimum(1.0, (_LONGEST_UNFUSED / model.seq) ** 2)
+    likely = np.minimum(1.0, (_LONGEST_UNFUSED / model.seq) ** 2)
+    unfused = np.where(fused, gpu.unfused, 1.0) * np.where(np.asarray(gpu.unfused) < 1.0, likely, 1.0)
     # a causal mask skips half of the scores, unless they are computed in full
     in_full = np.minimum(unfused, 1.0)
     masked = 1 - 0.5 * model.causal * (1 - in_full)
@@ -245,17 +248,17 @@ def _attention_core(model: Dims, at: Kernels, plans: PlanArrays, tokens: Floats)
     slowdown = in_full * head + (1 - in_full) * fused_slowdown(model)
     flops = slowdown * masked * tokens * 2 * model.seq * (model.query + model.value) / t
     # unfused: the softmax, its mask and dropout read or write the scores five times in 2 bytes
-    scores_s = unfused * 10 * tokens * model.seq * model.heads / t / at.memory_rate
+    scores_s = unfused * 10 * gpu.score_traffic * tokens * model.seq * model.heads / t / at.memory_rate
     core = flops / (at.half_rate * gpu.attention_efficiency) + scores_s + gpu.kernel_s
     return core, core * (2 + 0.5 * (1 - in_full))
 
 
-def _element_wise(model: Dims, t: Ints, token_bytes: Floats, spread: Ints, wide: Floats) -> Floats:
+def _element_wise(model: Dims, gpu: GpuFigures, t: Ints, token_bytes: Floats, spread: Ints, wide: Floats) -> Floats:
     """Return the bytes that element-wise work of a layer moves forward.
 
     These are two norms (read, write), two dropout-residuals (read two, write one); bias, gelu or gate; rotary and biases of q, k,
     v.
     """
-    outer = token_bytes * model.hidden * (2 * 2 + 2 * 3) / spread
+    outer = token_bytes * model.hidden * (2 * 2 * gpu.norm_traffic + 2 * 3 * gpu.pointwise_traffic) / spread
     inner = token_bytes * (2 * wide * (model.gates - 1) + 2 * (model.query + 2 * model.kv)) / t
-    return outer + inner
+    return outer + gpu.pointwise_traffic * inner

@@ -154,11 +154,12 @@ def passes(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> Passes:
     # experts' optimizer is shared out over the ranks that hold the same ones
     of_expert = np.maximum(plans.shard / plans.ep, 1)
     shared = plans.zero_stage >= 1
-    updated = _OPTIMIZER_BYTES * (dense / np.where(shared, plans.shard, 1) + experts / np.where(shared, of_expert, 1))
+    updated = dense / np.where(shared, plans.shard, 1) + experts / np.where(shared, of_expert, 1)
+    updated = gpu.optimizer_traffic * _OPTIMIZER_BYTES * updated
     return Passes(
         model=model,
         at=at,
-        work=per_stage * layer.work + gpu.micro_s,
+        work=per_stage * layer.work + gpu.micro_s + gpu.accumulation_bytes * (dense + experts) / at.memory_rate,
         tp=per_stage * layer.tp,
         p2p=np.where(p > 1, 2 * v * hop, 0.0),
         # the last stage has the logits, and fewer layers where the layout is uneven

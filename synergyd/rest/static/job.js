@@ -75,10 +75,17 @@ function drawFacts(facts, heading, explain, row, job_id) {
     fact("Step", num(report?.step), report?.step_s ? `${num(report.step_s)} s each` : ""),
     explain.achieved?.mfu ? fact("MFU", percent(explain.achieved.mfu), `${num(explain.achieved.tokens_per_s)} tokens/s`) : null,
     explain.achieved?.predicted_step_s ? fact("Step predicted", `${num(explain.achieved.predicted_step_s)} s`, `measured ${num(explain.achieved.step_s)} s`) : null,
+    explain.kernels ? fact("Kernels", ...kernelWords(explain.kernels)) : null,
     ...activityFacts(report?.gpu_activity, !explain.achieved),
     fact("Loss", fixed(report?.loss, 4)),
     fact("Restarts", num(row?.restarts ?? report?.restarts)),
   ].filter(Boolean));
+}
+
+// "detected: ...; assumed: ...": how they are known, and which.
+function kernelWords(text) {
+  const [word, ...rest] = text.split(": ");
+  return [word, rest.join(": ")];
 }
 
 // The GPUs of the node that reports: recent means, and of a run that is over the whole run's.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synergy_core.accepts import Accepts
 from synergy_core.job_report import Report
+from synergy_core.kernels import LOCAL, UNKNOWN
 from synergy_core.records import (
     Cell,
     Cluster,
@@ -24,8 +25,11 @@ from synergy_core.records import (
 
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.learning import update_profile
-from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.model.arrays import from_plans
+from synergyd.jobmodel.model.hardware import figures, with_kernels
+from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.model.spec import load_model
+from synergyd.jobmodel.model.step_time import step_time
 from tests.unit.jobmodel import builders
 from tests.unit.jobmodel.builders import nodes
 
@@ -375,3 +379,16 @@ def test_a_prime_batch_of_a_plain_job_is_quick_and_right() -> None:
     assert cell is not None and cell.plan.micro_batch == 1 and cell.plan.global_batch == prime
     huge = task(job(global_batch=(10**15, 10**15)))
     assert huge.cells(MIXED) == () and "too large" in huge.why_no_cell(MIXED)
+
+
+def test_detected_kernels_are_what_a_job_is_predicted_by() -> None:
+    one, shape, plan = job(Shape("a100", 1, 8)), Shape("a100", 1, 8), Plan(dp=8, micro_batch=1, global_batch=64)
+    assumed, local = task(one), task(one, Profile(kernels=LOCAL))
+    for planner, kernels in ((assumed, UNKNOWN), (local, LOCAL)):
+        gpu = with_kernels(figures("a100"), kernels)
+        step_s = step_time(GPT, gpu, from_plans([plan], 8)).total[0]
+        peak = int(peak_memory(GPT, gpu, from_plans([plan], 8)).total[0])
+        predicted = planner.predict(shape, plan)
+        assert predicted is not None and predicted[0] == pytest.approx(step_s) and predicted[1] == peak
+    slow, fast = local.best_plan(shape), assumed.best_plan(shape)
+    assert slow and fast and slow.step_s > 1.2 * fast.step_s

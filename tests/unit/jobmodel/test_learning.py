@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from synergy_core.job_report import Report
+from synergy_core.kernels import LOCAL, Kernels
 from synergy_core.records import Measurement, Plan, Profile, Shape
 
 from synergyd.jobmodel.learning import CoarseProfiles, coarse, inherit_profile, level, refine_figures, update_profile
@@ -171,3 +172,19 @@ def test_refining_is_quick_enough_for_an_epoch() -> None:
     gpu = refine_figures(GPT, A100, measured, 1.0)
     # the second time it is remembered
     assert refine_figures(GPT, A100, measured, 1.0) is gpu
+
+
+def test_what_was_measured_with_other_kernels_is_forgotten() -> None:
+    plan, fused = SEEN[0], Kernels(attention=True)
+
+    def after(profile: Profile, kernels: Kernels | None, step_s: float) -> Profile:
+        return update_profile(profile, report(plan, step_s, kernels=kernels), 1.0, None, SHAPE)
+
+    local = after(after(Profile(), None, 2.0), LOCAL, 2.0)
+    assert local.kernels == LOCAL and local.samples == 2 and local.measured[0].samples == 2
+    assert after(local, None, 2.0).kernels == LOCAL  # a launcher that says nothing of them
+    told_more = after(local, replace(LOCAL, fp8=False), 2.0)
+    assert told_more.samples == 3 and told_more.kernels == replace(LOCAL, fp8=False)
+    other = after(local, fused, 1.0)
+    assert (other.kernels, other.samples, other.speed) == (fused, 1, 1.0)
+    assert [m.step_s for m in other.measured] == [1.0]

@@ -69,6 +69,20 @@ def test_the_measurement_that_narrows_the_prediction_most_is_one_line() -> None:
     assert sigmas("--gpus", "8")[0] < unknown
 
 
+def test_kernels_are_assumed_unless_they_are_given() -> None:
+    def shown(*argv: str) -> tuple[float, str]:
+        options = ("--model", "gpt3-1.3b", "--gpu-type", "a100", "--gpus", "8", "--top", "1")
+        data = json.loads(run(*options, *argv, "--json").output)
+        return data["counts"][0]["rows"][0]["cell"]["step_s"], run(*options, *argv).output
+
+    fused_s, assumed = shown()
+    local_s, known = shown("--set", "kernels=local")
+    assert local_s > 1.1 * fused_s
+    assert "assumed: fused attention, norms, activations, gradient sums, optimizer" in assumed
+    assert "--set kernels=local: no Transformer Engine; fused softmax" in known and "assumed" not in known
+    assert " cp 2" not in known  # which needs Transformer Engine
+
+
 def test_nothing_fits_is_one_line_and_exit_two() -> None:
     argv = ["--model", "gpt3-175b", "--gpu-type", "v100", "--gpus"]
     result = run(*argv, "1:8")
@@ -127,6 +141,9 @@ def test_the_leanest_plan_that_did_not_fit_is_told() -> None:
         (["--inter", "ib-hdr/x"], "write CLASS/N"),
         (["--intra", "-5"], "is no rate"),
         (["--intra", "nan"], "is no rate"),
+        (["--set", "kernels=some"], "kernels"),
+        (["--set", "kernels=local", "--precision", "fp8"], "fp8 needs Transformer Engine"),
+        (["--set", "kernels=local", "--cp", "2"], "cp needs Transformer Engine"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_two(change: list[str], says: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from synergy_core.kernels import LOCAL, Kernels
 from synergy_core.records import Directive, Job, Measurement, ModelSpec, Plan, Profile, Shape
 
-from synergyd.jobmodel.shared_profiles import SharedProfiles, likeness
+from synergyd.jobmodel.shared_profiles import KERNELS, SharedProfiles, believed_profiles, likeness, program_mark
 from tests.unit.scheduler.builders import job as made
 
 ONE, TWO, FOUR = (Shape("a100", 1, g) for g in (1, 2, 4))
@@ -118,3 +119,24 @@ def test_another_daemon_goes_on_with_it() -> None:
     stored = known.learn(run(1), profile(took(ONE, 1.0), noise=5.0))
     after.load({"job:1": profile(took(TWO, 9.0)), **stored})
     assert after.complete_profile(run(2), Profile()) == known.complete_profile(run(2), Profile()) != Profile()
+
+
+NAMED = Directive(model="llama3-8b", global_batch=(64, 64))
+
+
+def test_detected_kernels_hold_for_the_other_jobs_of_the_program_alone() -> None:
+    known = SharedProfiles()
+    first, second = run(1, "gpt-1", directive=NAMED), run(2, "gpt-2", directive=NAMED)
+    stored = known.learn(first, Profile(samples=1, kernels=LOCAL))
+    assert stored == {KERNELS + program_mark(first): Profile(kernels=LOCAL)}
+    assert known.learn(first, Profile(samples=2, kernels=LOCAL)) == {}  # nothing new
+    later = SharedProfiles()
+    later.load(stored)
+    strangers = run(3, "gpt-3", uid=8, directive=NAMED), run(4, "other", directive=NAMED)
+    for shared in (known, later):
+        believed = believed_profiles([second, *strangers], {}, shared)
+        assert [believed[i].kernels for i in (2, 3, 4)] == [LOCAL, None, None]
+    own = Profile(samples=1, kernels=Kernels(attention=True))
+    assert believed_profiles([second], {2: own}, known)[2].kernels == own.kernels
+    assert known.learn(second, own)  # the latest job of the program counts
+    assert believed_profiles([run(5, "gpt-5", directive=NAMED)], {}, known)[5].kernels == own.kernels

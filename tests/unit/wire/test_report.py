@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.errors import UnavailableError, UsageError, one_line
 from synergy_core.job_report import EarlyFailure, Fault, InPlace, LossSpike, Report
+from synergy_core.kernels import LOCAL, Kernels
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import munge, report
 from synergy_core.wire.codec import encode
@@ -395,3 +396,18 @@ def test_a_fault_in_words(fault: Fault, text: str) -> None:
 def test_a_cause_that_only_a_newer_launcher_knows_does_not_lose_the_report() -> None:
     told = {"number": 1, "crashes": 1, "code": 9, "cause": "cosmic ray", "crash_nodes": ["n2", "\x1b[31m", "n3"]}
     assert load(in_place=told).in_place == InPlace(number=1, crashes=1, code=9, crash_nodes=("n2", "n3"))
+
+
+def test_kernels_travel_and_what_is_not_clear_counts_as_not_said() -> None:
+    sent = Report(7, 0, 1, kernels=LOCAL)
+    assert from_json(to_json(sent)).kernels == LOCAL
+    assert b"kernels" not in to_json(Report(7, 0, 1))  # as a launcher before 0.3 says it
+    said = load(
+        kernels={"attention": False, "norm": 1, "softmax": "yes", "optimizer": None, "of_a_newer_launcher": True}
+    )
+    assert said.kernels == Kernels(attention=False)
+    unclear: tuple[object, ...] = (None, {}, [], "fused", 1, {"norm": 1}, {"of_a_newer_launcher": True})
+    for nothing in unclear:
+        assert load(kernels=nothing).kernels is None
+        assert status_to_report({"step": 1, "kernels": nothing}, 7, 0).kernels is None
+    assert status_to_report({"step": 1, "kernels": asdict(LOCAL)}, 7, 0).kernels == LOCAL

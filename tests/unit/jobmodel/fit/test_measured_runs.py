@@ -63,6 +63,8 @@ def test_software_is_told_apart(tmp_path: Path) -> None:
     assert one(tmp_path, **zero3, source="Somebody ZeRO-3").deepspeed
     assert not one(tmp_path, **zero3).deepspeed and not one(tmp_path, **zero3, note="FSDP (ZeRO-3)").deepspeed
     assert not one(tmp_path, note="Megatron-DeepSpeed").deepspeed
+    assert one(tmp_path, source="NVIDIA nemo_megatron/README.md").overlaps and one(tmp_path, note="NeMo 24.09").overlaps
+    assert not any(one(tmp_path, note=word).overlaps for word in ("", "Nemotron-4", "phenomenon", "Megatron-LM"))
     for changes in ({"recompute": "selective-AC"}, {"recompute": "selective"}):
         row = one(tmp_path, **zero3, **changes)
         assert row.plan.recompute == "operators" and row.fused is True
@@ -81,7 +83,10 @@ def test_columns_say_it_before_free_text(tmp_path: Path) -> None:
     assert not one(tmp_path, **zero3, software="fsdp", note="as fast as DeepSpeed").deepspeed
     assert one(tmp_path, **{**zero3, "zero_stage": "1"}, shard_ranks="4", note="zero1=2").shard_ranks == 4
     assert one(tmp_path, inter_gbs="12.5").inter_gbs == 12.5 and one(tmp_path).inter_gbs is None
-    with pytest.raises(UsageError, match="software is 'JAX'; known are megatron, deepspeed, fsdp"):
+    assert (
+        one(tmp_path, software="nemo").overlaps and not one(tmp_path, software="megatron", note="as in NeMo").overlaps
+    )
+    with pytest.raises(UsageError, match="software is 'JAX'; known are megatron, deepspeed, fsdp, nemo"):
         one(tmp_path, software="JAX")
 
 
