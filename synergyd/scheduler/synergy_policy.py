@@ -54,7 +54,8 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     waits = np.array([0.0 if a.current is None else stop_value(a, problem.terms) for a in problem.jobs])
     # the value of running at all over being stopped, which is no choice unless the job is stoppable
     rigid = movable & ~np.array([a.stoppable for a in problem.jobs], dtype=np.bool_)
-    hold = np.where(columns.running, np.maximum(columns.stay - waits, np.where(rigid, 1e-3, 0.0)), 0.0)
+    gain = columns.stay - waits  # below 0 where a stop is better than going on, as Sia's form may have it
+    hold = np.where(columns.running, np.where(rigid, np.maximum(gain, 1e-3), gain), 0.0)
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     solution: LagrangianSolution | None = None
     for _ in range(_HOLDS):

@@ -146,7 +146,7 @@ class JobRequest:
     restart: RestartBudget = NO_COST
     #: Cells that the running job can reach at restart.live_cost
     live_cells: frozenset[int] = frozenset()
-    #: jobs wait for GPUs: those that a running one has beyond its requested size are theirs whatever its RestartShare
+    #: jobs wait for GPUs: those that a running one has beyond its requested size are theirs if its RestartShare pays for one restart
     others_wait: bool = False
     #: restart cost over the sequences left (s/sequence; 0: not known): near its end a restart costs a job too much
     restart_drag: float = 0.0

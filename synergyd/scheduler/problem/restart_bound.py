@@ -7,7 +7,7 @@ been too much. A job that says nothing of its length has only the time that has 
 is the most that was spent.
 
 A Cell with less goodput needs room for two restarts, there and back: a job that could shrink for others and then not grow again
-would stay small on an idle cluster. While others wait, GPUs beyond the requested size are theirs: a job gives them back without that room.
+would stay small on an idle cluster. While others wait, GPUs beyond the requested size are theirs: room for one restart is enough.
 
 A restart may also be spent on a Cell that brings the end so much nearer that the restart is within that share of the time
 saved, by half of what is believed to be left. Otherwise a job that shrank for others while it had long to go would end far
@@ -56,11 +56,12 @@ def _costly_cells(job: JobRequest, current: int) -> frozenset[int]:
     banned: frozenset[int] = frozenset()
     if present > most:
         banned = cells.indices_above(-1.0) - cells.indices_above(math.nextafter(present, -math.inf)) - {current}
-    if (most := _most(job, 1)) is not None:
+    most = _most(job, 1)
+    if job.others_wait and (most is None or present <= most):
+        banned = frozenset(i for i in banned if not _gives_back(job, i))
+    if most is not None:
         banned |= cells.indices_above(-1.0) if present > most else cells.indices_above(most)
         banned -= cells.indices_above(math.nextafter(_least_repaying_goodput(job, present), -math.inf))
-    if job.others_wait and banned:
-        banned = frozenset(i for i in banned if not _gives_back(job, i))
     return banned
 
 
@@ -88,11 +89,11 @@ def instead_of_a_stop(job: JobRequest) -> frozenset[int]:
 
 def restart_bound_obstacle(job: JobRequest, index: int) -> str:
     """Return why cells[index] may not cost a running job a restart, or "" where it may."""
-    if job.current is None or _gives_back(job, index):
+    if job.current is None:
         return ""
     goodput, present = job.cells[index].goodput, job.cells[job.current].goodput
     job = _at_live_cost(job) if index in job.live_cells else job
-    restarts = 2 if goodput < present else 1
+    restarts = 2 if goodput < present and not _gives_back(job, index) else 1
     most = _most(job, restarts)
     if most is None or max(goodput, present) <= most or goodput >= _least_repaying_goodput(job, present):
         return ""

@@ -51,7 +51,7 @@ OF_0_1_0 = (
 )
 EXPLAIN_KEYS = {
     "job_id", "decided_s", "dry_run", "decision", "lines", "links", "alternatives", "lifecycle", "report", "note", "warnings",
-    "paused", "story", "end", "expected", "achieved", "diagnoses",
+    "paused", "story", "end", "expected", "achieved", "diagnoses", "kernels",
 }  # fmt: skip
 
 

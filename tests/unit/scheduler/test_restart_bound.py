@@ -110,11 +110,13 @@ def test_a_shrink_leaves_room_for_the_way_back(life_s: float, shrinks: bool) -> 
 
 @pytest.mark.parametrize(("asked", "shrinks"), [(2, True), (4, False)])
 def test_gpus_beyond_the_requested_size_go_to_those_that_wait(asked: int, shrinks: bool) -> None:
-    """It holds all 4 and is too young for two restarts."""
+    """It holds all 4 and is old enough for one restart, but not for two."""
     full, other = job(1, asked=asked, nodes=("n1",), gpus=4), job(2)
-    found = decided(RestartBudget(cost=COST, life_s=100.0), runs=full, others=(other,))
+    found = decided(RestartBudget(cost=COST, life_s=400.0), runs=full, others=(other,))
     assert (found.action is Action.RESIZE) == shrinks, found
-    request = ask(1, GOOD, asked=asked, current=2, restart=RestartBudget(cost=COST, life_s=100.0, share=0.1))
+    young = decided(RestartBudget(cost=COST, life_s=100.0), runs=full, others=(other,))
+    assert young.action is Action.KEEP, "RestartShare holds for them too"
+    request = ask(1, GOOD, asked=asked, current=2, restart=RestartBudget(cost=COST, life_s=400.0, share=0.1))
     assert {0, 1} <= ban_costly_restarts(request).banned_cells
     assert (1 in ban_costly_restarts(replace(request, others_wait=True)).banned_cells) != shrinks
     assert 0 in ban_costly_restarts(replace(request, others_wait=True)).banned_cells

@@ -9,6 +9,7 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
+from synergy_launch.batch.data_order import NOTHING_SKIPPED
 from synergy_launch.batch.learning_rate import Following
 
 pytest.importorskip("torch")
@@ -21,6 +22,7 @@ class _Ends:
     """Of an agent only what the loop's end needs."""
 
     ended = 0
+    skipped = NOTHING_SKIPPED
 
     def finish(self) -> None:
         self.ended += 1
