@@ -5,7 +5,7 @@ vpp, cp, dp, ep, micro_batch, global_batch, recompute, seq_parallel, zero_stage,
 bytes), score_as, group. Optional: software (megatron, deepspeed, fsdp, nemo), shard_ranks (over which the optimizer is shared out),
 inter_gbs (a GPU's share of the network, 1e9 bytes/s, where it is known), experts, top_k, oom (1: out of memory, and no time); note, in
 which Megatron's flags (--swiglu, --attention-backend=...) and "last rank" (what mem_gb was measured on) are understood, and without those
-columns DeepSpeed's and NeMo's name and zero1=N too. Columns that are not known are passed over.
+columns DeepSpeed's name and zero1=N too. Columns that are not known are passed over.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ _BACKENDS = {
     "--transformer-impl=local": False,
 }
 _SOFTWARE = ("megatron", "deepspeed", "fsdp", "nemo")
-_NEMO = re.compile(r"\bnemo(?!tron)")  # in a text, where no column says it
 _DEEPSPEED = ("deepspeed", "zero-3", "zero3")  # in a text, where no column says it
 _SHARD_GROUP = re.compile(r"\bzero1=([0-9]{1,6})\b")  # InternEvo's, -1 for all ranks
 _SINCE_HOPPER = ("h100", "h200", "gh200", "b200", "gb200", "b300", "gb300", "mi300", "l40", "l4", "rtx4090")
@@ -83,7 +82,7 @@ class MeasuredRun:
     fused: bool | None = None  # whether attention is fused, None: not known
     out_of_memory: bool = False  # it did not run (column `oom`)
     deepspeed: bool = False  # ZeRO-3 by DeepSpeed, not FSDP
-    overlaps: bool = False  # its traffic is behind compute, as NeMo's recipes have it
+    overlaps: bool = False  # its traffic is behind compute, as NeMo's recipes have it (column `software`)
     shard_ranks: int = 0  # ranks over which ZeRO shares out, 0: all data-parallel ones
     inter_gbs: float | None = None  # None: the network is not known
     last_stage: bool = False  # the peak is the last pipeline rank's, not the fullest one's
@@ -293,8 +292,6 @@ def _software(read: _CsvLine, text: str) -> str:
             what = f"software is {read.text('software')!r}"
             raise IncompleteError(read.where, what, f"known are {', '.join(_SOFTWARE)}")
         return column
-    if _NEMO.search(text):
-        return "nemo"
     return "deepspeed" if "fsdp" not in text and any(word in text for word in _DEEPSPEED) else ""
 
 

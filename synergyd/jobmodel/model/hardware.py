@@ -109,10 +109,9 @@ def with_deepspeed(gpu: GpuFigures) -> GpuFigures:
 # reduce-scatters forward, of 8 collectives a layer (nemo_megatron/gpt3_175b_hydra.yaml of NVIDIA/dgxc-benchmarking).
 _TP_OVERLAP = 15 / 16
 # Bytes that the operators of megatron-core's local layers (softmax in fp32), or of torch's AdamW, read and write in a step over those of
-# fused kernels: the sizes of their arguments and results, counted in a TorchDispatchMode with megatron-core 0.16.1 and torch 2.13, such as
-# 60 bytes a score over 25. With them Megatron without Transformer Engine on an H100 is predicted 1 and 3 % too slow in place of 21 and 25 %
-# too fast (docs/design/measurements/gpu.md).
-_SCORES, _NORM, _POINTWISE, _OPTIMIZER = 2.4, 10.8, 2.05, 4.0
+# fused kernels (python -m tests.benchmarks.kernel_traffic). With them Megatron without Transformer Engine on an H100 is predicted 1 and 3 %
+# too slow in place of 21 and 25 % too fast (docs/design/measurements/gpu.md).
+_SCORES, _NORM, _POINTWISE, _OPTIMIZER = 2.4, 12.0, 2.0, 4.0
 _ACCUMULATION = 10.0  # bytes a parameter and micro-batch: read a gradient in 2 and their sum in 4, write the sum
 
 

@@ -63,8 +63,7 @@ def test_software_is_told_apart(tmp_path: Path) -> None:
     assert one(tmp_path, **zero3, source="Somebody ZeRO-3").deepspeed
     assert not one(tmp_path, **zero3).deepspeed and not one(tmp_path, **zero3, note="FSDP (ZeRO-3)").deepspeed
     assert not one(tmp_path, note="Megatron-DeepSpeed").deepspeed
-    assert one(tmp_path, source="NVIDIA nemo_megatron/README.md").overlaps and one(tmp_path, note="NeMo 24.09").overlaps
-    assert not any(one(tmp_path, note=word).overlaps for word in ("", "Nemotron-4", "phenomenon", "Megatron-LM"))
+    assert not one(tmp_path, source="NVIDIA nemo_megatron/README.md").overlaps  # only the column says so
     for changes in ({"recompute": "selective-AC"}, {"recompute": "selective"}):
         row = one(tmp_path, **zero3, **changes)
         assert row.plan.recompute == "operators" and row.fused is True
