@@ -35,6 +35,7 @@ from tests.benchmarks.any_trainer_rows import ROWS, Row
 
 STEPS = 4
 LIMIT_S = 240.0
+DIFFS = Path(__file__).resolve().parents[2] / "launch" / "synergy_launch" / "examples" / "diffs"
 STAND_INS = Path(__file__).resolve().parents[1] / "throwaway"
 HEAD = ("script", "commit", "lines", "resized", "examples", "learning rate", "loss", "batch", "killed")
 
@@ -84,12 +85,12 @@ def measure(row: Row, sources: Path, folder: Path) -> Result:
 
 
 def _measure(row: Row, sources: Path, folder: Path, result: Result) -> None:
-    places = {kind: _place(row, sources, folder / kind) for kind in ("resized", "alone")}
-    subjects = {kind: _subject(row, place) for kind, place in places.items()}
+    places = {kind: place_of(row, sources, folder / kind) for kind in ("resized", "alone")}
+    subjects = {kind: subject_of(row, place) for kind, place in places.items()}
     resized, alone = subjects["resized"], subjects["alone"]
 
     def leg(kind: str, name: str, gpus: int, plan: Plan | None, restarts: int = 0) -> Leg:
-        more = {"environment": _environment(row, places[kind]), "cwd": places[kind]}
+        more = {"environment": environment_of(row, places[kind]), "cwd": places[kind]}
         return Leg(subjects[kind], folder / name, gpus, plan=plan, restarts=restarts, **more)  # type: ignore[arg-type]
 
     with leg("resized", "first", 2, own_plan(resized)) as one:
@@ -115,7 +116,7 @@ def _measure(row: Row, sources: Path, folder: Path, result: Result) -> None:
         one.until(lambda: len(one.records()) >= STEPS, f"step {saved + STEPS} on one process", LIMIT_S)
         one.end(0.0)  # kill -9 of all processes at once, as on a node that fails
         after = one.records(saved)
-    _fill(result, compare(expected, [*before, *after], saved))
+    fill(result, compare(expected, [*before, *after], saved))
     result.resized = "requeue"
     with leg("resized", "fourth", 2, plan, 2) as one:
         try:
@@ -166,7 +167,7 @@ def _moved(leg: Leg, plan: Plan | None) -> str:
     return f"{size} to {2 * size}"
 
 
-def _fill(result: Result, found: Comparison) -> None:
+def fill(result: Result, found: Comparison) -> None:
     result.numbers = {**asdict(found), "is_good": found.is_good, "is_same_loss": found.is_same_loss}
     result.examples = format_examples(found)
     if not found.is_same_batch:
@@ -179,11 +180,13 @@ def _fill(result: Result, found: Comparison) -> None:
         result.loss = kind if kind == "random" else f"{found.loss_difference:.0e} of {found.loss:.2f}: {kind}"
 
 
-def _place(row: Row, sources: Path, folder: Path) -> Path:
+def place_of(row: Row, sources: Path, folder: Path) -> Path:
     """Copy the script's folder, so that what it writes stays out of the checkout, and make its data."""
     source = sources / row.repository / row.folder
     skipped = shutil.ignore_patterns(".git", "*.ipynb", "*.png", "*.jpg", "*.gif", "*.pdf", *row.ignored)
     shutil.copytree(source, folder, ignore=skipped, symlinks=True)
+    if row.patch:
+        apply_patch(folder, row.patch)
     for path, before, after in row.changes:
         text = (folder / path).read_text()
         if before not in text:
@@ -194,7 +197,17 @@ def _place(row: Row, sources: Path, folder: Path) -> Path:
     return folder
 
 
-def _subject(row: Row, place: Path) -> Subject:
+def apply_patch(folder: Path, name: str) -> None:
+    """Apply a diff of launch/synergy_launch/examples/diffs in `folder`. Raises SynergyError where it does not fit."""
+    done = subprocess.run(
+        ["git", "apply", "--unidiff-zero", "--whitespace=nowarn", str(DIFFS / name)],
+        cwd=folder, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SynergyError(name, f"does not apply: another commit? {done.stderr.strip()[:200]}")
+
+
+def subject_of(row: Row, place: Path) -> Subject:
     words = tuple(word.format(here=place) for word in (*row.script, *row.arguments))
     if words[0] != "-m":
         words = (str(place / words[0]), *words[1:])
@@ -207,7 +220,7 @@ def _subject(row: Row, place: Path) -> Subject:
     )
 
 
-def _environment(row: Row, place: Path) -> dict[str, str]:
+def environment_of(row: Row, place: Path) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     paths = [str(STAND_INS / row.stand_in)] if row.stand_in else []
     paths += [os.environ[name] for name in row.needs if os.environ.get(name)]
@@ -224,7 +237,7 @@ def _environment(row: Row, place: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _room(keep: Path | None, name: str) -> Iterator[Path]:
+def room(keep: Path | None, name: str) -> Iterator[Path]:
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="any-trainer-") as made:
             yield Path(made)
@@ -256,7 +269,7 @@ def main() -> None:
         if why := missing(row, args.sources):
             print(f"{row.name}: skipped: {why}", flush=True)
             continue
-        with _room(args.keep, row.name.replace("/", "_").replace(" ", "_")) as folder:
+        with room(args.keep, row.name.replace("/", "_").replace(" ", "_")) as folder:
             result = measure(row, args.sources.absolute(), folder)
         results.append(result)
         print(" | ".join(result.cells()), f"({result.spent_s:.0f} s)", result.why, flush=True)

@@ -18,8 +18,8 @@ HF4 = "SYNERGY_TEST_TRANSFORMERS4"  # a folder with transformers 4, for scripts 
 class Row:
     """One script. `{here}` in words is the copy of its folder, which is the working directory too.
 
-    `lines`: changed for Synergy. `changes`: (file, before, after), of which those for Synergy are counted in `lines`. `needs`: variables
-    that name folders for PYTHONPATH. `paths`: the same, inside the copy.
+    `lines`: changed for Synergy, by `patch` (of launch/synergy_launch/examples/diffs) or among `changes`: (file, before, after).
+    `needs`: variables that name folders for PYTHONPATH. `paths`: the same, inside the copy.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Row:
     stand_in: str = "cpu_as_gpu"
     lines: int = 0
     changes: tuple[tuple[str, str, str], ...] = ()
+    patch: str = ""
     prepare: Callable[[Path], None] | None = None
     needs: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
@@ -63,6 +64,22 @@ def llama2c_data(here: Path) -> None:
 def text_file(here: Path) -> None:
     draw = random.Random(0)
     (here / "input.txt").write_text("".join(draw.choice("abcdefghOGod,! \n") for _ in range(4000)))
+
+
+def nanogpt_lectures(here: Path) -> None:
+    """Make shards of tokens, and small modules in place of the two that download."""
+    (here / "edu_fineweb10B").mkdir()
+    for name in ("train", "val"):
+        numpy.save(
+            here / "edu_fineweb10B" / f"{name}_0.npy",
+            numpy.random.default_rng(0).integers(0, 64, 200_000, dtype=numpy.uint16),
+        )
+    (here / "tiktoken.py").write_text("def get_encoding(name):\n    return None\n")
+    (here / "hellaswag.py").write_text(
+        "import torch\n"
+        "def iterate_examples(split):\n    return range(2)\n"
+        "def render_example(example):\n    return None, torch.zeros(4, 8, dtype=torch.long), torch.ones(4, 8), 0\n"
+    )
 
 
 def images(here: Path, count: int = 16) -> None:
@@ -328,6 +345,25 @@ ROWS = (
         stand_in="", checkpoint="{here}/out", arguments=words_of(
             "--system.work_dir='{here}/out' --data.block_size=8 --model.model_type=gpt-nano --trainer.batch_size=8 --trainer.num_workers=0 "
             "--trainer.device=cpu"
+        ),
+    ),
+    Row(
+        name="FSDP2 example.py, 8 lines", repository="examples", folder="distributed/FSDP2", script=("example.py",),
+        checkpoint="{here}/checkpoints", loop="global:64", environment={"CPU_AS_GPU": "cpu"}, lines=8, patch="fsdp2_example.diff",
+    ),
+    Row(
+        name="minGPT chargpt.py, 10 lines", repository="minGPT", script=("projects/chargpt/chargpt.py",), prepare=text_file, paths=(".",),
+        checkpoint="{here}/out", lines=10, patch="mingpt_trainer.diff", arguments=words_of(
+            "--system.work_dir='{here}/out' --data.block_size=8 --model.model_type=gpt-nano --model.resid_pdrop=0.0 --model.embd_pdrop=0.0 "
+            "--model.attn_pdrop=0.0 --trainer.batch_size=8 --trainer.num_workers=0 --trainer.device=cpu"
+        ),
+    ),
+    Row(
+        name="build-nanogpt train_gpt2.py, 10 lines", repository="build-nanogpt", script=("train_gpt2.py",), prepare=nanogpt_lectures,
+        checkpoint="{here}/log", loop="global:4", lines=10, patch="build_nanogpt.diff", environment={"CPU_AS_GPU": "cuda"}, changes=(
+            ("train_gpt2.py", "total_batch_size = 524288", "total_batch_size = 256"), ("train_gpt2.py", "B = 64 ", "B = 4 "),
+            ("train_gpt2.py", "T = 1024 ", "T = 16 "), ("train_gpt2.py", "step % 250 == 249", "step % 5 == 4"),
+            ("train_gpt2.py", "vocab_size=50304", "vocab_size=64, n_layer=1, n_head=2, n_embd=16, block_size=16"),
         ),
     ),
     Row(

@@ -30,6 +30,7 @@ from synergy_launch.agent.agent import Agent, Boundary
 from synergy_launch.agent.checkpoint import Checkpoint, CheckpointError, Checkpoints, FoundCheckpoint, error_cause
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.settings import ASKED_GPUS, LOOP, AgentSettings, read_number
+from synergy_launch.auto.optimizer_steps import is_state_made
 
 FILE = "synergy-loop.json"  # beside the script's checkpoint: the job and the step that it is of
 _LOOP = re.compile(
@@ -196,7 +197,7 @@ class LoopWatch:
 
     def before_step(self, optimizer: Any) -> None:
         """Report, before the weights change, what was saved since the last step, and answer a request with it."""
-        if not self._saved or optimizer is not self._optimizer:
+        if not self._saved or optimizer is not self._optimizer or is_state_made(optimizer):
             return
         with contextlib.suppress(OSError):
             self._store.bytes = sum(path.stat().st_size for path in set(self._saved))
@@ -206,7 +207,9 @@ class LoopWatch:
         self._saved, self._spent_s = [], 0.0
 
     def after_step(self, optimizer: Any) -> None:
-        """Count a step."""
+        """Count a step that trains."""
+        if is_state_made(optimizer):
+            return
         if self._optimizer is None:
             self._optimizer = optimizer
         if optimizer is not self._optimizer:

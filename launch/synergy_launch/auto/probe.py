@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 import zlib
 from pathlib import Path
 from typing import Any, TextIO
+
+from synergy_launch.auto.optimizer_steps import is_state_made
 
 
 def row_marks(batch: Any) -> list[int]:
@@ -82,16 +85,18 @@ class Probe:
             self._rows += row_marks(batch)
 
     def _note_rate(self, optimizer: Any) -> None:
+        if is_state_made(optimizer):
+            return
         self._optimizer = optimizer if self._optimizer is None else self._optimizer
         if optimizer is self._optimizer:
             self._rate = float(optimizer.param_groups[0]["lr"])
 
     def _end_step(self, optimizer: Any) -> None:
-        if optimizer is not self._optimizer:
+        if optimizer is not self._optimizer or is_state_made(optimizer):
             return
         self._step += 1
         loss = sum(self._loss) if self._loss else None
-        line = {"step": self._step, "loss": loss, "rate": self._rate, "rows": self._rows}
+        line = {"step": self._step, "loss": loss, "rate": self._rate, "rows": self._rows, "at": time.time()}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
         self._loss, self._rows = [], []
@@ -111,5 +116,5 @@ def _first_tensor(values: Any) -> Any:
 
 
 def install(folder: Path, rank: int) -> None:
-    """Begin the record of this process."""
-    Probe((folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")).begin()
+    """Begin the record of this process, behind those of earlier runs in the same allocation."""
+    Probe((folder / f"steps-{rank}.jsonl").open("a", encoding="utf-8")).begin()

@@ -149,9 +149,10 @@ class Restarts:
     def report(self) -> InPlace | None:
         """Return what reports say of the restarts; None where this launcher can't restart anything.
 
-        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes.
+        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes. Where another node
+        than the first one reports, as for Megatron-LM's log, orders do not reach the first one: it promises to follow none.
         """
-        if not self.can_restart:
+        if not self.can_restart or (self._is_follower and not self.report_part.order):
             return None
         group = self.group
         here = group is not None and any(peer.rank in self._leaving for peer in group.peers)
@@ -159,7 +160,7 @@ class Restarts:
         return replace(
             self.report_part,
             order=self._order_before if here else self.report_part.order,
-            live=self.sheds_nodes,
+            live=self.sheds_nodes and not self._is_follower,
             lost_nodes=self._lost_nodes,
             grows=self._grow is not None and not self._is_follower,
             joined=answered.number if answered is not None else 0,

@@ -69,6 +69,7 @@ def _pretend() -> None:
         accelerator: Any = torch.accelerator
         if kind == "cuda":
             cuda.is_available, cuda.device_count = (lambda: True), (lambda: 8)
+            cuda.is_bf16_supported = lambda *_, **__: True  # autocast asks
         accelerator.is_available, accelerator.device_count = (lambda: True), (lambda: 8)
         accelerator.current_accelerator = lambda *_, **__: torch.device(kind)
         accelerator.set_device_index = lambda *_: None

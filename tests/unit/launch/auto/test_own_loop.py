@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from synergy_core.errors import UsageError
 from synergy_launch.agent.settings import AgentSettings
+from synergy_launch.auto.optimizer_steps import is_state_made
 from synergy_launch.auto.own_loop import FILE, LoopCheckpoints, LoopWatch, OwnLoop, read_note
 
 from synergyd.slurm.directives.grammar import BY_NAME
@@ -75,7 +77,7 @@ def test_a_request_is_answered_before_the_weights_change_after_all_files_of_a_ch
     run_dir.mkdir()
     settings = AgentSettings(run_dir=run_dir, checkpoint_dir=tmp_path, hold_s=0.0)
     watch = LoopWatch(OwnLoop.parse("gpu:--b"), settings, 8, LoopCheckpoints(tmp_path, "7"))
-    first, other = object(), object()
+    first, other = (SimpleNamespace(param_groups=[{"lr": 0.1}]) for _ in range(2))
     watch.agent.start(0, save=lambda _: {})
 
     def step() -> None:
@@ -101,3 +103,22 @@ def test_a_request_is_answered_before_the_weights_change_after_all_files_of_a_ch
     step()
     assert (status("checkpoint_step"), status("checkpoint_requests"), status("checkpoint_bytes")) == (3, 1, 10)
     assert status("accepts")["own_size"] is False and read_note(tmp_path)["step"] == 3 and status("step") == 4
+
+
+def test_a_step_that_only_makes_the_optimizers_state_is_none() -> None:
+    """As torch.distributed.checkpoint takes one before it loads a state; a schedule may begin at the rate 0."""
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    counted: list[bool] = []
+    handle = optimizer.register_step_post_hook(lambda each, *_: counted.append(not is_state_made(each)))
+    from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+    _init_optim_state(optimizer)
+    assert counted == [False] and optimizer.param_groups[0]["lr"] == 0.1
+    for rate in (0.0, 0.1):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.square().sum().backward()
+        optimizer.step()
+    handle.remove()
+    assert counted == [False, True, True]

@@ -284,6 +284,19 @@ def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node
     assert {(node.restarts.report_part.number, node.restarts.report_part.order) for node in job} == {(1, 4)}
 
 
+def test_a_node_that_follows_no_order_promises_none(job: list[Node]) -> None:
+    """The last rank's node reports for Megatron-LM, and the daemon would wait for it in vain."""
+    first, *others = (node.restarts for node in job)
+    poll_until(job, lambda: all(each.can_restart for each in (first, *others)))
+    assert first.report is not None and first.report.live
+    for each in others:
+        assert each.report is None
+        each.report_part = replace(
+            each.report_part, order=3
+        )  # an order at which its run began is confirmed all the same
+        assert each.report is not None and (each.report.order, each.report.live) == (3, False)
+
+
 @pytest.mark.parametrize("mends", [True, False])
 def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[LauncherGroup], mends: bool) -> None:
     job = [Node(group, mends=mends) for group in nodes]
