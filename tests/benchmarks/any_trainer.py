@@ -35,7 +35,7 @@ from tests.benchmarks.any_trainer_rows import ROWS, Row
 
 STEPS = 4
 LIMIT_S = 240.0
-DIFFS = Path(__file__).resolve().parents[2] / "launch" / "synergy_launch" / "examples" / "diffs"
+DIFFS = Path(__file__).resolve().parents[2] / "docs" / "user" / "diffs"
 STAND_INS = Path(__file__).resolve().parents[1] / "throwaway"
 HEAD = ("script", "commit", "lines", "resized", "examples", "learning rate", "loss", "batch", "killed")
 
@@ -198,7 +198,7 @@ def place_of(row: Row, sources: Path, folder: Path) -> Path:
 
 
 def apply_patch(folder: Path, name: str) -> None:
-    """Apply a diff of launch/synergy_launch/examples/diffs in `folder`. Raises SynergyError where it does not fit."""
+    """Apply a diff of docs/user/diffs in `folder`. Raises SynergyError where it does not fit."""
     done = subprocess.run(
         ["git", "apply", "--unidiff-zero", "--whitespace=nowarn", str(DIFFS / name)],
         cwd=folder, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}, capture_output=True, text=True, check=False,

@@ -18,7 +18,7 @@ HF4 = "SYNERGY_TEST_TRANSFORMERS4"  # a folder with transformers 4, for scripts 
 class Row:
     """One script. `{here}` in words is the copy of its folder, which is the working directory too.
 
-    `lines`: changed for Synergy, by `patch` (of launch/synergy_launch/examples/diffs) or among `changes`: (file, before, after).
+    `lines`: changed for Synergy, by `patch` (of docs/user/diffs) or among `changes`: (file, before, after).
     `needs`: variables that name folders for PYTHONPATH. `paths`: the same, inside the copy.
     """
 
