@@ -56,6 +56,10 @@ class LossSpike:
         fields = {"step": self.step, "loss": self.loss, "usual": self.usual, "because": nest_reason(answer)}
         return Reason("loss-spike" if self.loss is not None else "loss-not-a-number", fields)
 
+    def describe(self) -> str:
+        """Return the spike and what follows from it, as a sentence."""
+        return format_reasons((self.reason(),))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -83,7 +87,7 @@ class Fault:
     def describe(self) -> str:
         """Return what happened, such as `GPU 0000:3b:00 failed with XID 79 on n2`."""
         if self.spike is not None:
-            return format_reasons((self.spike.reason(),)).removesuffix(".")
+            return self.spike.describe().removesuffix(".")
         where = f" on {self.node}" if self.node else ""
         if self.kind == "gpu":
             ecc = f"{self.ecc_errors} uncorrected ECC error{'s' * (self.ecc_errors != 1)}" if self.ecc_errors else ""

@@ -32,6 +32,8 @@ class Kernels:
 
 
 UNKNOWN = Kernels()
+#: torch (major, minor) that has a kernel for RMSNorm (pytorch/pytorch#153666); LayerNorm's is older than Megatron
+TORCH_RMS_NORM = (2, 9)
 #: Megatron-LM's `--transformer-impl local` where Apex is not installed either
 LOCAL = Kernels(
     transformer_engine=False,
@@ -61,7 +63,9 @@ _OTHERS = {
 def kernels_message(kernels: Kernels, source: str = "detected") -> str:
     """Return which kernels are known from `source`, and which the model assumes, such as `detected: unfused attention; assumed: ...`."""
     known = [
-        what if getattr(kernels, name) else f"no {what}" for name, what in _OTHERS.items() if _is_told(kernels, name)
+        what if getattr(kernels, name) else f"no {what}"
+        for name, what in _OTHERS.items()
+        if _is_mentioned(kernels, name)
     ]
     for value, word in ((True, "fused"), (False, "unfused")):
         if names := [
@@ -73,7 +77,7 @@ def kernels_message(kernels: Kernels, source: str = "detected") -> str:
     return "; ".join(start + text for start, text in texts if text)
 
 
-def _is_told(kernels: Kernels, name: str) -> bool:
+def _is_mentioned(kernels: Kernels, name: str) -> bool:
     """Return whether a kernel of `_OTHERS` is worth a word: all that are there, and Transformer Engine where it is known not to be."""
     value = getattr(kernels, name)
     return value is True or (value is False and name == "transformer_engine")

@@ -70,7 +70,7 @@ class SimulatedSlurm:
         self._costs, self._controller, self._tell, self._job = costs, controller, tell, job
         self.shapes: dict[int, Shape] = {}
         self._released: dict[int, tuple[Target, float]] = {}  # may start from then on, as soon as their nodes are free
-        self._launchers: dict[int, tuple[int, InPlace]] = {}  # the incarnation, and what its launchers have done
+        self._launchers: dict[int, InPlace] = {}  # what the launchers of each job's present run have done
 
     def on_finish(self, world: World, job_id: int) -> None:
         self.forget_run(job_id)
@@ -86,9 +86,7 @@ class SimulatedSlurm:
         """Return what the running job's launchers say of its changes without a requeue, or None if they can make none."""
         if self._find_costs(live).live_s is None:
             return None
-        incarnation, kept = self._launchers.get(live.job_id, (live.restarts, InPlace()))
-        known = kept if incarnation == live.restarts else InPlace()
-        return replace(known, live=len(live.grant) > 1, grows=True)
+        return replace(self._launchers.get(live.job_id, InPlace()), live=len(live.grant) > 1, grows=True)
 
     def _find_costs(self, live: SimulatedJob) -> Costs:
         return live.job.costs or self._costs
@@ -176,7 +174,7 @@ class SimulatedSlurm:
             run = replace(run, joined=order.number, join_refusal=refusal)
         else:
             run = replace(run, order=order.number, number=live.moves)
-        self._launchers[order.job_id] = order.restarts, run
+        self._launchers[order.job_id] = run
         report = Report(order.job_id, order.restarts, step=0, plan=live.plan, silent=True, in_place=run)
         self._tell(world, ReportsReceived((report,), live.restarts))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
-from synergy_core.reasons import format_reasons
 from synergy_core.records import Cell, Job, JobState, Node
 
 from synergyd.control.resize.events import Hung, Wanted
@@ -226,7 +225,7 @@ def _tell_spike(tracked: TrackedJob, before: Report | None, report: Report) -> l
     spike, life = report.spike, tracked.lifecycle
     if spike is None or spike.answer in ("new", "skipped") or (before is not None and before.spike == spike):
         return []
-    return [Remember(life, life.state, "Spike", (format_reasons((spike.reason(),)).removesuffix("."),))]
+    return [Remember(life, life.state, "Spike", (spike.describe().removesuffix("."),))]
 
 
 def _restart_obstacle(tracked: TrackedJob, job: Job) -> str:

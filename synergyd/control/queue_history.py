@@ -36,13 +36,13 @@ class QueueHistory:
             self._whole_s, self._jobs, self._nodes = now_s, {}, {}
         jobs = {job.job_id: job_row(job) for job in snapshot.jobs}
         nodes = {f"{n.name} {n.gpu_type}": node_row(n) for n in snapshot.cluster.nodes if n.gpus > 0}
-        left_jobs = [job_id for job_id in self._jobs if job_id not in jobs]
+        absent_ids = [job_id for job_id in self._jobs if job_id not in jobs]
         told = {
             "whole": whole,
             "goodput_gpus": decided_gpus(snapshot.jobs, decisions),
             "plain_gpus": plain_gpus(snapshot),
             "job_changes": [row for job_id, row in jobs.items() if self._jobs.get(job_id) != row],
-            "jobs_gone": left_jobs,
+            "jobs_gone": absent_ids,
             "node_changes": [row for key, row in nodes.items() if self._nodes.get(key) != row],
             "nodes_gone": [key for key in self._nodes if key not in nodes],
             "points": [report_point(r) for job_id in jobs if (r := reports.get(job_id)) and self._is_due(r, now_s)],

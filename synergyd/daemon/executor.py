@@ -156,7 +156,7 @@ class Executor:
         if step.was is ResizeState.CHECKPOINTING is not lifecycle.state or lifecycle.state is ResizeState.GONE:
             self.requests = {key: request for key, request in self.requests.items() if key[0] != job_id}
         if self.orders and lifecycle.state not in (ResizeState.RESTARTING, ResizeState.JOINING):
-            self.orders = {key: request for key, request in self.orders.items() if key[0] != job_id}
+            self.orders = {key: order for key, order in self.orders.items() if key[0] != job_id}
         for text in step.story:
             log.info("job %d %s: %s", job_id, state, text)
         self.store.append_events([StoredEvent(job_id, now_s, state, step.event, text) for text in step.story])

@@ -64,10 +64,10 @@ class JobRegistry:
         here = {r.job_id for r in rows}
         self._learn_arrays(rows)
         self.parts = group_components(rows)
-        for job_id_gone in [i for i in self.submitted if i not in here and i not in self.kept]:
-            del self.submitted[job_id_gone]
-            self._stamped.discard(job_id_gone)
-            self._looked_at.discard(job_id_gone)
+        for absent_id in [i for i in self.submitted if i not in here and i not in self.kept]:
+            del self.submitted[absent_id]
+            self._stamped.discard(absent_id)
+            self._looked_at.discard(absent_id)
         present = {(r.job_id, r.submit_s) for r in rows}
         began_s = self._clock()
         self.plain -= {key for key, again_s in self._again_s.items() if began_s >= again_s}

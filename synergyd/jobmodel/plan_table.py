@@ -117,8 +117,8 @@ def plan_table(
     Without `noise_scale` the batch is the smallest of the range that a plan divides, as for a job that never reported one. Degrees
     that are None are searched; precision None is the GPU type's usual one; `gpu` None are the built-in figures. `comm`: kinds of
     less communication to try beside the exact one, as a job may be given them, for replicas that no other degree splits. `kernels`: those
-    of the runs, as far as they are known. Raises
-    UsageError for numbers out of bounds and for fixed degrees that contradict the model or the GPU.
+    of the runs, as far as they are known. Raises UsageError for numbers out of bounds and for fixed degrees that contradict the model, the
+    GPU or the kernels.
     """
     for name, number in (("gpus", min(gpus, default=0)), ("gpus-per-node", gpus_per_node), ("top", top)):
         if number < 1:
@@ -127,12 +127,8 @@ def plan_table(
         raise UsageError("gpus", f"{max(gpus)} is too many", f"at most {MAX_GPUS}")
     if noise_scale is not None and not 0 < noise_scale < 1e15:
         raise UsageError("noise-scale", f"{noise_scale:g}", "it must be a positive number of sequences")
-    if kernels.transformer_engine is False and precision == "fp8":
-        raise UsageError("kernels", "local, with precision=fp8", "fp8 needs Transformer Engine")
-    if kernels.transformer_engine is False:  # context parallelism needs it too
-        if cp is not None and cp > 1:
-            raise UsageError("kernels", f"local, with cp={cp}", "cp needs Transformer Engine")
-        cp = 1
+    if kernels.transformer_engine is False:
+        cp = _cp_without_engine(precision, cp)
     low, high = global_batch
     gpu = with_overlap(with_kernels(gpu or figures(gpu_type), kernels))  # as the launcher runs Megatron-LM
     limits = PlanLimits(
@@ -173,6 +169,15 @@ def plan_table(
         kernels=kernels,
         measure=best_measurement(model, gpu, [row.cell for count in counts for row in count.rows]),
     )
+
+
+def _cp_without_engine(precision: str | None, cp: int | None) -> int:
+    """Return the only cp that runs without Transformer Engine. Raises UsageError for another one, and for fp8."""
+    if precision == "fp8":
+        raise UsageError("kernels", "local, with precision=fp8", "fp8 needs Transformer Engine")
+    if cp is not None and cp > 1:
+        raise UsageError("kernels", f"local, with cp={cp}", "cp needs Transformer Engine")
+    return 1
 
 
 def _enough(

@@ -36,12 +36,12 @@ def node_work(problem: Problem, allocation: Allocation, outside: Iterable[Untouc
     for i, cell, stays in allocation.assignments(problem):
         if stays:
             job, left = problem.jobs[i], problem.jobs[i].progress.remaining
-            end_s = None if left is None or cell.goodput <= 0 else left / cell.goodput
-            known.append((job.nodes, cell.shape.gpus_per_node, end_s))
+            remaining_s = None if left is None or cell.goodput <= 0 else left / cell.goodput
+            known.append((job.nodes, cell.shape.gpus_per_node, remaining_s))
     known += [(x.nodes, x.cell.shape.gpus_per_node, None) for x in outside if x.cell is not None]
-    typical = statistics.median([end_s for _, _, end_s in known if end_s is not None] or [1.0])
+    typical = statistics.median([remaining_s for _, _, remaining_s in known if remaining_s is not None] or [1.0])
     work: dict[str, list[float]] = {}
-    for names, gpus, end_s in known:
+    for names, gpus, remaining_s in known:
         for name in names:
-            work.setdefault(name, []).extend([typical if end_s is None else end_s] * gpus)
+            work.setdefault(name, []).extend([typical if remaining_s is None else remaining_s] * gpus)
     return work

@@ -43,7 +43,6 @@ from synergy_core.errors import SynergyError, one_line
 from synergy_core.exchange import EXACT, Exchange
 from synergy_core.job_report import LossSpike
 from synergy_core.kernels import Kernels
-from synergy_core.reasons import format_reasons
 from synergy_core.records import ModelSpec, Plan
 
 from synergy_launch.agent import loss_spike, lost_loss, run_folder, straggler
@@ -209,7 +208,6 @@ class Agent:
             step=step,
             plan=asdict(plan),
             batch_bound=self._lost.bound,
-            spike=asdict(self._spikes.spike) if self._spikes.spike else None,
             tokens=tokens,
             resharding=resharding,
             rebatching=base_batch is not None,
@@ -218,6 +216,7 @@ class Agent:
             kernels=asdict(kernels) if kernels else None,
             checkpoint_step=step if step and store else None,
         )
+        self._show_spike()
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
             self._tuner = BatchTuner(self.settings.batch_range, base_batch, self._device_memory())
         if peers is not None and self.ranks.world > 1:
@@ -276,7 +275,7 @@ class Agent:
             self._go_back()
         if self._spikes.is_due and not stop:
             self._answer_spike(step)
-        self.status.update(spike=asdict(self._spikes.spike) if self._spikes.spike else None)
+        self._show_spike()
         due = due or self.checkpointer.is_due_by_step(step) or self._is_postponed
         self._is_postponed = due and self._is_state_harmful
         if self._is_state_harmful:
@@ -433,6 +432,9 @@ class Agent:
         """Return whether the present state is not to replace a good checkpoint, to which the run may go back soon."""
         return self._lost.is_harmful or (self._spikes.is_open and self._spikes.can_skip and self.settings.skip_spikes)
 
+    def _show_spike(self) -> None:
+        self.status.update(spike=asdict(self._spikes.spike) if self._spikes.spike else None)
+
     def _answer_spike(self, step: int) -> None:
         """End the run, to go on from a checkpoint from before the spike that lasts, or note why it goes on."""
         self.checkpointer.settle()  # a checkpoint of an earlier step
@@ -461,7 +463,7 @@ class Agent:
             why = "no-checkpoint"
         spike = replace(spike, answer=why)
         self._spikes.note_answer(spike)
-        self.status.say(format_reasons((spike.reason(),)))
+        self.status.say(spike.describe())
 
     def _spike_obstacle(self) -> str:
         """Return why the run goes on in spite of the spike, as far as this rank knows: one of SPIKE_ANSWERS, or ""."""
@@ -482,7 +484,7 @@ class Agent:
                 run_folder.note_spike(self.settings.run_dir, spike)
         self.status.update(spike=asdict(spike), checkpoint_step=spike.checkpoint_step)
         self.status.enter("failed")
-        self.note(format_reasons((spike.reason(),)))
+        self.note(spike.describe())
         raise SystemExit(1)
 
     def _newest_request(self) -> int:

@@ -161,12 +161,7 @@ def node_command(
     # a daemon that gets reports of the run chooses its batch
     environment["SYNERGY_GLOBAL_BATCH"] = DAEMON_CHOOSES if plan_file and plan_file.is_decided_about else batch_limits
     remarks = [remark]
-    if plan_file and plan_file.loop:
-        environment[LOOP] = plan_file.loop
-    if plan_file and plan_file.skip_spikes:
-        environment[SKIP_SPIKES] = "1"
-    if plan_file and plan_file.asked is not None:
-        environment[ASKED_GPUS] = str(plan_file.asked.nodes * plan_file.asked.gpus_per_node)
+    environment |= _environment_of_submission(plan_file) if plan_file else {}
     if plan:
         environment["SYNERGY_PLAN_JSON"] = plan_json(plan)
         if plan.exchange != str(EXACT) and plan.dp > 1:
@@ -195,6 +190,16 @@ def node_command(
         step = allocation.step or 0
         environment[meeting.VARIABLE] = f"{allocation.job_id or 0} {allocation.restarts} {step} {run}"
     return NodeCommand((*before, *target, *arguments), environment, tuple(filter(None, remarks)), plan)
+
+
+def _environment_of_submission(plan_file: PlanFile) -> dict[str, str]:
+    """Return what the script is told of its own directive and sbatch line."""
+    environment = {LOOP: plan_file.loop} if plan_file.loop else {}
+    if plan_file.skip_spikes:
+        environment[SKIP_SPIKES] = "1"
+    if plan_file.asked is not None:
+        environment[ASKED_GPUS] = str(plan_file.asked.nodes * plan_file.asked.gpus_per_node)
+    return environment
 
 
 def plan_json(plan: Plan) -> str:

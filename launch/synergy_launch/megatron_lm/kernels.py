@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
-from synergy_core.kernels import UNKNOWN, Kernels
+from synergy_core.kernels import TORCH_RMS_NORM, UNKNOWN, Kernels
 
 from synergy_launch.megatron_lm.options import has_option, option_values
 
@@ -17,7 +17,6 @@ _SOFTMAX, _ACCUMULATION = (
     "fused_weight_gradient_mlp_cuda",
 )  # Apex's extensions
 _TE_BY_DEFAULT_FROM = (0, 6)  # core_v0.5: --transformer-impl local
-_RMS_NORM_FROM = (2, 9)  # torch's kernel for it (pytorch/pytorch#153666); LayerNorm's is older than Megatron
 _UNFUSED_ATTENTION = ("unfused", "local")  # --attention-backend
 _IN_FP32 = ("--attention-softmax-in-fp32", "--apply-query-key-layer-scaling")
 _MCORE_BY_DEFAULT_FROM = (
@@ -68,7 +67,7 @@ def detect_kernels(
         transformer_engine=engine,
         attention=backend not in _UNFUSED_ATTENTION if engine else _has_flash_attention(argv, version),
         softmax=apart or not any(has_option(argv, name) for name in _IN_FP32),
-        norm=engine or not rms_norm or (None if torch is None else torch >= _RMS_NORM_FROM),
+        norm=engine or not rms_norm or (None if torch is None else torch >= TORCH_RMS_NORM),
         pointwise=not (has_option(argv, "--no-bias-dropout-fusion") or has_option(argv, activation)),
         accumulation=accumulates and (engine or is_there(_ACCUMULATION)),
         optimizer=is_there(TRANSFORMER_ENGINE) or is_there(APEX),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from synergy_core.kernels import Kernels
+from synergy_core.kernels import TORCH_RMS_NORM, Kernels
 
 _TORCH = tuple(int(part) if part.isdecimal() else 0 for part in torch.__version__.split(".")[:2])
-_RMS_NORM_FROM = (2, 9)  # torch's kernel for it (pytorch/pytorch#153666)
 _FUSED_NORMS = ("transformer_engine", "apex", "liger_kernel", "flash_attn", "torch.nn")
 _FUSED_OPTIMIZERS = ("transformer_engine", "apex", "deepspeed")
 _ATTENTION = {
@@ -41,7 +40,7 @@ def _is_of(kind: type, packages: tuple[str, ...]) -> bool:
 
 def _is_fused_norm(kind: type) -> bool:
     if _is_of(kind, ("torch.nn",)) and "RMSNorm" in kind.__name__:
-        return _TORCH >= _RMS_NORM_FROM
+        return _TORCH >= TORCH_RMS_NORM
     return _is_of(kind, _FUSED_NORMS)
 
 

@@ -383,8 +383,8 @@ def _live_cells(request: JobRequest, present: Shape) -> frozenset[int]:
     """Return the Cells that the running job reaches without a requeue, if it can change so: other plans, or nodes like its own."""
     if request.restart.live_cost is None:
         return frozenset()
-    shapes = (replace(cell.shape, nodes=present.nodes) for cell in request.cells)
-    return frozenset(i for i, shape in enumerate(shapes) if shape == present)
+    shapes = ((cell.shape.gpu_type, cell.shape.gpus_per_node) for cell in request.cells)
+    return frozenset(i for i, shape in enumerate(shapes) if shape == (present.gpu_type, present.gpus_per_node))
 
 
 def _slowdown(job: Job, cell: Cell) -> float:

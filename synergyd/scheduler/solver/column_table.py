@@ -10,7 +10,7 @@ import numpy as np
 
 from synergyd.scheduler.problem.cell_index import CellFront, CellIndex, RelativeGoodput
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter, Objective, Problem
-from synergyd.scheduler.problem.utility import stay_value, utilities
+from synergyd.scheduler.problem.utility import scale_discount, stay_value, utilities
 from synergyd.scheduler.solver.columns import columns
 from synergyd.scheduler.solver.instance import Bools, Floats, Instance, Ints, pointers
 from synergyd.scheduler.solver.milp import find_pools
@@ -133,10 +133,12 @@ def _values(jobs: Sequence[JobRequest], fronts: Sequence[CellFront], lens: Ints,
     discount = spread([1.0 if job.current is None else job.discount for job in jobs])
     drag = spread([0.0 if job.current is None else job.restart_drag for job in jobs])
     if any(job.live_cells for job in jobs):
-        live = np.concatenate([np.isin(f.index, list(job.live_cells)) for job, f in zip(jobs, fronts, strict=True)])
-        share = np.where(live, spread([job.live_share for job in jobs]), 1.0)
-        drag = share * drag
-        discount = np.where(discount > 0, discount / np.maximum(discount + (1.0 - discount) * share, 1e-300), 0.0)
+        live = np.array(
+            [i in job.live_cells for job, f in zip(jobs, fronts, strict=True) for i in f.index.tolist()], dtype=np.bool_
+        )
+        drag = np.where(live, spread([job.live_share for job in jobs]) * drag, drag)
+        at_live_cost = [scale_discount(job.discount, job.live_share) if job.live_cells else 1.0 for job in jobs]
+        discount = np.where(live, spread(at_live_cost), discount)
     factor = np.minimum(discount, 1.0 / (1.0 + drag * goodput))
     need = spread([job.needed_goodput if job.current is None else job.need_after_restart for job in jobs])
     first = np.where((need > 0) & (need <= goodput), terms.need_bonus, 0.0)
