@@ -49,9 +49,9 @@ def emptied(site: SlurmCluster) -> Iterator[None]:
     site.wait_for(lambda: not site.run("squeue", "-h").stdout, 120, "the queue to be empty")
 
 
-def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
+def chain_script(cluster: SlurmCluster, ledger: Path, *, live: bool) -> str:
     """Each task trains 30 steps more than the one before, from its checkpoint, and on until ledger.go is there; `ledger` has a line for
-    each start and end."""
+    each start and end. Without `live`, every change of its size is a requeue."""
     config, checkpoint = cluster.folder / "config.json", ledger.with_suffix(".checkpoint")
     config.write_text(json.dumps(light_job.MODEL))
     job = Path(light_job.__file__).resolve()
@@ -59,7 +59,7 @@ def chain_script(cluster: SlurmCluster, ledger: Path) -> str:
     return (
         f"#!/bin/bash\n#SBATCH --job-name=chain --gres=gpu:2 --nodes=1 --open-mode=append --output={ledger}.out.%a\n"
         f"#SYNERGY model={config} global_batch=8 micro_batch=1 checkpoint={checkpoint} min_gpus=1 max_gpus=8\n"
-        f"export GOES_ON_UNTIL={ledger}.go\n"
+        f"export GOES_ON_UNTIL={ledger}.go SYNERGY_IN_PLACE={int(live)}\n"
         f"echo start {say}\n"
         f"srun synergy-launch --runner python --checkpoint {checkpoint} {job} +30 || exit 1\n"
         f"echo end {say}\n"
@@ -70,7 +70,7 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
     site: SlurmCluster, shim: list[Shim], daemons: list[Synergyd]
 ) -> None:
     ledger = site.folder / "chain"
-    array = site.sbatch(chain_script(site, ledger), "--array=1-3%1")
+    array = site.sbatch(chain_script(site, ledger, live=False), "--array=1-3%1")
     site.wait_for(lambda: ledger.exists() and ledger.read_text().endswith("\n"), 120, "the first task to start")
     own = int(ledger.read_text().split()[3])
     assert own != array
@@ -109,6 +109,25 @@ def test_a_chain_runs_task_after_task_each_resized_as_any_job(
     ours = [n for n in named if re.match(rf"{array}\b|{array}_", n)]
     assert ours and all(re.match(rf"{array}_(\d+(\.\d+)?|\[[\d,-]+\])$", n) for n in ours), ours
     assert str(own) not in named
+
+
+def test_a_task_of_a_chain_makes_way_live(site: SlurmCluster) -> None:
+    ledger = site.folder / "live-chain"
+    site.sbatch(chain_script(site, ledger, live=True), "--array=1-2%1")
+    site.wait_for(lambda: ledger.exists() and ledger.read_text().endswith("\n"), 120, "the first task to start")
+    own = int(ledger.read_text().split()[3])
+    until_steps(site, own)
+    site.wait_for(lambda: sizes(site, own) == [8], 150, "the first task to have both nodes")
+    site.wait_for(lambda: (explain(site, own)["report"]["in_place"] or {}).get("live"), 60, "its nodes to hear orders")
+    other = light_job.submit(site, "other", gpus=4, directive="min_gpus=4 max_gpus=4")
+    site.wait_for(lambda: sizes(site, own, other) == [4, 4], 150, "the task to make way")
+    until_steps(site, own, other)
+    Path(f"{ledger}.go").touch()
+    site.wait_for(lambda: ledger.read_text().count("end") == 2, 240, "both tasks to end")
+    assert [line.split()[:3] for line in ledger.read_text().splitlines()][:2] == [
+        ["start", "1", "0"],
+        ["end", "1", "0"],
+    ]
 
 
 REQUESTS = (
