@@ -42,24 +42,26 @@ class RestartBudgets:
 
     def compute(self, jobs: Iterable[Job], tracked: Mapping[int, TrackedJob], now_s: float) -> dict[int, RestartBudget]:
         """Return by job id what the next restart of each job would cost, and what those that Synergy chose have taken so far."""
-        found = {}
+        budgets = {}
         for job in jobs:
             if job.directive is not None and (one := tracked.get(job.job_id)) is not None:
                 account = one.lifecycle.restart_history
                 lost_s, life_s = account.spent_s(now_s), account.life_s(now_s)
-                cost, live_cost = self.expected_cost(one, job), self._live_cost(one, job)
-                found[job.job_id] = RestartBudget(cost=cost, live_cost=live_cost, lost_s=lost_s, life_s=life_s)
-        return found
-
-    def _live_cost(self, tracked: TrackedJob, job: Job) -> RestartCost | None:
-        """Return the believed cost of a change without a requeue where another size of the job would need one."""
-        if not self.live or not can_change_live(tracked, job) or changes_live(tracked, job, self.cluster):
-            return None
-        return self.live_costs.cost(job, self._writer_bytes(tracked))
+                every_change = self._changes_live(one, job)
+                cost, live_cost = self._cost(one, job, every_change), None
+                if self.live and not every_change and can_change_live(one, job):
+                    live_cost = self._cost(one, job, live=True)
+                budgets[job.job_id] = RestartBudget(cost=cost, live_cost=live_cost, lost_s=lost_s, life_s=life_s)
+        return budgets
 
     def expected_cost(self, tracked: TrackedJob, job: Job) -> RestartCost:
         """Return the believed cost of the job's next restart."""
-        live = self.live and changes_live(tracked, job, self.cluster)
+        return self._cost(tracked, job, self._changes_live(tracked, job))
+
+    def _changes_live(self, tracked: TrackedJob, job: Job) -> bool:
+        return self.live and changes_live(tracked, job, self.cluster)
+
+    def _cost(self, tracked: TrackedJob, job: Job, live: bool) -> RestartCost:
         return (self.live_costs if live else self.costs).cost(job, self._writer_bytes(tracked))
 
     def _writer_bytes(self, tracked: TrackedJob) -> float | None:
