@@ -5,6 +5,7 @@ Checkpoints, requeues and starts take their time, and so do changes without a re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -155,13 +156,19 @@ class SimulatedSlurm:
         world.schedule_call(world.now_s + JOIN_S, ACTION, lambda: self._answer(world, order, refusal))
 
     def _restart(self, world: World, order: Restart) -> None:
-        """Start the job's processes again on the ordered nodes; its launchers say so when they train."""
+        """Start the job's processes again on the ordered nodes.
+
+        Its launchers say so when they train, or, where nodes leave, as soon as the processes on those have ended.
+        """
         live, target = world.jobs[order.job_id], self._controller.jobs[order.job_id].lifecycle.target
         costs = self._find_costs(live)
         assert costs.live_s is not None and target is not None
-        world.move(live, order.nodes or tuple(name for name, _ in live.grant), order.plan, costs.live_s)
+        nodes = order.nodes or tuple(name for name, _ in live.grant)
+        leaves = {name for name, _ in (*live.grant, *live.beside)} - set(nodes)
+        answer_s = world.now_s + costs.requeue_s if leaves else math.inf
+        world.move(live, nodes, order.plan, costs.live_s)
         self.shapes[order.job_id] = target.shape
-        world.schedule_call(live.ready_s, ACTION, lambda: self._answer(world, order))
+        world.schedule_call(min(answer_s, live.ready_s), ACTION, lambda: self._answer(world, order))
 
     def _answer(self, world: World, order: JoinNodes | Restart, refusal: str = "") -> None:
         """Report what the job's launchers have done at an order, unless its incarnation is over."""

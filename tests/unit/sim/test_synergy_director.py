@@ -64,13 +64,14 @@ def test_a_newcomer_makes_a_running_job_shrink_by_the_lifecycles_steps() -> None
 
 
 def test_whole_nodes_leave_and_join_a_running_job_without_a_requeue() -> None:
-    # as above with nodes in place of GPUs: asked at 3600, a's processes start on one node at 3608 and train from 3613, when b gets
-    # the other. b is done at 3693. At 3720 the node joins a within a second, and after its checkpoint it trains there from 3734
+    # as above with nodes in place of GPUs: asked at 3600, a's processes start on one node at 3608 and train from 3613; b gets the
+    # other at 3610, when those there have ended. b is done at 3690. At 3720 the node joins a within a second, and after its
+    # checkpoint it trains there from 3734
     live = replace(COSTS, live_s=5.0)
     world, _, (a, b) = run(scenario(job(0.0, 4, 40_000.0), job(3590.0, 4, 200.0), nodes=2, costs=live))
     held = [(h.start_s, h.end_s, h.gpus) for h in world.occupancies if h.job == 1]
-    assert held[:4] == [(60.0, 3608.0, 8), (3608.0, 3613.0, 8), (3613.0, 3720.0, 4), (3720.0, 3729.0, 8)]
-    assert (b.start_s, b.finish_s, b.restarts) == (3613.0, 3613 + 30 + 50, 0)
+    assert held[:4] == [(60.0, 3608.0, 8), (3608.0, 3610.0, 8), (3610.0, 3720.0, 4), (3720.0, 3729.0, 8)]
+    assert (b.start_s, b.finish_s, b.restarts) == (3610.0, 3610 + 30 + 50, 0)
     assert (a.restarts, a.idle_s) == (2, 30 + 2 * 13)
     trained = 8 * (3600 - 90) + 4 * (3721 - 3613)
     assert a.finish_s == pytest.approx(3734 + (40_000 - trained) / 8)
