@@ -1,7 +1,7 @@
 """Each job beside itself under plain Slurm (or a peer's policy): who ends later, and which kinds of jobs lose.
 
     python -m tests.benchmarks.job_by_job --data DIR [--trace NAME,...] [--level LEVEL] [--nodes N,...] [--peer plain|POLICY]
-        [--standstill S] [--kinds] [--json FILE]
+        [--live] [--standstill S] [--kinds] [--json FILE]
 
 NAME as in tests.benchmarks.information, LEVEL told, names, neither or apart: what jobs tell and share (apart: strictly equal information).
 --nodes scales the cluster of a trace with one GPU type to so many nodes. Under `plain` each job has the size and batch that its user asked
@@ -10,6 +10,7 @@ row for each trace and number of nodes: mean JCT of both, share of the jobs that
 --kinds adds a table: mean JCT by kind of job, over the peer's, restarts a job of both, share of life by number of GPUs. Exit code 0; a line
 for each trace that is not there.
 
+--live: changes without a requeue, as in tests.benchmarks.information.
 --standstill: each change of a running job stops it for S seconds and costs nothing else. That bounds what changes without a requeue can
 bring: they take about 2 s for a light job, and a part of all changes is none of them.
 """
@@ -24,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from synergy_sim.comparison import JobRatios, KindRow, compare_jobs, compare_kinds, run_plain
-from synergy_sim.records import Costs, Scenario, build_cluster
+from synergy_sim.records import Costs, Scenario, build_cluster, with_live_changes
 from synergy_sim.runs import simulate
 
 from synergyd.settings import Settings
-from tests.benchmarks.information import apart, scenario_of, without_names
+from tests.benchmarks.information import LIVE_SHARE, apart, scenario_of, without_names
 
 LEVELS: dict[str, Callable[[Scenario], Scenario]] = {
     "told": lambda scenario: scenario,
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--level", choices=LEVELS, default="apart")
     parser.add_argument("--nodes", default="", help="such as 16,32,64 (default: the trace's own cluster)")
     parser.add_argument("--peer", default="plain")
+    parser.add_argument("--live", action="store_true", help="changes without a requeue")
     parser.add_argument("--standstill", type=float, metavar="S")
     parser.add_argument("--kinds", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -93,6 +95,8 @@ def main() -> None:
         for nodes in args.nodes.split(",") if args.nodes else [""]:
             name = f"{trace}, {nodes} nodes" if nodes else trace
             scenario = LEVELS[args.level](on_nodes(own, int(nodes)) if nodes else own)
+            if args.live:
+                scenario = with_live_changes(scenario, LIVE_SHARE)
             if args.standstill is not None:
                 scenario = with_standstill(scenario, args.standstill)
             other = run_plain(scenario) if args.peer == "plain" else simulate(scenario, args.peer, Settings())
