@@ -38,9 +38,9 @@ def profile_text(predictor: Predictor) -> str:
 
 def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
     """Return the fitted figures of each cluster's GPU types, and of every type on a cluster never seen."""
-    seen = {level for part in (predictor.time, predictor.memory) for level in part.effects.mean}
+    level_names = {level for part in (predictor.time, predictor.memory) for level in part.effects.mean}
     result: dict[str, dict[str, float]] = {}
-    for level in ["", *sorted(seen)]:
+    for level in ["", *sorted(level_names)]:
         cluster, _, chip = level.removeprefix("cluster ").rpartition(" family ")
         if level and not (level.startswith("cluster ") and cluster):
             continue
@@ -52,8 +52,8 @@ def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
     return result
 
 
-def _learnt(learnt: LearntCorrection) -> dict[str, Any]:
-    effects, points = learnt.effects, learnt.residual.points
+def _learnt(correction: LearntCorrection) -> dict[str, Any]:
+    effects, points = correction.effects, correction.residual.points
     names = [p.name for p in effects.parameters]
     return {
         "rows": effects.rows,
@@ -71,9 +71,9 @@ def _learnt(learnt: LearntCorrection) -> dict[str, Any]:
                 "job": int(points.job[i]),
                 "shape": [round(float(x), 4) for x in points.shape[i]],
                 "slopes": [round(float(x), 4) for x in points.slopes[i]],
-                "value": round(float(learnt.residual.measured[i]), 5),
+                "value": round(float(correction.residual.measured[i]), 5),
             }
-            for i in range(len(learnt.residual.measured))
+            for i in range(len(correction.residual.measured))
         ],
     }
 
