@@ -129,7 +129,7 @@ class Waits:
         kind, whose, measure = job.cap
         holds = ""
         if kind == "user":
-            amount = sum(_held(measure, r) for r in self._queue.running if _is_under(job, r))
+            amount = sum(_limit_use(measure, r) for r in self._queue.running if _is_under(job, r))
             unit = {"gpus": "GPU", "cpus": "CPU", "nodes": "node", "jobs": "running job"}[measure]
             holds = f": user {whose} holds {amount} {unit}{'s' * (amount != 1)} now"
         elif kind == "account":
@@ -150,7 +150,7 @@ class Waits:
         return self._keys[job.job_id]
 
 
-def _held(measure: str, job: RunningJob) -> int:
+def _limit_use(measure: str, job: RunningJob) -> int:
     one = {"gpus": job.need.gpus, "cpus": job.need.cpus, "nodes": 1}.get(measure)
     return 1 if one is None else one * len(job.nodes)
 

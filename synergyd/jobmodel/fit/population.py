@@ -36,7 +36,7 @@ def compute_prior(programs: Iterable[tuple[Measurement, ...]], figures: Callable
     latest = [some for some in programs if some][-_PROGRAMS:]
     fit_inputs = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in latest]
     fit_ahead(fit_inputs)
-    return learnt(fit(*one) for one in fit_inputs)
+    return prior_from_fits(fit(*one) for one in fit_inputs)
 
 
 class UserPriors:
@@ -64,7 +64,7 @@ class UserPriors:
         return self._known[uid][1] if uid in self._known else PRIOR
 
 
-def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
+def prior_from_fits(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
     """Return the prior after jobs whose fits (from the built-in prior) are `fits`."""
     fits = tuple(fits)
     if not fits:

@@ -30,8 +30,8 @@ def profile_text(predictor: Predictor) -> str:
         "about": "parameters by level on the fitted scale (log or log-odds, as an offset from the GPU type's figure): "
         "[mean, sigma]; residuals: log(measured / predicted); figures: what comes out, for people, never read",
         "figures": _figures(predictor),
-        "time": _learnt(predictor.time),
-        "memory": _learnt(predictor.memory),
+        "time": _correction_json(predictor.time),
+        "memory": _correction_json(predictor.memory),
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
@@ -52,7 +52,7 @@ def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
     return result
 
 
-def _learnt(correction: LearntCorrection) -> dict[str, Any]:
+def _correction_json(correction: LearntCorrection) -> dict[str, Any]:
     effects, points = correction.effects, correction.residual.points
     names = [p.name for p in effects.parameters]
     return {
