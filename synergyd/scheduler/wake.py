@@ -102,7 +102,7 @@ def _starts(
 class _Growth:
     """Running jobs that grow onto nodes that sleep (`asleep`, by the problem's names).
 
-    `left`: the GPUs of these nodes that no start counts on.
+    `free_by_node`: the GPUs of these nodes that no start counts on.
     """
 
     def __init__(
