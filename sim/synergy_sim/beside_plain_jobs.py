@@ -20,13 +20,13 @@ WHY = "jobs that Synergy does not decide about wait for GPUs"
 
 def beside_plain_jobs(world: World, jobs: Mapping[int, Job]) -> dict[int, Job]:
     """Return the jobs that are decided about, each within what the plain jobs leave to it."""
-    kept = dict(jobs)
+    result = dict(jobs)
     for gpu_type in world.scenario.cluster.gpu_types():
         first = world.plain.first(gpu_type)
         if first is None:
             continue
         head, reservation = first
-        own = {i: job for i, job in kept.items() if job.asked.gpu_type in ("", gpu_type)}
+        own = {i: job for i, job in result.items() if job.asked.gpu_type in ("", gpu_type)}
         pool = world.plain.pool(gpu_type, world.director.reserved_gpus(world))
         giving = _who_gives_back(head, own, pool, world, gpu_type)
         spare = reservation.spare if reservation is not None else 0
@@ -41,12 +41,12 @@ def beside_plain_jobs(world: World, jobs: Mapping[int, Job]) -> dict[int, Job]:
                     most = min(most, spare)
                     spare -= most
                 if most <= 0:
-                    del kept[job_id]
+                    del result[job_id]
                     continue
             assert job.directive is not None
             directive = replace(job.directive, max_gpus=min(most, job.directive.max_gpus or most))
-            kept[job_id] = replace(job, directive=directive, gives_back=WHY if job_id in giving else "")
-    return kept
+            result[job_id] = replace(job, directive=directive, gives_back=WHY if job_id in giving else "")
+    return result
 
 
 def _who_gives_back(

@@ -65,15 +65,15 @@ def compare_jobs(jobs: Sequence[JobResult], other: Sequence[JobResult]) -> JobRa
 
 def compare_kinds(run: SimulatedRun, other: SimulatedRun) -> tuple[KindRow, ...]:
     """Return a row for each kind of job, by name."""
-    held: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    seconds_by_size: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     for one in run.occupancies:
-        held[run.scenario.jobs[one.job - 1].kind][one.gpus] += one.end_s - one.start_s
+        seconds_by_size[run.scenario.jobs[one.job - 1].kind][one.gpus] += one.end_s - one.start_s
     pairs: defaultdict[str, list[tuple[JobResult, JobResult]]] = defaultdict(list)
     for ours, theirs in zip(run.jobs, other.jobs, strict=True):
         pairs[ours.job.kind].append((ours, theirs))
     rows = []
     for kind, of_kind in sorted(pairs.items()):
-        count, life_s = len(of_kind), math.fsum(held[kind].values())
+        count, life_s = len(of_kind), math.fsum(seconds_by_size[kind].values())
         mean_s = math.fsum(ours.jct_s for ours, _ in of_kind) / count
         rows.append(
             KindRow(
@@ -83,7 +83,7 @@ def compare_kinds(run: SimulatedRun, other: SimulatedRun) -> tuple[KindRow, ...]
                 ratio=mean_s * count / math.fsum(theirs.jct_s for _, theirs in of_kind),
                 restarts_per_job=sum(ours.restarts for ours, _ in of_kind) / count,
                 other_restarts_per_job=sum(theirs.restarts for _, theirs in of_kind) / count,
-                life={gpus: spent / life_s for gpus, spent in sorted(held[kind].items())} if life_s else {},
+                life={gpus: spent / life_s for gpus, spent in sorted(seconds_by_size[kind].items())} if life_s else {},
             )
         )
     return tuple(rows)

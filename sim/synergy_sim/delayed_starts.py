@@ -58,21 +58,21 @@ def delay_starts(
     delays = {i: delay for i in apart if (delay := _delay(problem, allocation, i, slowed.get(i, 1.0))) is not None}
     if not delays:
         return allocation, placement, {}
-    kept = allocation_of(
+    new_allocation = allocation_of(
         problem, [None if i in delays else c for i, c in enumerate(allocation.choice)], allocation.moved_jobs
     )
-    found = place(problem.nodes, make_placement_requests(problem, kept), problem.spanned_nodes)
-    if found.unplaced_reasons:
+    new_placement = place(problem.nodes, make_placement_requests(problem, new_allocation), problem.spanned_nodes)
+    if new_placement.unplaced_reasons:
         return allocation, placement, {}
     barred = (
         replace(job, banned_cells=frozenset(range(len(job.cells)))) if i in delays else job
         for i, job in enumerate(problem.jobs)
     )
-    filled = fill(replace(problem, jobs=tuple(barred)), kept, found.nodes)
+    filled = fill(replace(problem, jobs=tuple(barred)), new_allocation, new_placement.nodes)
     refound = place(problem.nodes, make_placement_requests(problem, filled), problem.spanned_nodes)
     if not refound.unplaced_reasons:
-        kept, found = filled, refound
-    return kept, found, delays
+        new_allocation, new_placement = filled, refound
+    return new_allocation, new_placement, delays
 
 
 def _can_be_delayed(job: JobRequest) -> bool:

@@ -48,18 +48,20 @@ class ExchangingTruth:
     def executed_plan(self, plan: Plan) -> Plan:
         return replace(self.exact.executed_plan(replace(plan, exchange=str(EXACT))), exchange=plan.exchange)
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         option = parse_exchange(plan.exchange, "simulated plan")
-        pace = self.exact.pace(stage, placed, replace(plan, exchange=str(EXACT)))
+        pace = self.exact.pace(stage, placement, replace(plan, exchange=str(EXACT)))
         return pace if pace is None or option == EXACT or plan.dp < 2 else speed_with_exchange(pace, option, plan.dp)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         """Return the plans of `exact`, and those with each of the options where replicas exchange at all."""
-        found = self.exact.plans(shape, batch)
+        exact_plans = self.exact.plans(shape, batch)
         sends = shape.gpus > 1 and any(
-            (pace := self.pace(0, place_shape(shape), plan)) and pace.exchange_s > 0 for plan in found
+            (pace := self.pace(0, place_shape(shape), plan)) and pace.exchange_s > 0 for plan in exact_plans
         )
-        return found + tuple(replace(plan, exchange=str(o)) for o in self.options for plan in found if sends)
+        return exact_plans + tuple(
+            replace(plan, exchange=str(o)) for o in self.options for plan in exact_plans if sends
+        )
 
     def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
         best = self.exact.best_rates(shape, batch)
@@ -96,12 +98,12 @@ def with_comm(jobs: Iterable[TraceJob], kinds: Collection[str]) -> tuple[TraceJo
 
     The others stay as they were.
     """
-    options, found = exchange_cost.options(kinds), []
+    options, result = exchange_cost.options(kinds), []
     truths: dict[int, ExchangingTruth] = {}
     for job in jobs:
         if job.model is None and job.spec is None and job.plan is None:
             # jobs of one kind go on sharing a truth: its yardsticks are made once
             truth = truths.setdefault(id(job.truth), ExchangingTruth(job.truth, options))
             job = replace(job, truth=truth, comm=tuple(kinds))
-        found.append(job)
-    return tuple(found)
+        result.append(job)
+    return tuple(result)

@@ -15,12 +15,12 @@ from synergy_sim.records import Floats, Scenario, TraceJob, Truth, requested_sha
 
 def all_shapes(cluster: Cluster) -> tuple[Shape, ...]:
     """Return every shape of equal GPUs a node that the whole cluster can hold."""
-    found = set()
+    keys = set()
     for gpu_type in cluster.gpu_types():
         sizes = [node.gpus for node in cluster.nodes if node.gpu_type == gpu_type]
         for each in range(1, max(sizes) + 1):
-            found |= {(gpu_type, nodes, each) for nodes in range(1, sum(size >= each for size in sizes) + 1)}
-    return tuple(Shape(*key) for key in sorted(found))
+            keys |= {(gpu_type, nodes, each) for nodes in range(1, sum(size >= each for size in sizes) + 1)}
+    return tuple(Shape(*key) for key in sorted(keys))
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def compute_lower_bound(scenario: Scenario, ideals: Ideals) -> LowerBound:
     start_s, gpus = scenario.costs.first_start_s, scenario.gpus
     alone, tails, works, submits = [], [], [], []
     for job in scenario.jobs:
-        found = ideals.find_ideal(job)
-        if found is None:
+        ideal = ideals.find_ideal(job)
+        if ideal is None:
             return LowerBound(0.0, 0.0, 0.0)
-        fast = np.concatenate([[start_s], found.lengths / found.fastest])
-        work = np.concatenate([[start_s], found.lengths * found.gpu_s])
+        fast = np.concatenate([[start_s], ideal.lengths / ideal.fastest])
+        work = np.concatenate([[start_s], ideal.lengths * ideal.gpu_s])
         # work at its least and time at its fastest may be on different shapes: both are only bounded from below
         left_s = fast.sum() - np.cumsum(fast) + fast / 2
         alone.append(float(fast.sum()))
@@ -166,7 +166,7 @@ def schedule_one_machine(
 ) -> tuple[list[float], list[float]]:
     """Return (ends, mean busy times) of jobs on one preemptive machine, least remaining (else least whole) length first."""
     order = sorted(range(len(submits)), key=lambda i: submits[i])
-    left, ends, middles = list(lengths), [0.0] * len(lengths), [0.0] * len(lengths)
+    remaining, ends, middles = list(lengths), [0.0] * len(lengths), [0.0] * len(lengths)
     ready: list[tuple[float, int]] = []
     now, nth = 0.0, 0
     while nth < len(order) or ready:
@@ -174,19 +174,19 @@ def schedule_one_machine(
             now = max(now, submits[order[nth]])
         while nth < len(order) and submits[order[nth]] <= now:
             i = order[nth]
-            heapq.heappush(ready, (left[i], i))
+            heapq.heappush(ready, (remaining[i], i))
             nth += 1
         key, i = heapq.heappop(ready)
         until = submits[order[nth]] if nth < len(order) else math.inf
-        spent = min(left[i], until - now)
+        spent = min(remaining[i], until - now)
         if lengths[i] > 0:
             middles[i] += (now + spent / 2) * spent / lengths[i]
         else:
             middles[i] = now
         now += spent
-        left[i] -= spent
-        if (left[i] > 0 and now < until) or left[i] <= 1e-9 * max(1.0, lengths[i]):
+        remaining[i] -= spent
+        if (remaining[i] > 0 and now < until) or remaining[i] <= 1e-9 * max(1.0, lengths[i]):
             ends[i] = now
         else:
-            heapq.heappush(ready, (left[i] if by_remaining else key, i))
+            heapq.heappush(ready, (remaining[i] if by_remaining else key, i))
     return ends, middles

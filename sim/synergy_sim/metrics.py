@@ -64,8 +64,8 @@ def compute_metrics(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
     # from zero of the trace's clock, as the peers print it
     makespan_s = max(result.finish_s for result in run.jobs)
     gpu_s = math.fsum(result.gpu_s for result in run.jobs)
-    found = [ideals.find_ideal(result.job) for result in run.jobs]
-    work_s = math.fsum(one.work_gpu_s for one in found if one is not None)
+    job_ideals = [ideals.find_ideal(result.job) for result in run.jobs]
+    work_s = math.fsum(one.work_gpu_s for one in job_ideals if one is not None)
     unfair = fairness(run.jobs, run.scenario.gpus, ideals, run.scenario.costs.first_start_s)
     count = len(run.jobs)
     took = sorted(run.decisions_s)
@@ -108,8 +108,8 @@ def cluster_throughput(run: SimulatedRun) -> float | None:
 def energy_kwh(run: SimulatedRun) -> float | None:
     """Return the energy in kWh, see RunMetrics."""
     watts = {node.name: figures(node.gpu_type).watts for node in run.scenario.cluster.nodes}
-    held = [(watts[name], gpus * (one.end_s - one.start_s)) for one in run.occupancies for name, gpus in one.nodes]
-    return None if any(w <= 0 for w, _ in held) else math.fsum(w * gpu_s for w, gpu_s in held) / 3.6e6
+    loads = [(watts[name], gpus * (one.end_s - one.start_s)) for one in run.occupancies for name, gpus in one.nodes]
+    return None if any(w <= 0 for w, _ in loads) else math.fsum(w * gpu_s for w, gpu_s in loads) / 3.6e6
 
 
 def restart_share(result: JobResult, costs: Costs) -> float:
@@ -126,14 +126,14 @@ def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals, start_s: f
     Return an empty result where the ideal of one is not known.
     """
     present = _JobCount(results)
-    found = []
+    ratios = []
     for result in results:
         best = ideals.find_ideal(result.job)
         if best is None:
             return []
         others = max(1.0, present.mean(result.job.submit_s, result.finish_s))
-        found.append(result.jct_s / (start_s + best.seconds(gpus / others)) if result.jct_s > 0 else 0.0)
-    return found
+        ratios.append(result.jct_s / (start_s + best.seconds(gpus / others)) if result.jct_s > 0 else 0.0)
+    return ratios
 
 
 class _JobCount:

@@ -33,19 +33,19 @@ class NodePool:
         """Take `each` GPUs of `nodes` nodes, of those with the fewest free ones; None where there is no room."""
         if not self.has_room(nodes, each):
             return None
-        chosen: list[int] = []
+        picks: list[int] = []
         for level in self._levels[each:]:
             for node in level:
-                if len(chosen) == nodes:
+                if len(picks) == nodes:
                     break
-                chosen.append(node)
-        placed = tuple((node, each) for node in chosen)
-        self.change(placed, -1)
-        return placed
+                picks.append(node)
+        placement = tuple((node, each) for node in picks)
+        self.change(placement, -1)
+        return placement
 
-    def change(self, placed: Iterable[tuple[int, int]], sign: int) -> None:
+    def change(self, placement: Iterable[tuple[int, int]], sign: int) -> None:
         """Give the GPUs of a placement back (`sign` 1), or take them (-1)."""
-        for node, gpus in placed:
+        for node, gpus in placement:
             had = self.free[node]
             now = had + sign * gpus
             self._levels[had].remove(node)

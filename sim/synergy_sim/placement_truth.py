@@ -42,23 +42,23 @@ class Times:
         """Return the fewest GPUs of a measured placement on a type; 0 where there is none."""
         return min((sum(placement) for placement in self.by_type.get(gpu_type, ())), default=0)
 
-    def step_s(self, placed: PlacedGpus) -> float | None:
-        key = placed.gpu_type, tuple(sorted(placed.per_node, reverse=True))
+    def step_s(self, placement: PlacedGpus) -> float | None:
+        key = placement.gpu_type, tuple(sorted(placement.per_node, reverse=True))
         if key not in self._cache:
-            times = self.by_type.get(placed.gpu_type, {})
-            inside = [seconds for placement, seconds in times.items() if has_room(placement, key[1])]
+            times = self.by_type.get(placement.gpu_type, {})
+            inside = [seconds for groups, seconds in times.items() if has_room(groups, key[1])]
             self._cache[key] = times.get(key[1], min(inside, default=None))
         return self._cache[key]
 
     def can_run(self, shape: Shape) -> bool:
         return self.step_s(place_shape(shape)) is not None
 
-    def origin(self, placed: PlacedGpus) -> str:
-        """Return the origin of the time on `placed`: "measured", as `origins` says, or "of a smaller placement"."""
-        key = tuple(sorted(placed.per_node, reverse=True))
-        if key not in self.by_type.get(placed.gpu_type, {}):
+    def origin(self, placement: PlacedGpus) -> str:
+        """Return the origin of the time on `placement`: "measured", as `origins` says, or "of a smaller placement"."""
+        key = tuple(sorted(placement.per_node, reverse=True))
+        if key not in self.by_type.get(placement.gpu_type, {}):
             return "of a smaller placement"
-        return self.origins.get(placed.gpu_type, {}).get(key, "measured")
+        return self.origins.get(placement.gpu_type, {}).get(key, "measured")
 
     def is_measured(self, shape: Shape) -> bool:
         """Return whether the time is known for so many GPUs of that type, on groups that fit the shape.
@@ -66,8 +66,8 @@ class Times:
         Otherwise it would be the time of fewer.
         """
         into = (shape.gpus_per_node,) * shape.nodes
-        known = self.by_type.get(shape.gpu_type, {})
-        return any(sum(placement) == shape.gpus and has_room(placement, into) for placement in known)
+        times = self.by_type.get(shape.gpu_type, {})
+        return any(sum(placement) == shape.gpus and has_room(placement, into) for placement in times)
 
 
 def has_room(placement: Placement, into: Placement) -> bool:
@@ -109,8 +109,8 @@ class PlacementTruth:
     def executed_plan(self, plan: Plan) -> Plan:
         return plan
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        step_s = self.times.step_s(placed) if plan.gpus == placed.gpus else None
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        step_s = self.times.step_s(placement) if plan.gpus == placement.gpus else None
         return None if step_s is None else TrainingSpeed(1 / step_s, step_s, None)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:

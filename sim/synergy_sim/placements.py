@@ -32,8 +32,8 @@ def make_stages(placement: str) -> tuple[Stage, ...]:
 def _place_quietly(draft: Draft) -> Draft:
     answer, topology = draft.answer, make_topology(draft)
     others = find_outside_traffic(draft, topology)
-    placed = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes=False)
-    return replace(draft, answer=replace(answer, allocation=placed.allocation, placement=placed.placement))
+    link_aware = place_link_aware(answer.problem, answer.allocation, answer.placement, topology, others, sizes=False)
+    return replace(draft, answer=replace(answer, allocation=link_aware.allocation, placement=link_aware.placement))
 
 
 def _delay_starts(draft: Draft) -> Draft:

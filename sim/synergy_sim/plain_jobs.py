@@ -55,13 +55,13 @@ class PlainJobs:
                 continue
             names = self._nodes[gpu_type]
             pool = self.pool(gpu_type, reserved)
-            for request, placed in queue.start(world.now_s, pool, self._running(names)):
+            for request, placement in queue.start(world.now_s, pool, self._running(names)):
                 live = self.jobs[request.key]
                 shape = Shape(gpu_type, request.nodes, request.each)
                 plans = live.job.truth.plans(shape, live.job.batch) or live.job.truth.plans(shape)
                 if not plans:
                     raise UsageError(live.job.where or live.job.name, f"nothing was measured of it on {shape}")
-                grant = tuple((names[node], gpus) for node, gpus in placed)
+                grant = tuple((names[node], gpus) for node, gpus in placement)
                 world.begin(live, grant, plans[0], (live.job.costs or world.scenario.costs).first_start_s)
 
     def pool(self, gpu_type: str, reserved: Mapping[str, int]) -> NodePool:
@@ -76,8 +76,8 @@ class PlainJobs:
 
     def choose_nodes(self, shape: Shape) -> tuple[str, ...]:
         """Return nodes for a job that leaves them to Slurm, or none where there is no room."""
-        placed = self.pool(shape.gpu_type, {}).take(shape.nodes, shape.gpus_per_node)
-        return tuple(self._nodes[shape.gpu_type][node] for node, _ in placed or ())
+        placement = self.pool(shape.gpu_type, {}).take(shape.nodes, shape.gpus_per_node)
+        return tuple(self._nodes[shape.gpu_type][node] for node, _ in placement or ())
 
     def _shape(self, live: SimulatedJob) -> Shape:
         shape = requested_shape(live.job, self._world.scenario.cluster)
@@ -94,5 +94,5 @@ class PlainJobs:
                 ends.append((live.granted_s + limit_s, live.job_id, tuple((index[n], g) for n, g in live.grant)))
         heapq.heapify(ends)
         while ends:
-            end_s, _, placed = heapq.heappop(ends)
-            yield end_s, placed
+            end_s, _, placement = heapq.heappop(ends)
+            yield end_s, placement

@@ -73,31 +73,37 @@ class PlainQueue:
         `running`: (when its time limit ends, what it holds) of what runs, the earliest end first; only read when a job must wait.
         """
         while (head := self.first()) is not None:
-            placed = pool.take(head.nodes, head.each)
-            if placed is None:
+            placement = pool.take(head.nodes, head.each)
+            if placement is None:
                 break
             self._remove(head)
-            yield head, placed
+            yield head, placement
         if head is None:
             self.reservation = None
             return
-        kept = self.reservation
-        if kept is None or kept.key != head.key or not now_s < min(kept.made_s + RESERVES_S, kept.start_s):
-            self.reservation = kept = _reserve(head, now_s, pool, running)
-        yield from self._backfill(now_s, pool, kept)
+        reservation = self.reservation
+        if (
+            reservation is None
+            or reservation.key != head.key
+            or not now_s < min(reservation.made_s + RESERVES_S, reservation.start_s)
+        ):
+            self.reservation = reservation = _reserve(head, now_s, pool, running)
+        yield from self._backfill(now_s, pool, reservation)
 
-    def _backfill(self, now_s: float, pool: NodePool, kept: Reservation) -> Iterator[tuple[PlainRequest, Placement]]:
+    def _backfill(
+        self, now_s: float, pool: NodePool, reservation: Reservation
+    ) -> Iterator[tuple[PlainRequest, Placement]]:
         for shape in sorted(self._waiting, key=lambda s: self._waiting[s][0].submit_s):
             for job in list(islice(self._waiting[shape], DEPTH)) if pool.has_room(*shape) else ():
-                if job.key == kept.key or not kept.allows(now_s, job.limit_s, job.gpus):
+                if job.key == reservation.key or not reservation.allows(now_s, job.limit_s, job.gpus):
                     continue
-                placed = pool.take(*shape)
-                if placed is None:
+                placement = pool.take(*shape)
+                if placement is None:
                     break
-                if now_s + job.limit_s > kept.start_s:
-                    kept.spare -= job.gpus
+                if now_s + job.limit_s > reservation.start_s:
+                    reservation.spare -= job.gpus
                 self._remove(job)
-                yield job, placed
+                yield job, placement
 
     def _remove(self, job: PlainRequest) -> None:
         shape = job.nodes, job.each
@@ -111,8 +117,8 @@ def _reserve(
 ) -> Reservation:
     free, able, total = list(pool.free), 0, pool.total
     able = sum(gpus >= head.each for gpus in free)
-    for end_s, placed in running:
-        for node, gpus in placed:
+    for end_s, placement in running:
+        for node, gpus in placement:
             able += free[node] < head.each <= free[node] + gpus
             free[node] += gpus
             total += gpus

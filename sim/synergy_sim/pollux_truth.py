@@ -98,22 +98,22 @@ class PolluxTruth:
     def executed_plan(self, plan: Plan) -> Plan:
         return self.split_batch(plan.global_batch, plan.dp, plan.micro_batches)
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        if placed.gpu_type != self.gpu_type:
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        if placement.gpu_type != self.gpu_type:
             return None
-        key = stage, placed.per_node, plan
+        key = stage, placement.per_node, plan
         if key not in self._paces:
-            self._paces[key] = self._pace(stage, placed, plan)
+            self._paces[key] = self._pace(stage, placement, plan)
         return self._paces[key]
 
-    def _pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        if plan.gpus != placed.gpus or plan.dp != plan.gpus:
+    def _pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        if plan.gpus != placement.gpus or plan.dp != plan.gpus:
             return None
-        step, sync = self.times(placed.per_node, plan.micro_batch)
+        step, sync = self.times(placement.per_node, plan.micro_batch)
         gain, noise_scale = self._one_gain(stage, plan.global_batch)
         step_s = step + (step - sync) * (plan.micro_batches - 1)
         sync = min(sync, step_s)
-        return TrainingSpeed(gain / step_s, step_s, noise_scale, sync if len(placed.per_node) > 1 else 0.0, sync)
+        return TrainingSpeed(gain / step_s, step_s, noise_scale, sync if len(placement.per_node) > 1 else 0.0, sync)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if batch is not None:
@@ -159,12 +159,12 @@ class PolluxTruth:
 
         return interpolate(a.sqr[stage], b.sqr[stage]), interpolate(a.var[stage], b.var[stage])
 
-    def origin(self, placed: PlacedGpus) -> str:
-        """Return the origin of the step times on `placed`: "measured" or "interpolated".
+    def origin(self, placement: PlacedGpus) -> str:
+        """Return the origin of the step times on `placement`: "measured" or "interpolated".
 
         Times of a measured placement are interpolated over the local batch at the most.
         """
-        turns = (placed.per_node[i:] + placed.per_node[:i] for i in range(len(placed.per_node)))
+        turns = (placement.per_node[i:] + placement.per_node[:i] for i in range(len(placement.per_node)))
         return "measured" if min(turns) in self.points else "interpolated"
 
     def times(self, per_node: tuple[int, ...], local: int) -> tuple[float, float]:
@@ -180,15 +180,15 @@ class PolluxTruth:
             batches, times = self.points[placement]
             if local <= batches[-1]:
                 return _interpolate_times(batches, times, local)
-            found, at = times[-1], float(batches[-1])
+            step_and_sync, at = times[-1], float(batches[-1])
         else:
             at_point = np.array([min(len(placement), _MAX_NODES), sum(placement), local], dtype=np.float64)
             inside = self._linear(at_point)[0]
             if not np.isnan(inside).any():
                 return float(inside[0]), float(inside[1])
             nearest = int(self._nearest(at_point)[0])
-            found, at = self.multi_node_rows[1][nearest], float(self.multi_node_rows[0][nearest][2])
-        step, sync = float(found[0]), float(found[1])
+            step_and_sync, at = self.multi_node_rows[1][nearest], float(self.multi_node_rows[0][nearest][2])
+        step, sync = float(step_and_sync[0]), float(step_and_sync[1])
         return sync + (step - sync) * local / at, sync
 
     @cached_property
@@ -208,8 +208,8 @@ def _interpolate_times(batches: Floats, times: Floats, local: int) -> tuple[floa
         return float(times[0][0]), float(times[0][1])
     below = above - 1
     slope = (times[above] - times[below]) / (batches[above] - batches[below])
-    found = slope * (local - batches[below]) + times[below]
-    return float(found[0]), float(found[1])
+    step_and_sync = slope * (local - batches[below]) + times[below]
+    return float(step_and_sync[0]), float(step_and_sync[1])
 
 
 # The reference's registry of applications, beyond the tables: epochs that a job trains, largest local batch.
@@ -263,7 +263,7 @@ def read_application(folder: Path, gpu_type: str, cluster: str = "") -> PolluxTr
 
 
 def _validation(folder: Path) -> dict[int, Validation]:
-    found = {}
+    validations = {}
     for path in sorted(folder.glob("validation-*.csv")):
         text = path.stem.partition("-")[2]
         if not text.isascii() or not text.isdecimal() or int(text) < 1:
@@ -276,7 +276,7 @@ def _validation(folder: Path) -> dict[int, Validation]:
             if now <= before:
                 raise row.wrong("progress", f"{now:g} is not above {before:g}", "each row is a later stage")
         sqr = tuple(row.number("grad_sqr", 0) for row in rows)
-        found[int(text)] = Validation(progress, sqr, tuple(row.number("grad_var", 0) for row in rows))
-    if not found:
+        validations[int(text)] = Validation(progress, sqr, tuple(row.number("grad_var", 0) for row in rows))
+    if not validations:
         raise UsageError(str(folder), "has no validation-<batch size>.csv")
-    return dict(sorted(found.items()))
+    return dict(sorted(validations.items()))

@@ -57,8 +57,8 @@ class RecordedTruth:
         noise = self.noise_scale
         return 1.0 if noise is None else float(efficiency(np.array(batch), noise, self.low))
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        step_s = self._step_s(_even(placed), plan)
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        step_s = self._step_s(_even(placement), plan)
         if step_s is None:
             return None
         rate = plan.global_batch * self.efficiency(plan.global_batch) / step_s / self.unit
@@ -77,12 +77,12 @@ class RecordedTruth:
         return tuple(p for p in self._plans[shape] if batch is None or p.global_batch == batch)
 
     def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
-        placed = PlacedGpus(shape.gpu_type, (shape.gpus_per_node,) * shape.nodes)
-        paces = [pace for plan in self.plans(shape, batch) if (pace := self.pace(0, placed, plan)) is not None]
+        placement = PlacedGpus(shape.gpu_type, (shape.gpus_per_node,) * shape.nodes)
+        paces = [pace for plan in self.plans(shape, batch) if (pace := self.pace(0, placement, plan)) is not None]
         return np.array([max(p.rate for p in paces)]) if paces else None
 
 
-def _even(placed: PlacedGpus) -> Shape:
+def _even(placement: PlacedGpus) -> Shape:
     """Return the GPUs as a shape; uneven ones as on more nodes of equal share, which is no faster."""
-    each = gcd(*placed.per_node)
-    return Shape(placed.gpu_type, placed.gpus // each, each)
+    each = gcd(*placement.per_node)
+    return Shape(placement.gpu_type, placement.gpus // each, each)

@@ -72,7 +72,7 @@ class Truth(Protocol):
         """Return the plan as the job runs it: a micro-batch that does not fit a GPU is worked off in more passes."""
         ...
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         """Return the job's pace, or None where the plan can't run there."""
         ...
 

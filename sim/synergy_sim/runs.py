@@ -81,8 +81,8 @@ def simulate(
         most = max(values.max_weight, *(job.weight for job in scenario.jobs))
         cost_s = scenario.costs.resize_s if restart_cost_s is None else restart_cost_s
         values = replace(values, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
-        learnt = LearntForecast(dict(figures or {}), scenario.seed, scenario.lengths_known)
-        forecast = OracleForecast() if oracle else learnt
+        learning_forecast = LearntForecast(dict(figures or {}), scenario.seed, scenario.lengths_known)
+        forecast = OracleForecast() if oracle else learning_forecast
         director = SynergyDirector(
             values, load_policy(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
         )

@@ -49,20 +49,20 @@ class ScalingTruth:
     def executed_plan(self, plan: Plan) -> Plan:
         return plan
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        if (self.gpu_types and placed.gpu_type not in self.gpu_types) or plan.gpus != placed.gpus:
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        if (self.gpu_types and placement.gpu_type not in self.gpu_types) or plan.gpus != placement.gpus:
             return None
-        step_s = self.step_s * self.relative(placed) / self.relative(self.requested_gpus)
-        sync_s = step_s * self._network_time(placed) / self.relative(placed)
+        step_s = self.step_s * self.relative(placement) / self.relative(self.requested_gpus)
+        sync_s = step_s * self._network_time(placement) / self.relative(placement)
         return TrainingSpeed(1.0 / step_s, step_s, None, sync_s, sync_s)
 
-    def relative(self, placed: PlacedGpus) -> float:
+    def relative(self, placement: PlacedGpus) -> float:
         """Return the time of its step, in steps on one GPU."""
-        return 1 - self.parallel + self.parallel / placed.gpus + self._network_time(placed)
+        return 1 - self.parallel + self.parallel / placement.gpus + self._network_time(placement)
 
-    def _network_time(self, placed: PlacedGpus) -> float:
+    def _network_time(self, placement: PlacedGpus) -> float:
         """Return the time that the network takes, in steps on one GPU."""
-        return self.network * math.sqrt((len(placed.per_node) - 1) / placed.gpus)
+        return self.network * math.sqrt((len(placement.per_node) - 1) / placement.gpus)
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if self.batch % shape.gpus:
@@ -71,6 +71,6 @@ class ScalingTruth:
         return (Plan(dp=shape.gpus, micro_batch=micro, global_batch=self.batch, zero_stage=0),)
 
     def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
-        placed = PlacedGpus(shape.gpu_type, (shape.gpus_per_node,) * shape.nodes)
-        paces = [pace for plan in self.plans(shape) if (pace := self.pace(0, placed, plan)) is not None]
+        placement = PlacedGpus(shape.gpu_type, (shape.gpus_per_node,) * shape.nodes)
+        paces = [pace for plan in self.plans(shape) if (pace := self.pace(0, placement, plan)) is not None]
         return np.full(self.stages, max(p.rate for p in paces)) if paces else None

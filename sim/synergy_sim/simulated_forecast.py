@@ -128,8 +128,8 @@ class LearntForecast:
 
     def progress(self, live: SimulatedJob) -> Progress:
         """Return the job's progress as its reports tell it; it is known from the first report on."""
-        known = self.lengths and live.job_id in self._reported_s
-        return reported_progress(live) if known else Progress(attained_gpu_s=live.gpu_s)
+        has_reported = self.lengths and live.job_id in self._reported_s
+        return reported_progress(live) if has_reported else Progress(attained_gpu_s=live.gpu_s)
 
     def forget(self, job_id: int) -> None:
         self._cache.forget(job_id)
@@ -170,8 +170,8 @@ class OracleForecast:
         self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
     ) -> CellSearchResult:
         key = live.stage, live.plan, job.shape, job.directive, cluster.kinds
-        kept = self._by_job.get(live.job_id)
-        if kept is None or kept[0] != key:
+        cache_entry = self._by_job.get(live.job_id)
+        if cache_entry is None or cache_entry[0] != key:
             shapes = [shape for some in job_shapes(job, cluster).values() for shape in some]
             batch = fixed_batch(job)
             cells = self._best(live, shapes, batch, EXACT)
@@ -180,11 +180,11 @@ class OracleForecast:
                 cells += choice.make_cells(cells, lambda option: self._best(live, shapes, batch, option))
             if live.plan is not None and job.state is JobState.RUNNING:
                 # what it runs with now, so that a better batch on the same GPUs can be seen
-                known = any((c.shape, c.plan) == (job.shape, live.plan) for c in cells)
-                cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and not known]
+                has_present = any((c.shape, c.plan) == (job.shape, live.plan) for c in cells)
+                cells += [c for c in [_cell(live, job.shape, live.plan)] if c is not None and not has_present]
             why_none = "" if cells else "nothing was measured within its limits"
-            kept = self._by_job[live.job_id] = key, CellSearchResult(tuple(cells), why_none)
-        return kept[1]
+            cache_entry = self._by_job[live.job_id] = key, CellSearchResult(tuple(cells), why_none)
+        return cache_entry[1]
 
     def progress(self, live: SimulatedJob) -> Progress:
         return reported_progress(live)
@@ -200,9 +200,9 @@ class OracleForecast:
         result = []
         for shape in shapes:
             plans = [plan for plan in live.job.truth.plans(shape, batch) if plan.exchange == str(option)]
-            found = [c for plan in plans if (c := _cell(live, shape, plan))]
-            if found:
-                best = max(found, key=lambda c: c.goodput)
+            cells = [c for plan in plans if (c := _cell(live, shape, plan))]
+            if cells:
+                best = max(cells, key=lambda c: c.goodput)
                 worth = prior_worth(option, best.plan.dp)
                 result.append(replace(best, efficiency=best.efficiency / worth, goodput=best.goodput / worth))
         return result
@@ -211,8 +211,8 @@ class OracleForecast:
 def reported_progress(live: SimulatedJob) -> Progress:
     """Return the progress that a job's reports tell: work done and work left."""
     truth = live.job.truth
-    left = max(0.0, truth.end(truth.stages - 1) - live.progress)
-    return Progress(live.gpu_s, left * truth.unit, live.progress * truth.unit)
+    remaining = max(0.0, truth.end(truth.stages - 1) - live.progress)
+    return Progress(live.gpu_s, remaining * truth.unit, live.progress * truth.unit)
 
 
 def fixed_batch(job: Job) -> int | None:
@@ -258,8 +258,8 @@ def make_directive(job: TraceJob, *, rigid: bool) -> Directive:
 def queued_job(live: SimulatedJob, cluster: Cluster, *, rigid: bool) -> Job:
     """Return the job as sbatch has put it into the queue. Raises UsageError where the cluster can't hold the size asked for."""
     job = live.job
-    asked = requested_shape(job, cluster)
-    if asked is None:
+    asked_shape = requested_shape(job, cluster)
+    if asked_shape is None:
         raise UsageError(job.where or job.name, f"{job.gpus} GPUs of one type are more than the cluster has")
     return Job(
         job_id=live.job_id,
@@ -273,7 +273,7 @@ def queued_job(live: SimulatedJob, cluster: Cluster, *, rigid: bool) -> Job:
         start_s=None,
         begin_s=None,
         restarts=0,
-        shape=asked,
-        asked=asked,
+        shape=asked_shape,
+        asked=asked_shape,
         directive=make_directive(job, rigid=rigid),
     )

@@ -147,12 +147,12 @@ class SimulatedSlurm:
     def _join(self, world: World, order: JoinNodes) -> None:
         """Bring nodes in, at once or not at all; the launchers answer once they are connected."""
         live = world.jobs[order.job_id]
-        each, held = live.grant[0][1], dict(live.grant)
-        more = tuple((name, each) for name in order.nodes if name not in held)
-        taken = [name for name, gpus in more if name in world.down or world.free[name] < gpus]
-        if not taken:
+        each, own_gpus = live.grant[0][1], dict(live.grant)
+        more = tuple((name, each) for name in order.nodes if name not in own_gpus)
+        unavailable = [name for name, gpus in more if name in world.down or world.free[name] < gpus]
+        if not unavailable:
             world.join(live, more)
-        refusal = f"{', '.join(taken)} can't be had" if taken else ""
+        refusal = f"{', '.join(unavailable)} can't be had" if unavailable else ""
         world.schedule_call(world.now_s + JOIN_S, ACTION, lambda: self._answer(world, order, refusal))
 
     def _restart(self, world: World, order: Restart) -> None:

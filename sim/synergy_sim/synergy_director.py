@@ -141,13 +141,13 @@ class SynergyDirector:
 
     def reserved_gpus(self, world: World) -> Mapping[str, int]:
         """Return the GPUs of the targets of jobs that restart, as the daemon's reservations keep them."""
-        kept: Counter[str] = Counter()
+        gpus_by_node: Counter[str] = Counter()
         for live in world.jobs.values():
             life = self.controller.jobs[live.job_id].lifecycle
             if not live.grant and life.target is not None and life.state in IN_TRANSIT:
                 for name in life.target.nodes:
-                    kept[name] += life.target.shape.gpus_per_node
-        return kept
+                    gpus_by_node[name] += life.target.shape.gpus_per_node
+        return gpus_by_node
 
     # -- an epoch ------------------------------------------------------------------------------------------------------
 

@@ -32,10 +32,10 @@ class TableRow:
         return UsageError(f"{self.where}: column {column}", what, right)
 
     def text(self, column: str) -> str:
-        found = (self.values.get(column) or "").strip()
-        if not found:
+        value = (self.values.get(column) or "").strip()
+        if not value:
             raise self.wrong(column, "empty")
-        return found
+        return value
 
     def number(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
         text = self.text(column)

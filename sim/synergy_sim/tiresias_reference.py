@@ -74,15 +74,15 @@ class TiresiasReference:
                     self.first.remove(job_id)
                     self.second.append(job_id)
         self._seen_s = world.now_s
-        left: Counter[str] = Counter()
+        free_gpus: Counter[str] = Counter()
         for node in world.scenario.cluster.nodes:
-            left[node.gpu_type] += 0 if node.name in world.down else node.gpus
+            free_gpus[node.gpu_type] += 0 if node.name in world.down else node.gpus
         self._runs.clear()
         for job_id in (*self.first, *self.second):
             job = world.jobs[job_id].job
-            gpu_type = job.gpu_type if job.gpu_type in left else next(iter(left))
-            if job.gpus <= left[gpu_type]:
-                left[gpu_type] -= job.gpus
+            gpu_type = job.gpu_type if job.gpu_type in free_gpus else next(iter(free_gpus))
+            if job.gpus <= free_gpus[gpu_type]:
+                free_gpus[gpu_type] -= job.gpus
                 self._runs.add(job_id)
             else:
                 world.halt(world.jobs[job_id])
@@ -113,10 +113,10 @@ class TiresiasReference:
         grant: list[tuple[str, int]] = []
         while gpus:
             name = max(free, key=lambda n: free[n])
-            taken = min(free[name], gpus)
-            grant.append((name, taken))
-            free[name] -= taken
-            gpus -= taken
+            count = min(free[name], gpus)
+            grant.append((name, count))
+            free[name] -= count
+            gpus -= count
         return tuple(grant)
 
 

@@ -177,11 +177,11 @@ class World:
 
     def move(self, live: SimulatedJob, nodes: tuple[str, ...], plan: Plan, delay_s: float) -> None:
         """Start a paused job's processes again, on `nodes` of those that it holds. It keeps the others until `give_back`."""
-        held = dict((*live.grant, *live.beside))
+        gpus_by_node = dict((*live.grant, *live.beside))
         self._account(live)
         live.idle_s += max(0.0, self.now_s - live.synced_s)
-        live.grant = tuple((name, held.pop(name)) for name in nodes)
-        live.beside = tuple(held.items())
+        live.grant = tuple((name, gpus_by_node.pop(name)) for name in nodes)
+        live.beside = tuple(gpus_by_node.items())
         live.plan = live.job.truth.executed_plan(plan)
         live.moves += 1
         self._begin_run(live, delay_s)
@@ -197,9 +197,9 @@ class World:
     def _account(self, live: SimulatedJob) -> None:
         """Count what the job has held up to now."""
         if live.grant and self.now_s > live.accounted_s:
-            held = live.grant + live.beside
-            self.occupancies.append(Occupancy(live.job_id, live.accounted_s, self.now_s, held))
-            live.gpu_s += sum(gpus for _, gpus in held) * (self.now_s - live.accounted_s)
+            holdings = live.grant + live.beside
+            self.occupancies.append(Occupancy(live.job_id, live.accounted_s, self.now_s, holdings))
+            live.gpu_s += sum(gpus for _, gpus in holdings) * (self.now_s - live.accounted_s)
         live.accounted_s = self.now_s
 
     def halt(self, live: SimulatedJob) -> None:
@@ -280,9 +280,9 @@ class World:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _next_arrival(self) -> None:
-        found = next(self._arrivals, None)
-        if found is not None:
-            job_id, job = found
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            job_id, job = arrival
             self.schedule_call(job.submit_s, ARRIVAL, lambda: self._admit_job(job_id, job))
 
     def _admit_job(self, job_id: int, job: TraceJob) -> None:
@@ -340,9 +340,9 @@ class World:
                 traffic.append(
                     Traffic(live.job_id, names, live.undisturbed_speed.step_s - live.undisturbed_speed.sync_s, mb)
                 )
-        found = slowdowns(traffic, topology)
+        slowdown_by_job = slowdowns(traffic, topology)
         for live in training:
-            slowdown = found[live.job_id].slowdown if live.job_id in found else 1.0
+            slowdown = slowdown_by_job[live.job_id].slowdown if live.job_id in slowdown_by_job else 1.0
             if abs(slowdown - live.slowdown) > _ALIKE:
                 self.sync(live)
                 if live is not but:

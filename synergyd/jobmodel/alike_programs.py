@@ -60,23 +60,23 @@ class AlikePrograms:
         """Take over everything that runs of `program` have measured so far."""
         if not kind or not profile.measured:
             return
-        known = self._kinds.pop(kind, None) or _Kind()
+        group = self._kinds.pop(kind, None) or _Kind()
         # its own measurements say nothing of the others, and those that it no longer has were dropped
-        known.measured = {where: row for where, row in known.measured.items() if row[1] != program}
-        agrees = _agrees(known.measured, profile) if known.measured else True
-        before = known.agrees.get(program)
+        group.measured = {where: row for where, row in group.measured.items() if row[1] != program}
+        agrees = _agrees(group.measured, profile) if group.measured else True
+        before = group.agrees.get(program)
         agrees = before if agrees is None else agrees
         if agrees is not None and agrees != before:
-            known.strikes = 0 if agrees else known.strikes + 1
-            if known.strikes >= _STRIKES and not known.is_trusted:
-                known, agrees = _Kind(), True
-            known.agrees.pop(program, None)
-            known.agrees[program] = agrees
-            if len(known.agrees) > _LATEST:
-                del known.agrees[next(iter(known.agrees))]
+            group.strikes = 0 if agrees else group.strikes + 1
+            if group.strikes >= _STRIKES and not group.is_trusted:
+                group, agrees = _Kind(), True
+            group.agrees.pop(program, None)
+            group.agrees[program] = agrees
+            if len(group.agrees) > _LATEST:
+                del group.agrees[next(iter(group.agrees))]
         if agrees:
-            _join(known, program, profile)
-        self._kinds[kind] = known
+            _join(group, program, profile)
+        self._kinds[kind] = group
         while len(self._kinds) > _KINDS:
             del self._kinds[next(iter(self._kinds))]
 
@@ -87,45 +87,45 @@ class AlikePrograms:
 
         Return None if they do not run as one, or if this program has measured and did not agree.
         """
-        known = self._kinds.get(kind)
-        if known is None or not known.is_trusted or not known.agrees.get(program, not has_measured):
+        group = self._kinds.get(kind)
+        if group is None or not group.is_trusted or not group.agrees.get(program, not has_measured):
             return None
-        return tuple(m for m, _ in known.measured.values()), known.noise_scale
+        return tuple(m for m, _ in group.measured.values()), group.noise_scale
 
 
-def _join(known: _Kind, program: str, profile: Profile) -> None:
-    of_shape = Counter(shape for _, shape in known.measured)
+def _join(group: _Kind, program: str, profile: Profile) -> None:
+    of_shape = Counter(shape for _, shape in group.measured)
     for m in profile.measured:
         where = m.plan, m.shape
-        room = len(known.measured) < _KEPT and of_shape[m.shape] < _KEPT_A_SHAPE
-        if m.step_s > 0 and where not in known.measured and room:
-            known.measured[where] = replace(m, step_s=round_to_grid(m.step_s), samples=1), program
+        room = len(group.measured) < _KEPT and of_shape[m.shape] < _KEPT_A_SHAPE
+        if m.step_s > 0 and where not in group.measured and room:
+            group.measured[where] = replace(m, step_s=round_to_grid(m.step_s), samples=1), program
             of_shape[m.shape] += 1
     noise = profile.noise_scale
-    if program not in known.noise_programs and noise is not None and noise > 0:
-        known.noise_programs = (known.noise_programs & known.agrees.keys()) | {program}
-        before = known.noise_scale
-        known.noise_scale = round_to_grid(noise if before is None else math.sqrt(before * noise))
+    if program not in group.noise_programs and noise is not None and noise > 0:
+        group.noise_programs = (group.noise_programs & group.agrees.keys()) | {program}
+        before = group.noise_scale
+        group.noise_scale = round_to_grid(noise if before is None else math.sqrt(before * noise))
 
 
-def _agrees(known: Mapping[_Where, tuple[Measurement, str]], profile: Profile) -> bool | None:
+def _agrees(others: Mapping[_Where, tuple[Measurement, str]], profile: Profile) -> bool | None:
     """Return whether the step times agree with those of the others, in the median, or None if none can be compared."""
-    off = sorted(found for m in profile.measured if (found := _log_ratio(known, m)) is not None)
+    off = sorted(log_ratio for m in profile.measured if (log_ratio := _log_ratio(others, m)) is not None)
     return off[len(off) // 2] <= SAME if off else None
 
 
-def _log_ratio(known: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> float | None:
-    """Return |log| of the ratio between `own`'s step time and what the nearest of `known` allows, or None if none is near."""
+def _log_ratio(others: Mapping[_Where, tuple[Measurement, str]], own: Measurement) -> float | None:
+    """Return |log| of the ratio between `own`'s step time and what the nearest of `others` allows, or None if none is near."""
     if own.step_s <= 0:
         return None
-    if (same := known.get((own.plan, own.shape))) is not None:
+    if (same := others.get((own.plan, own.shape))) is not None:
         return abs(math.log(own.step_s / same[0].step_s))
-    found = []
-    for m in (m for m, _ in known.values() if _comparable(m, own)):
+    distances = []
+    for m in (m for m, _ in others.values() if _comparable(m, own)):
         longer, ratio = math.log(own.step_s / m.step_s), math.log(own.plan.micro_batch / m.plan.micro_batch)
         # a step of a micro-batch r times as large takes 1 to r times as long (T_grad is affine in it, T_sync the same)
-        found.append(max(min(ratio, 0.0) - longer, longer - max(ratio, 0.0), 0.0))
-    return min(found, default=None)
+        distances.append(max(min(ratio, 0.0) - longer, longer - max(ratio, 0.0), 0.0))
+    return min(distances, default=None)
 
 
 def _comparable(one: Measurement, other: Measurement) -> bool:

@@ -26,17 +26,21 @@ def at_least_linear(cells: Sequence[Cell], asked_gpus: int, measured: Sequence[M
         best[cell.shape.gpus] = max(best.get(cell.shape.gpus, 0.0), cell.goodput)
     types = {cell.shape.gpu_type for cell in cells}
     sizes = {m.shape.gpus for m in measured if m.shape.gpu_type in types}
-    known = max(sizes, default=0)
-    below = max((gpus for gpus in best if gpus <= known), default=0)
+    largest_measured_gpus = max(sizes, default=0)
+    below = max((gpus for gpus in best if gpus <= largest_measured_gpus), default=0)
     rate = best[below] / below if below else 0.0  # goodput a GPU
     factor, last = dict.fromkeys(best, 1.0), 1.0
-    for gpus in sorted(size for size in best if size > known and best[size] > 0):
+    for gpus in sorted(size for size in best if size > largest_measured_gpus and best[size] > 0):
         if gpus <= asked_gpus:
             rate = max(rate, best[gpus] / gpus)
             last = rate * gpus / best[gpus]
         factor[gpus] = last
-    if len(sizes) == 1 and known <= asked_gpus and best.get(known):
-        factor |= {size: best[known] / value for size, value in best.items() if size < known and value > best[known]}
+    if len(sizes) == 1 and largest_measured_gpus <= asked_gpus and best.get(largest_measured_gpus):
+        factor |= {
+            size: best[largest_measured_gpus] / value
+            for size, value in best.items()
+            if size < largest_measured_gpus and value > best[largest_measured_gpus]
+        }
     return [cell if factor[cell.shape.gpus] == 1.0 else _scale_cell(cell, factor[cell.shape.gpus]) for cell in cells]
 
 

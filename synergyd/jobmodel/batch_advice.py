@@ -58,8 +58,10 @@ def advise(planner: JobPlanner) -> BatchAdvice | None:
     if not profile.rebatching or directive.adapt or job.batch_cap:
         return None
     # the present micro-batch needs the memory that it has now, and is predicted best
-    kept = replace(directive, global_batch=(low, max(present, low * _WIDEST)), micro_batch=planner.present.micro_batch)
-    ranged = replace(job, directive=kept, batches=None)
+    ranged_directive = replace(
+        directive, global_batch=(low, max(present, low * _WIDEST)), micro_batch=planner.present.micro_batch
+    )
+    ranged = replace(job, directive=ranged_directive, batches=None)
     now, best = planner.best_plan(job.shape), replace(planner, job=ranged).best_plan(job.shape)
     if now is None or best is None or best.plan.global_batch <= present:
         return None

@@ -71,14 +71,14 @@ class RankedPlans:
 
     def cells(self, indices: Ints) -> list[Cell]:
         """Return the plans numbered `indices` as Cells."""
-        chosen = self.candidates.take(indices)
-        shapes, plans = [self.shapes[n] for n in chosen.shape.tolist()], chosen.plans.records()
+        selection = self.candidates.take(indices)
+        shapes, plans = [self.shapes[n] for n in selection.shape.tolist()], selection.plans.records()
         columns = {
             "throughput": self.throughput[indices].tolist(),
             "efficiency": self.efficiency[indices].tolist(),
             "goodput": self.goodput[indices].tolist(),
             "step_s": self.step_s[indices].tolist(),
-            "memory_bytes": list(map(math.ceil, chosen.memory.tolist())),
+            "memory_bytes": list(map(math.ceil, selection.memory.tolist())),
             "sync_s": self._sync_s(indices, shapes, plans),
         }
         rows = zip(*columns.values(), strict=True)
@@ -203,8 +203,8 @@ def _best_batches(
     low_s = made_of.step(replace(plans, global_batch=low)).total
     slope = (largest_s - low_s) / np.maximum(high - low, 1)
     fixed = low_s - slope * low
-    wanted = best_batch(fixed, slope, noise_scale)
-    below = np.clip(np.floor(wanted / step).astype(np.int64) * step, low, high)
+    optimal_batch = best_batch(fixed, slope, noise_scale)
+    below = np.clip(np.floor(optimal_batch / step).astype(np.int64) * step, low, high)
     above = np.minimum(below + step, high)
 
     def value(batch: Ints) -> Floats:

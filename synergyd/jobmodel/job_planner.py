@@ -65,10 +65,10 @@ class JobPlanner:
             return ()
         result: list[Cell] = []
         for gpu_type, shapes in job_shapes(self.job, cluster).items():
-            found = self._cells(gpu_type, shapes)
+            type_cells = self._cells(gpu_type, shapes)
             if self._model is None:
-                found = at_least_linear(found, self.job.asked.gpus, self.profile.measured)
-            result += found
+                type_cells = at_least_linear(type_cells, self.job.asked.gpus, self.profile.measured)
+            result += type_cells
         return tuple(result)
 
     def to_fit(self) -> throughput.FitOf | None:
@@ -118,8 +118,8 @@ class JobPlanner:
             return float(step_time(model, self._refine_figures(shape.gpu_type), plans).total[0]) / speed
         if not measured:
             return bare[0] / self._find_speed(shape.gpu_type)[0]
-        learnt = throughput.fit(*self._to_fit()).model
-        return learnt.step_s(self._figures(shape.gpu_type), shape, *_work(plan))
+        fitted_model = throughput.fit(*self._to_fit()).model
+        return fitted_model.step_s(self._figures(shape.gpu_type), shape, *_work(plan))
 
     def why_no_cell(self, cluster: Cluster) -> str:
         """Return one line that tells the user why `cells` is empty, or "" if it is not."""
@@ -130,17 +130,17 @@ class JobPlanner:
         nodes = usable_nodes(self.job, cluster)
         if not nodes:
             place = f" in partition {self.job.partition}" if self.job.partition else ""
-            asked = (
+            feature_clause = (
                 f" with the features that it asks for ({one_line(self.job.features, 60)})" if self.job.features else ""
             )
-            return f"no node with GPUs is up{place}{asked}"
+            return f"no node with GPUs is up{place}{feature_clause}"
         types = sorted({gpu_type for gpu_type, _ in nodes})
         have = {t: sum(gpus * count for (own, gpus), count in nodes.items() if own == t) for t in types}
         allowed = {t: count for t, count in have.items() if allows_type(self.job, t)}
         low, high = bounds(self.job)
         if not allowed:
-            wanted = ",".join(self.job.directive.gpu_types) if self.job.directive else ""
-            return f"gpu_types={wanted}: no usable node has them; the cluster has {', '.join(have)}"
+            gpu_types = ",".join(self.job.directive.gpu_types) if self.job.directive else ""
+            return f"gpu_types={gpu_types}: no usable node has them; the cluster has {', '.join(have)}"
         if low > high:
             return f"min_gpus={low} is above max_gpus={high}"
         if low > max(allowed.values()):
@@ -164,10 +164,10 @@ class JobPlanner:
         return self.model
 
     def _figures(self, gpu_type: str) -> GpuFigures:
-        found = self.figures.get(gpu_type) or figures(gpu_type)
+        gpu_figures = self.figures.get(gpu_type) or figures(gpu_type)
         if self.profile.kernels is not None:
-            found = with_kernels(found, self.profile.kernels)
-        return with_overlap(found) if self.profile.accepts.overlap else found
+            gpu_figures = with_kernels(gpu_figures, self.profile.kernels)
+        return with_overlap(gpu_figures) if self.profile.accepts.overlap else gpu_figures
 
     def _to_fit(self) -> throughput.FitOf:
         measured = self.profile.measured
@@ -196,16 +196,18 @@ class JobPlanner:
 
     def _memory(self, gpu_type: str) -> MemoryBelief:
         """Return what the job's own peaks on `gpu_type` (or the lack of any so far) say about the peaks of other plans."""
-        gpu, learnt, least = self._figures(gpu_type), self.profile.memory, self.least_memory.get(gpu_type, 0.0)
+        gpu, memory_factor, least = self._figures(gpu_type), self.profile.memory, self.least_memory.get(gpu_type, 0.0)
         ran, model = [m for m in self.profile.measured if m.shape.gpu_type == gpu_type], self._model
         peak = 0.0
         # a plan that failed for more than what was learnt makes those just below it no safer for another that ran
-        if ran and model is not None and least <= learnt:
+        if ran and model is not None and least <= memory_factor:
             plans = from_plans([m.plan for m in ran], [m.shape.gpus_per_node for m in ran])
             peak = float(peak_memory(model, gpu, plans).total.max())
         # exactly 1 is what a profile has whose memory was never measured; that a plan failed tells a bound, no peak
-        known = learnt != 1.0
-        return MemoryBelief(max(learnt, least), min(LEARNT_SIGMA if known else 1.0, gpu.memory_uncertainty), peak)
+        is_measured = memory_factor != 1.0
+        return MemoryBelief(
+            max(memory_factor, least), min(LEARNT_SIGMA if is_measured else 1.0, gpu.memory_uncertainty), peak
+        )
 
     def _directive(self) -> Directive:
         return self.job.directive or Directive()
@@ -284,14 +286,14 @@ class JobPlanner:
 
     def _smallest_batch(self) -> int:
         """Return M0 of the statistical efficiency."""
-        known = self.job.batch_range is not None and self.profile.noise_scale is not None
-        return self.job.batch_range[0] if self.job.batch_range and known else self._batch()
+        has_range_and_noise = self.job.batch_range is not None and self.profile.noise_scale is not None
+        return self.job.batch_range[0] if self.job.batch_range and has_range_and_noise else self._batch()
 
     def _cells(self, gpu_type: str, shapes: Sequence[Shape]) -> list[Cell]:
-        found, choice = self._exchanging(gpu_type, shapes, EXACT), self.exchange
+        exact_cells, choice = self._exchanging(gpu_type, shapes, EXACT), self.exchange
         if not choice.considered_options:
-            return found
-        return found + choice.make_cells(found, lambda option: self._exchanging(gpu_type, shapes, option))
+            return exact_cells
+        return exact_cells + choice.make_cells(exact_cells, lambda option: self._exchanging(gpu_type, shapes, option))
 
     def _exchanging(self, gpu_type: str, shapes: Sequence[Shape], option: Exchange) -> list[Cell]:
         """Return the best Cells where replicas exchange by `option`. Its effect on what an example is worth is not counted."""

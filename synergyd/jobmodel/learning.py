@@ -101,14 +101,14 @@ def _merge_accepts(before: Accepts, report: Report) -> Accepts:
 
     A run on one GPU can't show which exchanges between replicas it refuses, so earlier refusals are kept then.
     """
-    said = report.accepts
+    accepts = report.accepts
     if report.failure is not None and report.plan is None:  # it failed before it could say anything
         return before
     if report.plan is None or report.plan.gpus > 1 or not (before.exact_only or before.refuses):
-        return said
-    ways = {*said.refuses.split("+"), *before.refuses.split("+")}
+        return accepts
+    ways = {*accepts.refuses.split("+"), *before.refuses.split("+")}
     refuses = "+".join(way for way in WAYS if way in ways)
-    return replace(said, exact_only=said.exact_only or before.exact_only, refuses=refuses)
+    return replace(accepts, exact_only=accepts.exact_only or before.exact_only, refuses=refuses)
 
 
 def coarse(profile: Profile) -> Profile:
@@ -161,30 +161,30 @@ class CoarseProfiles:
         self._turn += 1
         behind = []
         for job_id, profile in profiles.items():
-            known, prior = self._known.get(job_id), priors[job_id]
-            if known is not None and (profile is not known.exact or prior != known.prior):
+            in_use, prior = self._known.get(job_id), priors[job_id]
+            if in_use is not None and (profile is not in_use.exact or prior != in_use.prior):
                 fresh = coarse(profile)
-                if (fresh, prior) == (known.coarse, known.prior):
-                    known.exact = profile
+                if (fresh, prior) == (in_use.coarse, in_use.prior):
+                    in_use.exact = profile
                 else:
-                    behind.append((_rank(fresh, known.coarse), known.turn, job_id, fresh))
+                    behind.append((_rank(fresh, in_use.coarse), in_use.turn, job_id, fresh))
         behind.sort(key=lambda entry: entry[:3])
-        taken: Counter[bool] = Counter()
+        renewals: Counter[bool] = Counter()
         for rank, _, job_id, fresh in behind:
             like = rank == _BY_OTHERS
-            if rank == _AT_ONCE or taken[like] < (_BY_OTHERS_RENEWED if like else _RENEWED):
+            if rank == _AT_ONCE or renewals[like] < (_BY_OTHERS_RENEWED if like else _RENEWED):
                 self._known[job_id] = _InUse(profiles[job_id], fresh, priors[job_id], self._turn)
-                taken[like] += 1
+                renewals[like] += 1
 
     def coarsen(self, job_id: int, profile: Profile, prior: _Prior) -> tuple[Profile, _Prior]:
         """Return the (profile, prior) in use.
 
         Return those given if there are none so far, or if nobody says when an epoch begins.
         """
-        known = self._known.get(job_id)
-        if known is None or (not self._turn and known.exact is not profile):
-            known = self._known[job_id] = _InUse(profile, coarse(profile), prior, self._turn)
-        return known.coarse, cast("_Prior", known.prior)
+        in_use = self._known.get(job_id)
+        if in_use is None or (not self._turn and in_use.exact is not profile):
+            in_use = self._known[job_id] = _InUse(profile, coarse(profile), prior, self._turn)
+        return in_use.coarse, cast("_Prior", in_use.prior)
 
     def forget(self, job_id: int) -> None:
         self._known.pop(job_id, None)
@@ -210,15 +210,17 @@ def inherit_profile(profile: Profile, like: Sequence[Profile]) -> Profile:
     It has the corrections of `like` jobs (same model, same hardware), as one report's worth, and their measured plans. Return
     `profile` itself if it has reports, or if none of `like` has.
     """
-    known = [other for other in like if other.samples > 0 and _positive(other.speed) and _positive(other.memory)]
-    if profile.samples > 0 or not known:
+    measured_profiles = [
+        other for other in like if other.samples > 0 and _positive(other.speed) and _positive(other.memory)
+    ]
+    if profile.samples > 0 or not measured_profiles:
         return profile
     # the median, so that one odd job has little effect
-    speed = float(np.median([math.log(other.speed) for other in known]))
-    memory = float(np.median([math.log(other.memory) for other in known]))
+    speed = float(np.median([math.log(other.speed) for other in measured_profiles]))
+    memory = float(np.median([math.log(other.memory) for other in measured_profiles]))
     latest = {
         (m.plan, m.shape): replace(m, step_s=_round_logarithm(math.log(m.step_s)), samples=1)
-        for other in known
+        for other in measured_profiles
         for m in other.measured
     }
     measured = tuple(latest.values())[-_KEPT:]
@@ -254,21 +256,21 @@ def _round_memory_logarithm(logarithm: float) -> float:
 
 
 def _add_measurement(
-    known: tuple[Measurement, ...], report: Report, shape: Shape | None, predicted_step_s: float | None
+    measurements: tuple[Measurement, ...], report: Report, shape: Shape | None, predicted_step_s: float | None
 ) -> tuple[Measurement, ...]:
     plan, step_s = report.plan, report.step_s
     if plan is None or shape is None or step_s is None or _ratio(predicted_step_s, step_s) is None:
-        return known
+        return measurements
     if plan.gpus != shape.gpus or plan.micro_batches < 1:
-        return known
-    before = next((m for m in known if (m.plan, m.shape) == (plan, shape)), None)
+        return measurements
+    before = next((m for m in measurements if (m.plan, m.shape) == (plan, shape)), None)
     samples, worth = 1, report.comm_efficiency
     if before is not None:
         samples = before.samples + 1
         step_s = before.step_s * _smooth(1.0, step_s / before.step_s, before.samples)
         if before.comm_efficiency is not None:
             worth = _smooth_worth(before.comm_efficiency, worth, before.samples)
-    others = tuple(m for m in known if m is not before)
+    others = tuple(m for m in measurements if m is not before)
     return (*others, Measurement(plan, shape, step_s, samples, worth))[-_KEPT:]
 
 
@@ -286,16 +288,20 @@ def level(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measurement, ...]) 
     The prediction is the bare model's. The result is the median over plans, each with the weight of its reports (at most 8), so a
     plan whose one report is odd does not move it.
     """
-    known = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
-    if not known:
+    type_measurements = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
+    if not type_measurements:
         return None
-    predicted = step_time(model, gpu, from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known])).total
-    off = np.clip(np.log(predicted / np.array([m.step_s for m in known])), -math.log(_CLIP), math.log(_CLIP))
+    predicted = step_time(
+        model, gpu, from_plans([m.plan for m in type_measurements], [m.shape.gpus_per_node for m in type_measurements])
+    ).total
+    off = np.clip(
+        np.log(predicted / np.array([m.step_s for m in type_measurements])), -math.log(_CLIP), math.log(_CLIP)
+    )
     order = np.argsort(off, kind="stable")
-    share = np.cumsum(np.array([min(max(m.samples, 1), _MOST_WEIGHT) for m in known])[order])
+    share = np.cumsum(np.array([min(max(m.samples, 1), _MOST_WEIGHT) for m in type_measurements])[order])
     low, high = np.searchsorted(share, [share[-1] / 2, share[-1] / 2 + 0.25])
     middle = float(off[order[low]] + off[order[high]]) / 2
-    return math.exp(middle), sum(m.samples for m in known)
+    return math.exp(middle), sum(m.samples for m in type_measurements)
 
 
 @lru_cache(maxsize=512)
@@ -306,28 +312,30 @@ def refine_figures(model: ModelSpec, gpu: GpuFigures, measured: tuple[Measuremen
     launch and GEMM figures, ...) have normal priors around `gpu`'s own and the measurements a robust loss (see fit.solve). So an
     odd measurement moves them little, and plans of tp, pp or micro-batches not yet tried move along.
     """
-    known = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
-    if len(known) < 2 or not _positive(speed):
+    type_measurements = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
+    if len(type_measurements) < 2 or not _positive(speed):
         return gpu
     columns: dict[str, Any] = {
-        item.name: np.full(len(known), getattr(gpu, item.name))
+        item.name: np.full(len(type_measurements), getattr(gpu, item.name))
         for item in fields(GpuFigures)
         if item.name not in ("gpu_type", "note")
     }
-    false = np.zeros(len(known), dtype=np.bool_)
+    false = np.zeros(len(type_measurements), dtype=np.bool_)
     inputs = RowBatch(
         rows=(),
-        model=stack_dims([model] * len(known)),
+        model=stack_dims([model] * len(type_measurements)),
         gpu=GpuFigures(gpu_type="", **columns),
-        plans=from_plans([m.plan for m in known], [m.shape.gpus_per_node for m in known]),
+        plans=from_plans([m.plan for m in type_measurements], [m.shape.gpus_per_node for m in type_measurements]),
         last=false,
         fused=false,
     )
-    wanted = np.log(np.array([m.step_s for m in known])) + math.log(speed)
-    trust = plausible(wanted - log_time(inputs, inputs.gpu)).astype(np.float64)
+    target_log_s = np.log(np.array([m.step_s for m in type_measurements])) + math.log(speed)
+    trust = plausible(target_log_s - log_time(inputs, inputs.gpu)).astype(np.float64)
     start = inputs.start(TIME)
     sigma = np.array([[math.hypot(p.shared, p.own) for p in TIME]])
-    effects = solve(inputs, TIME, log_time, wanted, start, np.ones((len(known), 1)), sigma, trust).effects[0]
+    effects = solve(
+        inputs, TIME, log_time, target_log_s, start, np.ones((len(type_measurements), 1)), sigma, trust
+    ).effects[0]
     changes: dict[str, Any] = {}
     for k, parameter in enumerate(TIME):
         value = getattr(gpu, parameter.name)

@@ -71,9 +71,9 @@ class Lengths:
         if now <= 0.0 or np.count_nonzero(ahead) < 2:
             return had  # as by 1/x
         at = np.concatenate([[had], edges[ahead]])
-        left = np.concatenate([[now], survival[ahead]])
-        spent = np.cumsum(np.diff(at) * (left[1:] + left[:-1]) / 2)
-        ended = now - left[1:]
+        surviving_share = np.concatenate([[now], survival[ahead]])
+        spent = np.cumsum(np.diff(at) * (surviving_share[1:] + surviving_share[:-1]) / 2)
+        ended = now - surviving_share[1:]
         possible = ended > 1e-12
         return float(np.min(spent[possible] / ended[possible])) if possible.any() else had
 
@@ -127,8 +127,8 @@ class LearntLengths:
                 took.setdefault(mark, []).extend([gpu_s] * min(profile.samples, _KEPT))
         for mark, some in took.items():
             # where there are too many, each length keeps its share
-            kept = np.quantile(sorted(some), np.linspace(0, 1, min(len(some), _most(mark))), method="nearest")
-            self._took[mark] = deque(kept.tolist(), maxlen=_most(mark))
+            quantiles = np.quantile(sorted(some), np.linspace(0, 1, min(len(some), _most(mark))), method="nearest")
+            self._took[mark] = deque(quantiles.tolist(), maxlen=_most(mark))
 
     def record_end(self, job: Job, gpu_s: float) -> dict[str, Profile]:
         """Record that the job has left after so many GPU seconds. A job that never ran says nothing of its length."""
@@ -137,9 +137,9 @@ class LearntLengths:
         gpus = job.asked.gpus
         alike, mark = _programs(job)
         for level in (*_of_user(job.uid, gpus), f"alike:{alike}", f"program:{mark}"):
-            kept = self._took.pop(level, None) or deque(maxlen=_most(level))
-            kept.append(gpu_s)
-            self._took[level] = kept
+            lengths_gpu_s = self._took.pop(level, None) or deque(maxlen=_most(level))
+            lengths_gpu_s.append(gpu_s)
+            self._took[level] = lengths_gpu_s
         self._count_user(job.uid, gpus)
         _forget_oldest(self._took)
         self._known.clear()
@@ -156,15 +156,15 @@ class LearntLengths:
         uid, gpus = job.uid, job.asked.gpus
         alike, mark = _programs(job)
         wide = tuple((level, f"{level}:without:{uid}") for level in _levels_of_all_users(gpus))
-        known: Lengths | None = None
+        lengths: Lengths | None = None
         place: tuple[str, ...] = ()
         for level, name in (*wide, *(("", own) for own in (*_of_user(uid, gpus), f"alike:{alike}", f"program:{mark}"))):
             place = (*place, name)
             if place not in self._known:
                 took = self._votes(level, uid, gpus) if level else tuple(self._took.get(name, ()))
-                self._known[place] = Lengths(took, known) if took else known  # without any: as the wider level
-            known = self._known[place]
-        return None if known is None else known.index_gpu_s(had_gpu_s)
+                self._known[place] = Lengths(took, lengths) if took else lengths  # without any: as the wider level
+            lengths = self._known[place]
+        return None if lengths is None else lengths.index_gpu_s(had_gpu_s)
 
     def evidence(self, job: Job) -> float:
         """Return how far jobs like this one bear its index out, from 0 (none has ended) to 1.
@@ -198,9 +198,9 @@ def _most(mark: str) -> int:
     return _KEPT if mark.startswith(("size:", "alike:", "program:")) else _KEPT_OF_ALL
 
 
-def _forget_oldest(known: dict[str, Any]) -> None:
-    while len(known) > _MARKS:
-        del known[next(iter(known))]
+def _forget_oldest(by_mark: dict[str, Any]) -> None:
+    while len(by_mark) > _MARKS:
+        del by_mark[next(iter(by_mark))]
 
 
 def _levels_of_all_users(gpus: int) -> tuple[str, str]:

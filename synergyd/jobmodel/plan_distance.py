@@ -67,18 +67,20 @@ def sigmas(
     """
     if not cells:
         return ()
-    known = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
+    type_measurements = [m for m in measured if m.shape.gpu_type == gpu.gpu_type]
     scale = max(gpu.uncertainty, 1e-3) / _KERNEL
-    asked = _features(model, gpu, [c.plan for c in cells], [c.shape.gpus_per_node for c in cells], scale)
-    variance: Floats = np.diag(covariance(asked, asked))
-    if known:
-        points = _features(model, gpu, [m.plan for m in known], [m.shape.gpus_per_node for m in known], scale)
-        cross = covariance(asked, points)
-        noise = (NOISE / scale) ** 2 / np.array([max(m.samples, 1) for m in known])
+    cell_features = _features(model, gpu, [c.plan for c in cells], [c.shape.gpus_per_node for c in cells], scale)
+    variance: Floats = np.diag(covariance(cell_features, cell_features))
+    if type_measurements:
+        points = _features(
+            model, gpu, [m.plan for m in type_measurements], [m.shape.gpus_per_node for m in type_measurements], scale
+        )
+        cross = covariance(cell_features, points)
+        noise = (NOISE / scale) ** 2 / np.array([max(m.samples, 1) for m in type_measurements])
         inside = np.linalg.inv(covariance(points, points) + np.diag(noise))
         variance = variance - np.sum((cross @ inside) * cross, axis=1)
-    left = scale**2 * np.maximum(variance, 0.0) + LEAST_UNCERTAINTY**2
-    return tuple(float(v) for v in np.sqrt(left))
+    log_variance = scale**2 * np.maximum(variance, 0.0) + LEAST_UNCERTAINTY**2
+    return tuple(float(v) for v in np.sqrt(log_variance))
 
 
 def best_measurement(model: ModelSpec, gpu: GpuFigures, cells: Sequence[Cell]) -> tuple[str, float, float] | None:
@@ -97,7 +99,7 @@ def best_measurement(model: ModelSpec, gpu: GpuFigures, cells: Sequence[Cell]) -
     fewest, most = min(cells, key=lambda c: c.shape.gpus), max(cells, key=lambda c: c.shape.gpus)
     after = {f"a step of plan 1 on {cell.shape.gpus} GPUs": mean(gpu, cell) for cell in (fewest, most)}
     if gpu.inter_uncertainty > KNOWN_NETWORK and most.shape.nodes > 1:
-        known = replace(gpu, inter_uncertainty=KNOWN_NETWORK)
-        after["the network (profiles measure, or --set inter=LINK)"] = mean(known)
+        gpu_with_network = replace(gpu, inter_uncertainty=KNOWN_NETWORK)
+        after["the network (profiles measure, or --set inter=LINK)"] = mean(gpu_with_network)
     what = min(after, key=lambda name: after[name])
     return what, mean(gpu), after[what]

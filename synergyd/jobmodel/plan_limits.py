@@ -138,8 +138,8 @@ def check_fixed(model: ModelSpec | None, limits: PlanLimits, where: str, max_gpu
     tp, pp, cp = limits.tp or 1, limits.pp or 1, limits.cp or 1
     degrees = tp * pp * cp * (limits.ep or 1)
     if max_gpus is not None and degrees > max_gpus:
-        named = [f"tp={tp}", f"pp={pp}"] + [f"cp={cp}"] * (cp > 1) + [f"ep={limits.ep}"] * ((limits.ep or 1) > 1)
-        what = f"{' x '.join(named)} needs {degrees} GPUs, more than the {max_gpus} allowed"
+        terms = [f"tp={tp}", f"pp={pp}"] + [f"cp={cp}"] * (cp > 1) + [f"ep={limits.ep}"] * ((limits.ep or 1) > 1)
+        what = f"{' x '.join(terms)} needs {degrees} GPUs, more than the {max_gpus} allowed"
         raise UsageError(where, what, "lower tp or pp, or raise max_gpus")
     if pp > 1 and min(limits.zero_stages, default=1) > 1:
         what = f"zero stage {min(limits.zero_stages)} with pp={pp}"

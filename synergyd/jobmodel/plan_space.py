@@ -139,30 +139,30 @@ def _search(
     plans, shape, smallest = _with_batches(plans, shape, limits, ruled_out)
     limit = belief.limit(gpu)
     kinds = choices(model, gpu, plans, limits)
-    fitted, memory, chosen = least_recompute(model, gpu, plans, limit, kinds)
+    fitted, memory, kind_numbers = least_recompute(model, gpu, plans, limit, kinds)
     rows: Ints = np.flatnonzero(fitted)
     closest = None
     if len(rows) < len(plans):
         over: Ints = np.flatnonzero(~fitted)
         ruled_out[TOO_BIG] += len(over)
         least = int(over[np.argmin(memory[over])])
-        leanest = kinds.apply_choice(plans.take(np.array([least])), chosen[[least]])
+        leanest = kinds.apply_choice(plans.take(np.array([least])), kind_numbers[[least]])
         peak = float(memory[least] * belief.factor)
         closest = (peak, peak_memory(model, gpu, leanest).parts(0), leanest.plan(0))
-    fitting, peaks = kinds.apply_choice(plans.take(rows), chosen[rows]), memory[rows]
+    fitting, peaks = kinds.apply_choice(plans.take(rows), kind_numbers[rows]), memory[rows]
     fitting, peaks = with_fewer_layers(model, gpu, fitting, peaks, limit, kinds)
-    found = [(rows, fitting, peaks)]
-    others = other_ways(model, gpu, fitting, chosen[rows], limit, kinds)
+    groups = [(rows, fitting, peaks)]
+    others = other_ways(model, gpu, fitting, kind_numbers[rows], limit, kinds)
     others += with_more(model, gpu, fitting, belief.risk(gpu, peaks), belief, kinds)
-    found += [(rows[at], some, peak) for at, some, peak in others]
-    beaten = np.where(fitted, chosen, kinds.nothing)
+    groups += [(rows[at], some, peak) for at, some, peak in others]
+    beaten = np.where(fitted, kind_numbers, kinds.nothing)
     small = _with_less(model, gpu, plans, smallest, limit, beaten, kinds, limits.batch_unit)
-    found += [small] if small is not None else []
-    if len(found) > 1:
-        rows = np.concatenate([index for index, _, _ in found])
+    groups += [small] if small is not None else []
+    if len(groups) > 1:
+        rows = np.concatenate([index for index, _, _ in groups])
         order = np.argsort(rows, kind="stable")
-        fitting, rows = join_plans([some for _, some, _ in found]).take(order), rows[order]
-        peaks = np.concatenate([peak for _, _, peak in found])[order]
+        fitting, rows = join_plans([some for _, some, _ in groups]).take(order), rows[order]
+        peaks = np.concatenate([peak for _, _, peak in groups])[order]
     return CandidatePlans(
         plans=fitting,
         shape=shape[rows],
@@ -196,9 +196,9 @@ def _with_less(
     if not len(index):
         return None
     few = replace(plans.take(index), global_batch=smallest[index])
-    fitted, memory, chosen = least_recompute(model, gpu, few, limit, kinds, below=beaten[index])
+    fitted, memory, kind_numbers = least_recompute(model, gpu, few, limit, kinds, below=beaten[index])
     index, memory = index[fitted], memory[fitted]
-    few = kinds.apply_choice(few.take(fitted), chosen[fitted])
+    few = kinds.apply_choice(few.take(fitted), kind_numbers[fitted])
     if not len(index):
         return None
     # between a multiple of the unit that fits and one that does not
@@ -230,10 +230,10 @@ def _degrees(
     gpus, node = ints([s.gpus for s in shapes]), ints([s.gpus_per_node for s in shapes])
     grid = np.meshgrid(np.arange(len(shapes), dtype=np.int64), tps, pps, cps, indexing="ij")
     shape, tp, pp, cp = (axis.ravel() for axis in grid)
-    used = tp * pp * cp
-    keep = (used <= gpus[shape]) & (model.seq % (tp * cp) == 0)
-    shape, tp, pp, cp, used = shape[keep], tp[keep], pp[keep], cp[keep], used[keep]
-    divides = gpus[shape] % used == 0
+    replica_ranks = tp * pp * cp
+    keep = (replica_ranks <= gpus[shape]) & (model.seq % (tp * cp) == 0)
+    shape, tp, pp, cp, replica_ranks = shape[keep], tp[keep], pp[keep], cp[keep], replica_ranks[keep]
+    divides = gpus[shape] % replica_ranks == 0
     # the second look, outside the node, is at the same degrees: they are counted once
     ruled_out[NOT_GPUS] += 0 if leave_node else int(np.count_nonzero(~divides))
     local = node[shape]
@@ -242,7 +242,7 @@ def _degrees(
     ruled_out[LEAVES_NODE] += int(np.count_nonzero(divides & ~in_node)) if not leave_node else 0
     keep = divides & fine
     shape, tp, pp, cp = shape[keep], tp[keep], pp[keep], cp[keep]
-    dp = gpus[shape] // used[keep]
+    dp = gpus[shape] // replica_ranks[keep]
 
     each = [p for p in (stage_layers(model.layers, int(p), model.mtp_layers) for p in pps) if p is not None]
     vpps = ints([limits.vpp] if limits.vpp else sorted({v for some in each for v in divisors(some.middle)}))
@@ -285,8 +285,8 @@ def _degrees(
         cp_comm=np.zeros_like(tp),
         shard=ranks,
     )
-    for wanted, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _with_all_to_all)):
-        if wanted:
+    for applies, variant in ((limits.shards, _over_nodes), (limits.a2a and cps.max() > 1, _with_all_to_all)):
+        if applies:
             also, changed = variant(model, plans)
             plans, shape = _insert_changed(plans, shape, also, changed)
     return plans, shape
@@ -346,5 +346,5 @@ def _with_batches(
         fine &= limits.batch_unit % plans.dp[:, None] == 0
     which, micro_index = np.nonzero(fine)
     unit_of = whole[fine]
-    chosen = replace(plans.take(which), micro_batch=micro[micro_index], global_batch=largest[fine])
-    return chosen, shape[which], -(-limits.low // unit_of) * unit_of
+    plans_with_batch = replace(plans.take(which), micro_batch=micro[micro_index], global_batch=largest[fine])
+    return plans_with_batch, shape[which], -(-limits.low // unit_of) * unit_of

@@ -243,14 +243,14 @@ def _count(
     shape = Shape(gpu_type, max(1, gpus // gpus_per_node), min(gpus, gpus_per_node))
     memory = MemoryBelief(sigma=gpu.memory_uncertainty)
     ranked = rank(model, gpu, [shape], limits, noise_scale=noise_scale, memory=memory)
-    found = _rows(model, gpu, ranked, top)
+    all_rows = _rows(model, gpu, ranked, top)
     alone = limits_to_replicas(limits)
     if alone is not None and may_exchange_less(gpu, shape):
         for option in exchanges:
             less = rank(model, gpu, [shape], alone, noise_scale=noise_scale, memory=memory, option=option)
-            found += [_apply_worth(row, option) for row in _rows(model, gpu, less, top)]
-    found.sort(key=lambda row: -row.cell.goodput)
-    rows = [replace(row, rank=i) for i, row in enumerate(found[:top], 1)]
+            all_rows += [_apply_worth(row, option) for row in _rows(model, gpu, less, top)]
+    all_rows.sort(key=lambda row: -row.cell.goodput)
+    rows = [replace(row, rank=i) for i, row in enumerate(all_rows[:top], 1)]
     ruled_out = {reason: n for reason, n in ranked.candidates.ruled_out.most_common() if n}
     why, closest = "", ranked.candidates.closest
     if not rows:

@@ -40,8 +40,8 @@ def prior_cells(job: Job, cluster: Cluster) -> tuple[Cell, ...]:
 
 
 @lru_cache(_KEPT)  # most jobs of a queue ask for the same few sizes
-def _cell(shape: Shape, asked: Shape) -> Cell:
-    speeds = [curve.speed(shape.gpus / asked.gpus, asked.nodes, shape.nodes) for curve in _CURVES]
+def _cell(shape: Shape, asked_shape: Shape) -> Cell:
+    speeds = [curve.speed(shape.gpus / asked_shape.gpus, asked_shape.nodes, shape.nodes) for curve in _CURVES]
     speed = fmean(speeds)
     return Cell(
         shape=shape,

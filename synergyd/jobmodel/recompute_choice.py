@@ -51,11 +51,11 @@ class Choices:
         """Return the number that stands for no kind of recompute. It is above that of any kind."""
         return len(self.codes)
 
-    def apply_choice(self, plans: PlanArrays, chosen: Ints) -> PlanArrays:
-        """Return `plans` with the kinds numbered `chosen`, (N,)."""
+    def apply_choice(self, plans: PlanArrays, kind_numbers: Ints) -> PlanArrays:
+        """Return `plans` with the kinds numbered `kind_numbers`, (N,)."""
         layers = np.zeros(len(plans), dtype=np.int64)
         codes, modules = np.array(self.codes, np.int64), np.array(self.modules, np.int64)
-        return replace(plans, recompute=codes[chosen], modules=modules[chosen], recompute_layers=layers)
+        return replace(plans, recompute=codes[kind_numbers], modules=modules[kind_numbers], recompute_layers=layers)
 
 
 def choices(model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, limits: PlanLimits) -> Choices:
@@ -96,7 +96,7 @@ def least_recompute(
     `below`: only kinds of lower numbers than these, (N,), are tried.
     """
     memory = np.zeros(len(plans))
-    chosen = np.zeros(len(plans), dtype=np.int64)
+    kind_numbers = np.zeros(len(plans), dtype=np.int64)
     fitted: Bools = np.zeros(len(plans), dtype=np.bool_)
     open_: Ints = np.arange(len(plans), dtype=np.int64)
     some, shared = plans, stage_memory(dims(model), gpu, plans)
@@ -112,11 +112,11 @@ def least_recompute(
             shared = stage_memory(dims(model), gpu, some)
         peak = shared.peak(some.recomputing(kinds.codes[number], kinds.modules[number])).total
         peak = peak if len(open_) == len(some) else peak[at]
-        memory[open_], chosen[open_] = peak, number
+        memory[open_], kind_numbers[open_] = peak, number
         fits = peak <= limit
         fitted[open_[fits]] = True
         open_, at = open_[~fits], at[~fits]
-    return fitted, memory, chosen
+    return fitted, memory, kind_numbers
 
 
 def with_fewer_layers(
@@ -145,13 +145,13 @@ def with_fewer_layers(
 
 
 def other_ways(
-    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, chosen: Ints, limit: float, kinds: Choices
+    model: ModelSpec, gpu: GpuFigures, plans: PlanArrays, kind_numbers: Ints, limit: float, kinds: Choices
 ) -> list[tuple[Ints, PlanArrays, Floats]]:
     """Return (index, plan, peak) of further plans that compute a few layers again.
 
     They stand beside those of `plans` that fit by modules which take no less work than a few layers.
     """
-    index = np.flatnonzero((chosen == kinds.nothing - 2) & (kinds.either > 0))
+    index = np.flatnonzero((kind_numbers == kinds.nothing - 2) & (kinds.either > 0))
     if not len(index) or not kinds.blocks:
         return []
     some = plans.take(index).recomputing(FULL)
@@ -183,11 +183,11 @@ def with_more(
         if not last or not kinds.blocks:
             result.append((index, some, peaks))
             continue
-        tried = np.where(plans.recompute[index] == FULL, plans.recompute_layers[index], -1)
+        last_layers = np.where(plans.recompute[index] == FULL, plans.recompute_layers[index], -1)
         for limit in belief.safer_limits(gpu, _SAFER_SIGMAS):
             # where all layers are not enough, they are the safest there is
             fewer, less = with_fewer_layers(model, gpu, some, peaks, np.maximum(limit, peaks), kinds)
-            new = fewer.recompute_layers != tried
+            new = fewer.recompute_layers != last_layers
             result.append((index[new], fewer.take(new), less[new]))
-            tried = fewer.recompute_layers
-    return [found for found in result if len(found[0])]
+            last_layers = fewer.recompute_layers
+    return [entry for entry in result if len(entry[0])]

@@ -48,11 +48,11 @@ class Normal(NamedTuple):
     mean: float
     variance: float
 
-    def with_seen(self, seen: Iterable[Normal]) -> Normal:
+    def with_seen(self, measurements: Iterable[Normal]) -> Normal:
         """Return the posterior after independent measurements, each with its own variance."""
         precision = 1.0 / self.variance
         total = precision * self.mean
-        for one in seen:
+        for one in measurements:
             precision += 1.0 / one.variance
             total += one.mean / one.variance
         return Normal(total / precision, 1.0 / precision)
@@ -120,9 +120,9 @@ class RestartCostModel:
         key = restart_key(job, self._prefix)
         self._owners[key] = job.uid
         before = (t for t in self._known.get(key, ()) if (t.job_id, t.restarts) != (times.job_id, times.restarts))
-        kept = (*before, times)[-_KEPT:]
-        self._keep(key, kept)
-        return {key: Profile(samples=len(kept), restarts=kept)}
+        latest = (*before, times)[-_KEPT:]
+        self._keep(key, latest)
+        return {key: Profile(samples=len(latest), restarts=latest)}
 
     def forget(self, job_id: int) -> None:
         """Drop the state of a job that has ended. The restarts that it has taught stay."""
@@ -137,13 +137,13 @@ class RestartCostModel:
             return RestartCost(mean_s=0.0)
         key = restart_key(job, self._prefix)
         self._record_owner(key, job.uid)
-        known, cluster = self._known.get(key, ()), self._of_cluster(job.uid)
+        times, cluster = self._known.get(key, ()), self._of_cluster(job.uid)
         # all unmeasured programs of a user have the same estimate
-        state, place = (known, cluster, bytes_per_writer if known else None), job.job_id if known else -job.uid - 1
-        kept = self._kept.get(place)
-        if kept is None or kept[0] != state:
-            kept = self._kept[place] = state, self._estimate(job, key, known, bytes_per_writer)
-        return kept[1]
+        state, place = (times, cluster, bytes_per_writer if times else None), job.job_id if times else -job.uid - 1
+        cache_entry = self._kept.get(place)
+        if cache_entry is None or cache_entry[0] != state:
+            cache_entry = self._kept[place] = state, self._estimate(job, key, times, bytes_per_writer)
+        return cache_entry[1]
 
     def _record_owner(self, key: str, uid: int) -> None:
         """Record that a program is user `uid`'s.
@@ -155,21 +155,21 @@ class RestartCostModel:
             self._cluster, self._votes = {}, {}
 
     def _estimate(
-        self, job: Job, key: str, known: Sequence[RestartTimes], bytes_per_writer: float | None
+        self, job: Job, key: str, times: Sequence[RestartTimes], bytes_per_writer: float | None
     ) -> RestartCost:
         job_id = job.job_id
         mean_s, variance_s, checkpoint = 0.0, 0.0, (0.0, 0.0)
         for phase in PHASES:
-            found = self._phase(key, phase, bytes_per_writer)
-            others = [mean for other, mean in found.others.items() if other != job_id]
-            own = [found.jobs[job_id]] if job_id in found.jobs else []
+            phase_stats = self._phase(key, phase, bytes_per_writer)
+            others = [mean for other, mean in phase_stats.others.items() if other != job_id]
+            own = [phase_stats.jobs[job_id]] if job_id in phase_stats.jobs else []
             of_program = self._mean_without(job.uid, key, phase).wider(_PROGRAM).with_seen(others)
-            believed = of_program.wider(found.apart).with_seen(own)
-            seconds = math.exp(believed.mean + found.variance / 2)
-            spread_s = seconds * math.sqrt(math.expm1(believed.variance + found.variance))
+            believed = of_program.wider(phase_stats.apart).with_seen(own)
+            seconds = math.exp(believed.mean + phase_stats.variance / 2)
+            spread_s = seconds * math.sqrt(math.expm1(believed.variance + phase_stats.variance))
             mean_s, variance_s = mean_s + seconds, variance_s + spread_s**2
             checkpoint = (seconds, spread_s) if phase == "checkpoint_s" else checkpoint
-        restarts = [t for t in known if not t.is_first_start]
+        restarts = [t for t in times if not t.is_first_start]
         own_count = sum(t.job_id == job_id for t in restarts)
         return RestartCost(
             mean_s=mean_s,
@@ -182,13 +182,13 @@ class RestartCostModel:
 
     def _phase(self, key: str, phase: str, bytes_per_writer: float | None) -> _Phase:
         """Return what the program's restarts say of `phase`. It is computed once for all jobs that write as much."""
-        known = self._phases.setdefault(key, {})
-        if len(known) > _SIZES:
-            known.clear()
-        if (phase, bytes_per_writer) not in known:
+        phases = self._phases.setdefault(key, {})
+        if len(phases) > _SIZES:
+            phases.clear()
+        if (phase, bytes_per_writer) not in phases:
             usual = self._setting(phase).mean
-            known[phase, bytes_per_writer] = _phase(self._known.get(key, ()), phase, usual, bytes_per_writer)
-        return known[phase, bytes_per_writer]
+            phases[phase, bytes_per_writer] = _phase(self._known.get(key, ()), phase, usual, bytes_per_writer)
+        return phases[phase, bytes_per_writer]
 
     def _setting(self, phase: str) -> Normal:
         """Return the prior of `phase`, with the mean in seconds that the setting says, at the usual spread."""
@@ -209,8 +209,8 @@ class RestartCostModel:
                 for phase in PHASES
             }
             self._coarse[uid] = tuple(
-                Normal(round(found.mean / _GRID) * _GRID, math.ceil(found.variance / _GRID) * _GRID)
-                for found in self._cluster[uid].values()
+                Normal(round(normal.mean / _GRID) * _GRID, math.ceil(normal.variance / _GRID) * _GRID)
+                for normal in self._cluster[uid].values()
             )
         return self._coarse[uid]
 
@@ -250,8 +250,8 @@ class RestartCostModel:
         self._known[key] = restarts
         means = {}
         for phase in PHASES:
-            found = _phase(restarts, phase, self._setting(phase).mean, None)
-            if jobs := list(found.others.values()):
+            phase_stats = _phase(restarts, phase, self._setting(phase).mean, None)
+            if jobs := list(phase_stats.others.values()):
                 means[phase] = jobs[0].with_seen(jobs[1:])
         self._means[key], self._cluster, self._votes = means, {}, {}
         while len(self._known) > _PROGRAMS:
@@ -261,17 +261,17 @@ class RestartCostModel:
             self._owners.pop(oldest, None)
 
 
-def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_writer: float | None) -> _Phase:
+def _phase(restarts: Iterable[RestartTimes], phase: str, usual: float, bytes_per_writer: float | None) -> _Phase:
     """Return what a program's restarts say of one phase, as if each GPU had written `bytes_per_writer`."""
-    seen: list[tuple[RestartTimes, float]] = []
-    for times in known:
+    samples: list[tuple[RestartTimes, float]] = []
+    for times in restarts:
         if (seconds := getattr(times, phase)) is not None:
             y = math.log(max(seconds, _LEAST_S))
-            seen.append((times, min(max(y, usual - _CLIP), usual + _CLIP)))
+            samples.append((times, min(max(y, usual - _CLIP), usual + _CLIP)))
     if phase in _GROW and bytes_per_writer:
-        seen = _at_bytes(seen, math.log(bytes_per_writer))
+        samples = _at_bytes(samples, math.log(bytes_per_writer))
     of_job: dict[int, list[tuple[float, bool]]] = {}
-    for times, y in seen:
+    for times, y in samples:
         of_job.setdefault(times.job_id, []).append((y, times.is_first_start))
     off, count = 0.0, 0
     for some in of_job.values():
@@ -290,16 +290,18 @@ def _phase(known: Iterable[RestartTimes], phase: str, usual: float, bytes_per_wr
     return _Phase(jobs, variance, apart, {job_id: mean.wider(apart) for job_id, mean in jobs.items()})
 
 
-def _at_bytes(seen: Sequence[tuple[RestartTimes, float]], wanted: float) -> list[tuple[RestartTimes, float]]:
-    """Return the logarithms as they would be at `wanted`, the logarithm of the bytes per writer.
+def _at_bytes(samples: Sequence[tuple[RestartTimes, float]], log_bytes: float) -> list[tuple[RestartTimes, float]]:
+    """Return the logarithms as they would be at `log_bytes`, the logarithm of the bytes per writer.
 
     They are unchanged where the bytes are not known.
     """
-    known = [(math.log(t.bytes_per_writer), y) for t, y in seen if t.bytes_per_writer and not t.is_first_start]
-    if len(known) < 2:
-        return list(seen)
-    x_mean, y_mean = (sum(column) / len(known) for column in zip(*known, strict=True))
-    products = sum((x - x_mean) * (y - y_mean) for x, y in known)
-    squares = sum((x - x_mean) ** 2 for x, _ in known)
+    points = [(math.log(t.bytes_per_writer), y) for t, y in samples if t.bytes_per_writer and not t.is_first_start]
+    if len(points) < 2:
+        return list(samples)
+    x_mean, y_mean = (sum(column) / len(points) for column in zip(*points, strict=True))
+    products = sum((x - x_mean) * (y - y_mean) for x, y in points)
+    squares = sum((x - x_mean) ** 2 for x, _ in points)
     exponent = min(max(products / (squares + _SPREAD**2 / _EXPONENT**2), 0.0), 1.0)
-    return [(t, y + exponent * (wanted - math.log(t.bytes_per_writer)) if t.bytes_per_writer else y) for t, y in seen]
+    return [
+        (t, y + exponent * (log_bytes - math.log(t.bytes_per_writer)) if t.bytes_per_writer else y) for t, y in samples
+    ]

@@ -25,10 +25,10 @@ def usable_nodes(job: Job, cluster: Cluster) -> dict[tuple[str, int], int]:
 
     They are up or held by the job now, and in one of its partitions.
     """
-    wanted = {name for name in job.partition.split(",") if name}
+    job_partitions = {name for name in job.partition.split(",") if name}
     counts: Counter[tuple[str, int]] = Counter()
     for gpu_type, gpus, up, partitions, count in kinds(job, cluster):
-        if up and (not wanted or not partitions or not wanted.isdisjoint(partitions)):
+        if up and (not job_partitions or not partitions or not job_partitions.isdisjoint(partitions)):
             counts[gpu_type, gpus] += count
     for name in job.node_names:  # held although down
         node = cluster.by_name.get(name)
@@ -46,11 +46,11 @@ def kinds(job: Job, cluster: Cluster) -> tuple[tuple[str, int, bool, tuple[str, 
 
 def allows_type(job: Job, gpu_type: str) -> bool:
     """Return whether the directive's gpu_types (all, if none) name `gpu_type`, in Slurm's spelling or the built-in name's."""
-    wanted = job.directive.gpu_types if job.directive else ()
-    if not wanted:
+    gpu_types = job.directive.gpu_types if job.directive else ()
+    if not gpu_types:
         return True
     name = canonical(gpu_type)
-    return any(w.lower() == gpu_type.lower() or (name is not None and canonical(w) == name) for w in wanted)
+    return any(w.lower() == gpu_type.lower() or (name is not None and canonical(w) == name) for w in gpu_types)
 
 
 def node_counts(most: int) -> list[int]:
@@ -95,7 +95,9 @@ def job_shapes(job: Job, cluster: Cluster) -> dict[str, tuple[Shape, ...]]:
             room = sum(number for s, number in sizes.items() if s >= own.gpus_per_node)
             if own.gpu_type in ("", gpu_type) and room >= own.nodes:
                 layouts.add((own.nodes, own.gpus_per_node))
-        kept = sorted((nodes, per) for nodes, per in layouts if nodes > 0 and per > 0 and low <= nodes * per <= high)
-        if kept:
-            result[gpu_type] = tuple(Shape(gpu_type, nodes, per) for nodes, per in kept)
+        layouts_in_bounds = sorted(
+            (nodes, per) for nodes, per in layouts if nodes > 0 and per > 0 and low <= nodes * per <= high
+        )
+        if layouts_in_bounds:
+            result[gpu_type] = tuple(Shape(gpu_type, nodes, per) for nodes, per in layouts_in_bounds)
     return result

@@ -116,8 +116,8 @@ class SharedProfiles:
 
     def with_kernels(self, job: Job, profile: Profile) -> Profile:
         """Return `profile` with the kernels that the latest job of its program has detected, if it has none of its own."""
-        known = self._kernels.get(KERNELS + program_mark(job)) if profile.kernels is None else None
-        return profile if known is None else replace(profile, kernels=known)
+        latest = self._kernels.get(KERNELS + program_mark(job)) if profile.kernels is None else None
+        return profile if latest is None else replace(profile, kernels=latest)
 
     def _learn_measurements(self, job: Job, profile: Profile) -> dict[str, Profile]:
         """Take over a job's measurements and return the profiles that changed, by key.
@@ -128,22 +128,22 @@ class SharedProfiles:
         key = likeness(job, profile)
         if key is None or not profile.measured or job.job_id in self._unlike:
             return {}
-        known = self._find_profile(key) or Profile()
-        agrees = _agrees(known.measured, profile.measured)
+        program_profile = self._find_profile(key) or Profile()
+        agrees = _agrees(program_profile.measured, profile.measured)
         if agrees is False:
             self._strikes[key] = self._strikes.get(key, 0) + 1
             if self._strikes[key] < _STRIKES:
                 self._unlike.add(job.job_id)
                 return {}
-            known = Profile()
+            program_profile = Profile()
             self._noises.pop(key, None)
         if agrees is not None:
             self._strikes[key] = 0
-        noise = self._usual_noise(key, job.job_id, profile.noise_scale, known.noise_scale)
+        noise = self._usual_noise(key, job.job_id, profile.noise_scale, program_profile.noise_scale)
         replaced = self._replaced.setdefault(job.job_id, set())
         shared = replace(
-            known,
-            measured=_merge_measurements(known.measured, profile.measured, replaced),
+            program_profile,
+            measured=_merge_measurements(program_profile.measured, profile.measured, replaced),
             noise_scale=noise,
             samples=1,
         )
@@ -166,9 +166,9 @@ class SharedProfiles:
         key = likeness(job, profile)
         if key is None or job.job_id in self._unlike:
             return profile
-        if (known := self._find_profile(key)) is not None:
+        if (program_profile := self._find_profile(key)) is not None:
             self._owners[key if key in self._known else _before_kinds(key)] = job.uid
-            profile = _fill_gaps(profile, known.measured, known.noise_scale)
+            profile = _fill_gaps(profile, program_profile.measured, program_profile.noise_scale)
         if (alike := self._alike.find_measurements(_kind(key), key, bool(profile.measured))) is not None:
             profile = _fill_gaps(profile, *alike)
         return profile
@@ -179,9 +179,9 @@ class SharedProfiles:
         A program of an earlier daemon's life counts once a job of it has been seen: its key does not tell whose it is.
         """
         of_user: dict[int, list[tuple[Measurement, ...]]] = {}
-        for key, known in self._known.items():
+        for key, profile in self._known.items():
             if (uid := self._owners.get(key)) is not None:
-                of_user.setdefault(uid, []).append(known.measured)
+                of_user.setdefault(uid, []).append(profile.measured)
         return {uid: tuple(some) for uid, some in of_user.items()}
 
     def forget(self, job_id: int) -> None:
@@ -190,15 +190,15 @@ class SharedProfiles:
         self._detected.discard(job_id)
         self._replaced.pop(job_id, None)
 
-    def _usual_noise(self, key: str, job_id: int, noise: float | None, known: float | None) -> float | None:
+    def _usual_noise(self, key: str, job_id: int, noise: float | None, earlier: float | None) -> float | None:
         """Return the noise scale halfway, in the logarithm, between the first and the last of each run, in the mean over the latest runs.
 
-        `noise`: that of the job now; `known`: what earlier runs said. A job keeps the size that it starts on for longer than the noise
+        `noise`: that of the job now; `earlier`: what earlier runs said. A job keeps the size that it starts on for longer than the noise
         scale of its first steps.
         """
         if noise is None or not 0 < noise < math.inf:
-            return known
-        runs = self._noises.setdefault(key, {} if known is None else {_EARLIER: (known, known)})
+            return earlier
+        runs = self._noises.setdefault(key, {} if earlier is None else {_EARLIER: (earlier, earlier)})
         first, _ = runs.pop(job_id, (noise, noise))
         runs[job_id] = first, noise
         if len(runs) > _NOISES:
@@ -207,8 +207,8 @@ class SharedProfiles:
         return math.exp(round(middle / _NOISE_GRID) * _NOISE_GRID)
 
     def _find_profile(self, key: str) -> Profile | None:
-        known = self._known.get(key)
-        return known if known is not None else self._known.get(_before_kinds(key))
+        profile = self._known.get(key)
+        return profile if profile is not None else self._known.get(_before_kinds(key))
 
     def _forget_old(self) -> None:
         while len(self._known) > _PROGRAMS:
@@ -238,18 +238,18 @@ def _fill_gaps(profile: Profile, measured: Iterable[Measurement], noise_scale: f
     return replace(profile, measured=(*others, *profile.measured), noise_scale=noise, samples=max(1, profile.samples))
 
 
-def _agrees(known: Sequence[Measurement], own: Sequence[Measurement]) -> bool | None:
+def _agrees(earlier: Sequence[Measurement], own: Sequence[Measurement]) -> bool | None:
     """Return whether the step times of the same plans on the same shapes agree, in the median.
 
     Where there are no such plans, return None if at least the rates are alike, else False.
     """
-    before = {(m.plan, m.shape): m.step_s for m in known}
+    before = {(m.plan, m.shape): m.step_s for m in earlier}
     off = sorted(
         abs(math.log(m.step_s / before[m.plan, m.shape])) for m in own if (m.plan, m.shape) in before and m.step_s > 0
     )
     if off:
         return off[len(off) // 2] <= _UNLIKE
-    theirs, ours = _rates(known), _rates(own)
+    theirs, ours = _rates(earlier), _rates(own)
     if theirs and ours and max(theirs[-1] / ours[0], ours[-1] / theirs[0]) > _RATES:
         return False
     return None
@@ -261,13 +261,13 @@ def _rates(some: Iterable[Measurement]) -> list[float]:
 
 
 def _merge_measurements(
-    known: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
+    earlier: tuple[Measurement, ...], own: Iterable[Measurement], replaced: set[tuple[Plan, Shape]]
 ) -> tuple[Measurement, ...]:
     """Return the latest measurement of each plan and shape, a few a shape, in their order as long as they agree.
 
     `replaced` is what this job has changed already, so that two that differ a little do not take turns.
     """
-    latest = {(m.plan, m.shape): m for m in known}
+    latest = {(m.plan, m.shape): m for m in earlier}
     for m in own:
         key = m.plan, m.shape
         before = latest.get(key)
@@ -277,13 +277,13 @@ def _merge_measurements(
                 replaced.add(key)
             latest.pop(key, None)
             latest[key] = replace(m, step_s=round_to_grid(m.step_s), samples=1)
-    kept: list[Measurement] = []
+    result: list[Measurement] = []
     of_shape: dict[object, int] = {}
     for m in reversed(latest.values()):
         of_shape[m.shape] = of_shape.get(m.shape, 0) + 1
         if of_shape[m.shape] <= _KEPT_A_SHAPE:
-            kept.append(m)
-    return tuple(reversed(kept[:_KEPT]))
+            result.append(m)
+    return tuple(reversed(result[:_KEPT]))
 
 
 def believed_profiles(jobs: Iterable[Job], own: Mapping[int, Profile], shared: SharedProfiles) -> dict[int, Profile]:

@@ -71,8 +71,8 @@ def cells(
     for row, index in enumerate(counts[0].tolist()):
         if index not in best or good[row] > good[best[index]]:
             best[index] = row
-    chosen = list(best.values())
-    sigmas = dict(zip(chosen, fit.sigmas(gpu, counts[1:, chosen], option).tolist(), strict=True))
+    best_rows = list(best.values())
+    sigmas = dict(zip(best_rows, fit.sigmas(gpu, counts[1:, best_rows], option).tolist(), strict=True))
     return [
         Cell(
             shapes[index],
@@ -96,12 +96,12 @@ def _by_own_line(step_s: Floats, gpu: GpuFigures, counts: Ints, fit: ThroughputF
     passes a step is affine in the micro-batch. The line holds from the smallest one that was measured to twice the largest (Pollux's bound
     on what is far from all measurements). `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes.
     """
-    known = [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == option]
-    if len(known) < 2:
+    residuals = [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == option]
+    if len(residuals) < 2:
         return step_s
-    predicted_s = fit.model.steps_s(gpu, np.array([point for point, _ in known], dtype=np.int64).T, option)
+    predicted_s = fit.model.steps_s(gpu, np.array([point for point, _ in residuals], dtype=np.int64).T, option)
     measured: defaultdict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
-    for ((gpus, nodes, replicas, micro, passes), off), one_s in zip(known, predicted_s.tolist(), strict=True):
+    for ((gpus, nodes, replicas, micro, passes), off), one_s in zip(residuals, predicted_s.tolist(), strict=True):
         measured[gpus, nodes, replicas, passes][micro] = one_s * math.exp(-off)
     result, alike = step_s, counts[[0, 1, 2, 4]]
     for key, times in measured.items():

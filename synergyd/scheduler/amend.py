@@ -83,14 +83,14 @@ def _untouched_decision(job_id: int, one: UntouchedJob, shared: Sharing | None) 
 
 
 def _explain(draft: Draft) -> Draft:
-    built, rules, snapshot = DecisionBuilder(draft), draft.rules, draft.snapshot
+    builder, rules, snapshot = DecisionBuilder(draft), draft.rules, draft.snapshot
     decisions, leaked = [], leaked_gpus(snapshot.cluster.nodes)
     for job, one in zip(snapshot.jobs, draft.requests_in_order, strict=True):
         if isinstance(one, UntouchedJob):
             decision = _untouched_decision(job.job_id, one, draft.sharing.get(job.job_id))
             decisions.append(replace(decision, reasons=decision.reasons + text_reason(job.barred_why.strip())))
             continue
-        decision = draft.due_problem.annotate(built.decision(job.job_id), built.by_id[job.job_id])
+        decision = draft.due_problem.annotate(builder.decision(job.job_id), builder.by_id[job.job_id])
         if decision.action is Action.WAIT and job.job_id in draft.wait_reasons:
             decision = replace(decision, reasons=(draft.wait_reasons[job.job_id],))
         progress = draft.inputs.progress.get(job.job_id, _UNKNOWN)

@@ -32,21 +32,21 @@ def newly_on_bad(problem: Problem, allocation: Allocation, placement: Placement)
 
 def without_bad_nodes(problem: Problem) -> Problem:
     """Return the problem without the GPUs of nodes with a penalty, except those that its own jobs already hold."""
-    held: Counter[str] = Counter()
+    own_gpus: Counter[str] = Counter()
     for job in problem.jobs:
         if job.current is not None:
-            held.update({name: job.cells[job.current].shape.gpus_per_node for name in job.nodes})
-    nodes = (replace(n, free=min(n.free, held[n.name])) if n.penalty > 0 else n for n in problem.nodes)
+            own_gpus.update({name: job.cells[job.current].shape.gpus_per_node for name in job.nodes})
+    nodes = (replace(n, free=min(n.free, own_gpus[n.name])) if n.penalty > 0 else n for n in problem.nodes)
     return replace(problem, nodes=tuple(nodes))
 
 
 def value_with_penalties(problem: Problem, allocation: Allocation, placement: Placement) -> float:
     """Return the sum of the jobs' values, where a job that comes to a node with a penalty is expected to lose goodput there."""
     penalties, total = _penalties(problem), 0.0
-    taken = {i: stays for i, _, stays in allocation.assignments(problem)}
+    stays_by_job = {i: stays for i, _, stays in allocation.assignments(problem)}
     for i, (job, choice) in enumerate(zip(problem.jobs, allocation.choice, strict=True)):
-        stays = taken.get(i, False)
-        names = () if stays or i not in taken else placement.nodes[job.job_id]
+        stays = stays_by_job.get(i, False)
+        names = () if stays or i not in stays_by_job else placement.nodes[job.job_id]
         worst = max((penalties.get(name, 0.0) for name in names), default=0.0)
         total += value(job, choice, stays, problem.terms, 1.0 / (1.0 - LOSS * worst))
     return total
@@ -54,11 +54,13 @@ def value_with_penalties(problem: Problem, allocation: Allocation, placement: Pl
 
 def bad_node_reasons(decision: Decision, job: Job, penalties: Iterable[str]) -> Reasons:
     """Return the bad nodes that the job leaves or has to take."""
-    left = [n for n in job.shun if n in job.node_names and decision.node_names and n not in decision.node_names]
-    if left and job.slowed > 1.0:
-        return (Reason("leaves-bad-nodes", {"nodes": left, "slowdown": job.slowed}),)
-    taken = [n for n in decision.node_names if n in set(penalties) and n not in job.node_names]
-    return (Reason("takes-bad-nodes", {"nodes": taken}),) if taken else ()
+    old_bad_nodes = [
+        n for n in job.shun if n in job.node_names and decision.node_names and n not in decision.node_names
+    ]
+    if old_bad_nodes and job.slowed > 1.0:
+        return (Reason("leaves-bad-nodes", {"nodes": old_bad_nodes, "slowdown": job.slowed}),)
+    new_bad_nodes = [n for n in decision.node_names if n in set(penalties) and n not in job.node_names]
+    return (Reason("takes-bad-nodes", {"nodes": new_bad_nodes}),) if new_bad_nodes else ()
 
 
 def _penalties(problem: Problem) -> dict[str, float]:

@@ -82,13 +82,13 @@ def avoid_reservations(
         request = problem.jobs[i]
         free.take(placement.nodes[request.job_id], cell.shape.gpus_per_node, request.needs)
     requests = {request.job_id: request for request in problem.jobs if request.current is not None}
-    found = []
+    result = []
     for decision in decisions:
         job, asking = cuts.get(decision.job_id), requests.get(decision.job_id)
         if job is not None and asking is not None and decision.action is Action.KEEP:
             decision = _decide_one(decision, job, asking, problem, free, allowance, sizes_fixed)
-        found.append(decision)
-    return tuple(found)
+        result.append(decision)
+    return tuple(result)
 
 
 def _decide_one(
@@ -137,8 +137,8 @@ def _decide_one(
         )
     else:
         why = "no other nodes are free for it" if best is None else "a restart elsewhere would not end it sooner"
-    left = Reason("left-on-reservation", {"event": job.cut_why, "because": why})
-    return replace(decision, reasons=(*decision.reasons, left))
+    reason = Reason("left-on-reservation", {"event": job.cut_why, "because": why})
+    return replace(decision, reasons=(*decision.reasons, reason))
 
 
 def _window(job: Job, request: JobRequest, problem: Problem) -> Window:

@@ -44,8 +44,8 @@ class DueProblem:
             return decision
         if index not in self.kept_nodes:
             count = len({name for names in self.kept_nodes.values() for name in names})
-            kept = Reason("nodes-kept", {"count": count, "is_are": "s are" if count > 1 else " is"})
-            return replace(decision, reasons=(*decision.reasons, kept))
+            reason = Reason("nodes-kept", {"count": count, "is_are": "s are" if count > 1 else " is"})
+            return replace(decision, reasons=(*decision.reasons, reason))
         names = [name.partition(":")[0] for name in self.kept_nodes[index]]
         job = self.problem.jobs[index]
         least = format_shape(job.cells[_least(job)[0]].shape)
@@ -64,7 +64,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
     if not due:
         return DueProblem(problem)
     (free, empty_s), now = _find_free_after_drain(problem), _free_now(problem) if no_place else None
-    starting, kept, looked, emptied = [], {}, 0, set[str]()
+    starting, kept_nodes, looked, emptied = [], {}, 0, set[str]()
     allowance, planned = Allowance(problem, [job.current for job in jobs]), set[str]()
     served = set[str]()
     least: dict[object, list[int]] = {}  # keyed by identity: like jobs have the same Cells
@@ -87,7 +87,7 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
             served.update(names)
             emptied.update(() if soft else names)
         elif names := _to_keep(problem, job, cells, free[True], planned, empty_s):
-            kept[i], gpus = names, max(node.free for node in problem.nodes)
+            kept_nodes[i], gpus = names, max(node.free for node in problem.nodes)
         if names:
             allowance.change(job, None, cells[0])
         planned.update(names)
@@ -108,9 +108,9 @@ def due_problem(problem: Problem, terms: Objective, wait_for: Iterable[int] = ()
             jobs[i] = replace(jobs[i], stoppable=True)
         if jobs[i].stoppable and not served.isdisjoint(job.nodes):
             jobs[i] = replace(jobs[i], banned_cells=job.banned_cells - _instead_of_a_stop(job))
-    nodes = _close_nodes(problem, {name for names in kept.values() for name in names})
+    nodes = _close_nodes(problem, {name for names in kept_nodes.values() for name in names})
     changed = replace(problem, jobs=tuple(jobs), nodes=nodes, terms=with_need_bonus(terms, jobs))
-    return DueProblem(changed, tuple(starting), kept)
+    return DueProblem(changed, tuple(starting), kept_nodes)
 
 
 def missing(due: DueProblem, allocated: Allocation) -> tuple[int, ...]:
@@ -171,24 +171,24 @@ def _instead_of_a_stop(job: JobRequest) -> frozenset[int]:
     """Return the Cells on a part of what the job holds that only RestartShare forbids and that cost it less than a stop would."""
     if job.discount <= 0 or job.own_limits or job.current is None:
         return frozenset()
-    held = job.cells[job.current].shape
+    present_shape = job.cells[job.current].shape
     smaller = frozenset(
         i
         for i, shape in enumerate(cell.shape for cell in job.cells)
-        if shape.gpus < held.gpus
-        and shape.is_inside(held, len(job.nodes))
-        and (shape.nodes == 1 or shape.gpus_per_node == held.gpus_per_node)
+        if shape.gpus < present_shape.gpus
+        and shape.is_inside(present_shape, len(job.nodes))
+        and (shape.nodes == 1 or shape.gpus_per_node == present_shape.gpus_per_node)
     )
     return smaller & instead_of_a_stop(job)
 
 
 def _must_keep(job: JobRequest) -> tuple[tuple[str, ...], int]:
     """Return the nodes, and the GPUs on each, of the least that a running job can shrink to on its own nodes."""
-    held = job.cells[job.current or 0].shape
-    best, nodes = held, job.nodes
+    present_shape = job.cells[job.current or 0].shape
+    best, nodes = present_shape, job.nodes
     for i, cell in enumerate(job.cells if job.discount > 0 else ()):
         shape = cell.shape
-        if shape.gpus < best.gpus and shape.is_inside(held, len(job.nodes)) and i not in job.banned_cells:
+        if shape.gpus < best.gpus and shape.is_inside(present_shape, len(job.nodes)) and i not in job.banned_cells:
             best, nodes = shape, job.nodes[: shape.nodes]
     return nodes, best.gpus_per_node
 
@@ -233,10 +233,11 @@ def _is_required(job: JobRequest, node: NodeCapacity) -> bool:
 
 def _close_nodes(problem: Problem, names: set[str]) -> tuple[NodeCapacity, ...]:
     """Return the nodes, where those of `names` hand out what jobs hold there and nothing else."""
-    held: Counter[str] = Counter()
+    own_gpus: Counter[str] = Counter()
     for job in problem.jobs if names else ():
         for name in job.nodes if job.current is not None else ():
-            held[name] += job.cells[job.current or 0].shape.gpus_per_node
+            own_gpus[name] += job.cells[job.current or 0].shape.gpus_per_node
     return tuple(
-        replace(node, free=min(node.free, held[node.name])) if node.name in names else node for node in problem.nodes
+        replace(node, free=min(node.free, own_gpus[node.name])) if node.name in names else node
+        for node in problem.nodes
     )

@@ -128,6 +128,6 @@ def weigh_bad_nodes(answer: EpochAnswer, problem: Problem, policy: Policy) -> Ep
 
 def _without_unplaceable(problem: Problem, allocated: Allocation) -> Allocation:
     """Return `allocated` without the Cells that can't be placed, with waiting jobs started on the GPUs left over."""
-    kept = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved_jobs))
-    placement = place(problem.nodes, make_placement_requests(problem, kept), problem.spanned_nodes)
-    return kept if placement.unplaced_reasons else fill(problem, kept, placement.nodes)
+    placeable = within_limits(problem, make_placeable(problem, allocated.choice, allocated.moved_jobs))
+    placement = place(problem.nodes, make_placement_requests(problem, placeable), problem.spanned_nodes)
+    return placeable if placement.unplaced_reasons else fill(problem, placeable, placement.nodes)

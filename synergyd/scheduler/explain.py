@@ -108,9 +108,9 @@ class ExplanationContext:
             self._fit[key] = sum(n.free + n.unusable_gpus >= shape.gpus_per_node for n in nodes)
         return self._fit[key] >= shape.nodes
 
-    def would_fit(self, job: JobRequest, held: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
+    def would_fit(self, job: JobRequest, own_nodes: tuple[tuple[str, ...], int] | None, cell: Cell) -> bool:
         """Return whether the Cell would fit on what is left over, the job's own (node names, GPUs on each) given back."""
-        names, gpus = held or ((), 0)
+        names, gpus = own_nodes or ((), 0)
         return self.left.count(cell.shape, job.node_filter, names, gpus, job.needs) >= cell.shape.nodes
 
     def free(self, job: JobRequest, gpu_type: str) -> int:
@@ -131,21 +131,21 @@ def explain(context: ExplanationContext, index: int, action: Action) -> tuple[Re
     others = _alternatives(context, index)
     if choice is None:
         return _explain_stop(context, job), others
-    chosen = job.cells[choice]
-    better = next((a for a in others if a.cell.goodput > chosen.goodput), None)
+    own_cell = job.cells[choice]
+    better = next((a for a in others if a.cell.goodput > own_cell.goodput), None)
     first: Reasons = ()
     if _is_needed(job, choice, action) and not context.rule:
         first = (Reason("comes-first", {"because": job.need_why}),)
     tail = first
-    if better is not None and chosen.goodput > 0:
-        gain = _percent(chosen.goodput, better.cell.goodput)
+    if better is not None and own_cell.goodput > 0:
+        gain = _percent(own_cell.goodput, better.cell.goodput)
         size = format_shape(better.cell.shape)
         tail += (Reason("better-size", {"size": size, "gain": gain, "because": nest_reason(better.reason)}),)
     less = _exchange(job, choice)
     if action is Action.START:
-        return (Reason("starts", {"size": _what(chosen), "goodput": _goodput(job, choice)}), *less, *tail), others
+        return (Reason("starts", {"size": _what(own_cell), "goodput": _goodput(job, choice)}), *less, *tail), others
     if action is Action.KEEP:
-        keeps = Reason("keeps", {"size": _what(chosen), "goodput": _goodput(job, choice)})
+        keeps = Reason("keeps", {"size": _what(own_cell), "goodput": _goodput(job, choice)})
         return (keeps, *less, *tail, *_restart(job, tail)), others
     why = (_changes(context, job, choice), *less, *first)
     return (*why, *_restart(job, why)), others
@@ -169,8 +169,8 @@ def _goodput(job: JobRequest, choice: int) -> str:
         return "its goodput can't be predicted"
     text = f"predicted goodput {_rate(goodput)} sequences/s"
     if job.requested_cell is not None and job.requested_cell != choice:
-        share, asked = goodput / job.cells[job.requested_cell].goodput, job.cells[job.requested_cell].shape.gpus
-        text += f", {share * 100:.0f} % of that of the size asked for ({asked} GPU{'s' * (asked != 1)})"
+        share, asked_gpus = goodput / job.cells[job.requested_cell].goodput, job.cells[job.requested_cell].shape.gpus
+        text += f", {share * 100:.0f} % of that of the size asked for ({asked_gpus} GPU{'s' * (asked_gpus != 1)})"
     return text
 
 
@@ -211,13 +211,13 @@ def _restart(job: JobRequest, reasons: Reasons) -> Reasons:
 
 def _exchange(job: JobRequest, choice: int) -> Reasons:
     """Return what less communication saves and costs, beside the best plan of the shape that exchanges every gradient."""
-    chosen, cells = job.cells[choice], CellIndex.build(job.cells)
-    if chosen.plan.exchange == "exact":
+    own_cell, cells = job.cells[choice], CellIndex.build(job.cells)
+    if own_cell.plan.exchange == "exact":
         return ()
-    shape = chosen.shape
+    shape = own_cell.shape
     same = (cells[i] for i in cells.by_shape[shape.gpu_type, shape.nodes, shape.gpus_per_node])
     exact = next((cell for cell in same if cell.plan.exchange == "exact"), None)
-    words = format_exchange(chosen, exact) if exact is not None else ""
+    words = format_exchange(own_cell, exact) if exact is not None else ""
     return (Reason("exchange", {"words": f"{words[0].upper()}{words[1:]}"}),) if words else ()
 
 
@@ -287,7 +287,7 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> Re
     choice = context.allocation.choice[index]
     cell = job.cells[i]
     shape, goodput = cell.shape, cell.goodput
-    chosen = None if choice is None else job.cells[choice]
+    own_cell = None if choice is None else job.cells[choice]
     if context.lacks_room(job, cell):
         return Reason("needs-room")
     if not context.fits_empty(job, cell):
@@ -312,19 +312,19 @@ def _why_not(context: ExplanationContext, index: int, i: int, stay: float) -> Re
     if is_growth_refused(job, i, terms):
         return Reason("growth-bound", {"max_growth": terms.max_growth})
     gpus = shape.nodes * shape.gpus_per_node
-    if chosen is not None and goodput <= chosen.goodput:
-        lower = f"goodput {_percent(chosen.goodput, goodput)}" if chosen.goodput > 0 else "no better"
-        return Reason("worse-on-fewer" if gpus < chosen.shape.gpus else "worse-on-more", {"goodput": lower})
+    if own_cell is not None and goodput <= own_cell.goodput:
+        lower = f"goodput {_percent(own_cell.goodput, goodput)}" if own_cell.goodput > 0 else "no better"
+        return Reason("worse-on-fewer" if gpus < own_cell.shape.gpus else "worse-on-more", {"goodput": lower})
     if job.current is not None and i != job.current and change_value(job, i, terms) <= stay:
         gain = _percent(job.cells[job.current].goodput, goodput)
         return Reason("not-repaid", {"gain": gain, "cost": job.change_cost(i).format()})
-    own = chosen.shape.gpus if chosen is not None and chosen.shape.gpu_type == shape.gpu_type else 0
+    own = own_cell.shape.gpus if own_cell is not None and own_cell.shape.gpu_type == shape.gpu_type else 0
     missing = gpus - own - context.free(job, shape.gpu_type)
     if missing > 0:
         return Reason("others-gain", {"gpus": missing, "s": "s" * (missing != 1)})
-    held = None if chosen is None else (context.placement.nodes[job.job_id], chosen.shape.gpus_per_node)
-    if not context.would_fit(job, held, cell):
+    own_nodes = None if own_cell is None else (context.placement.nodes[job.job_id], own_cell.shape.gpus_per_node)
+    if not context.would_fit(job, own_nodes, cell):
         return Reason("not-beside")
-    if job.current is None and chosen is not None and choice == job.requested_cell and gpus < chosen.shape.gpus:
-        return Reason("as-asked", {"gpus": chosen.shape.gpus})
+    if job.current is None and own_cell is not None and choice == job.requested_cell and gpus < own_cell.shape.gpus:
+        return Reason("as-asked", {"gpus": own_cell.shape.gpus})
     return Reason("no-gain" if context.weighed else "not-weighed")

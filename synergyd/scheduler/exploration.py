@@ -38,7 +38,7 @@ _SURELY_WORSE = 2.0  # sigmas: 2.3 % of normal errors are larger
 
 
 def explore(
-    problem: Problem, allocated: Allocation, placed: Placement
+    problem: Problem, allocated: Allocation, placement: Placement
 ) -> tuple[Allocation, Placement, int, int] | None:
     """Return the allocation with one running job on a size that it tries, or None where no trial is worth it.
 
@@ -51,19 +51,19 @@ def explore(
     trials: list[tuple[float, int, int]] = []
     for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
         if choice is not None and choice == job.current and i not in allocated.moved_jobs:
-            found = _trials(job, choice, idle).items()
-            trials += [(-gain, i, index) for index, gain in found if not is_growth_refused(job, index, problem.terms)]
+            gains = _trials(job, choice, idle).items()
+            trials += [(-gain, i, index) for index, gain in gains if not is_growth_refused(job, index, problem.terms)]
     for _, i, index in sorted(trials)[:_TRIES]:
         choices = list(allocated.choice)
         choices[i] = index
         found_place = _place(problem, choices, allocated.moved_jobs)
-        if found_place is not None and _bad(problem, *found_place) <= _bad(problem, allocated, placed):
+        if found_place is not None and _bad(problem, *found_place) <= _bad(problem, allocated, placement):
             return *found_place, i, index
     return None
 
 
 def start_at_requested_size(
-    problem: Problem, allocated: Allocation, placed: Placement
+    problem: Problem, allocated: Allocation, placement: Placement
 ) -> tuple[Allocation, Placement] | None:
     """Return the allocation with jobs at the size asked for where they would start on fewer GPUs.
 
@@ -77,31 +77,31 @@ def start_at_requested_size(
     wanting = [i for i in range(len(problem.jobs)) if _starts_smaller(problem.jobs[i], allocated.choice[i], idle)]
     if not wanting:
         return None
-    choices, nodes = list(allocated.choice), dict(placed.nodes)
-    free, allowance = _free(problem, allocated, placed), Allowance(problem, allocated.choice)
+    choices, nodes = list(allocated.choice), dict(placement.nodes)
+    free, allowance = _free(problem, allocated, placement), Allowance(problem, allocated.choice)
     bad = {node.name for node in problem.nodes if node.penalty > 0}
     refused = 0
     for i in wanting[:_STARTS]:
         job, choice = problem.jobs[i], choices[i]
         if choice is None or job.requested_cell is None or not _starts_smaller(job, choice, idle):
             continue
-        shape, asked, names = job.cells[choice].shape, job.cells[job.requested_cell].shape, nodes[job.job_id]
-        found = None
+        shape, asked_shape, names = job.cells[choice].shape, job.cells[job.requested_cell].shape, nodes[job.job_id]
+        picked_nodes = None
         if allowance.allows(job, choice, job.requested_cell):
             free.give(names, shape.gpus_per_node, job.needs)
-            found = free.pick(asked, job.node_filter, names, None, job.needs, job.shun)
-            if found is None or bad.intersection(found) - set(names):
-                found = None
+            picked_nodes = free.pick(asked_shape, job.node_filter, names, None, job.needs, job.shun)
+            if picked_nodes is None or bad.intersection(picked_nodes) - set(names):
+                picked_nodes = None
                 free.take(names, shape.gpus_per_node, job.needs)
-        if found is None:
+        if picked_nodes is None:
             refused += 1
             if refused >= _TRIES:
                 break
             continue
-        free.take(found, asked.gpus_per_node, job.needs)
+        free.take(picked_nodes, asked_shape.gpus_per_node, job.needs)
         allowance.change(job, choice, job.requested_cell)
-        choices[i], nodes[job.job_id] = job.requested_cell, found
-        idle[asked.gpu_type] -= asked.gpus - shape.gpus
+        choices[i], nodes[job.job_id] = job.requested_cell, picked_nodes
+        idle[asked_shape.gpu_type] -= asked_shape.gpus - shape.gpus
     if choices == list(allocated.choice):
         return None
     return allocation_of(problem, choices, allocated.moved_jobs), Placement(nodes, {}, free.free)
@@ -117,11 +117,11 @@ def _starts_smaller(job: JobRequest, choice: int | None, idle: Counter[str]) -> 
         or job.requested_cell in job.banned_cells
     ):
         return False
-    chosen, asked = job.cells[choice], job.cells[job.requested_cell]
-    more = asked.shape.gpus - chosen.shape.gpus
-    if asked.shape.gpu_type != chosen.shape.gpu_type or not 0 < more <= idle[asked.shape.gpu_type]:
+    own_cell, asked_cell = job.cells[choice], job.cells[job.requested_cell]
+    more = asked_cell.shape.gpus - own_cell.shape.gpus
+    if asked_cell.shape.gpu_type != own_cell.shape.gpu_type or not 0 < more <= idle[asked_cell.shape.gpu_type]:
         return False
-    return asked.uncertainty > MEASURED and not _surely_worse(asked, chosen)
+    return asked_cell.uncertainty > MEASURED and not _surely_worse(asked_cell, own_cell)
 
 
 def _surely_worse(cell: Cell, than: Cell) -> bool:
@@ -131,22 +131,22 @@ def _surely_worse(cell: Cell, than: Cell) -> bool:
     return math.log(than.goodput / cell.goodput) > _SURELY_WORSE * math.hypot(cell.uncertainty, than.uncertainty)
 
 
-def _free(problem: Problem, allocated: Allocation, placed: Placement) -> FreeGpus:
+def _free(problem: Problem, allocated: Allocation, placement: Placement) -> FreeGpus:
     """Return the GPUs that the placement leaves free."""
     free = FreeGpus(problem.nodes, problem.spanned_nodes)
     for i, cell, _ in allocated.assignments(problem):
         job = problem.jobs[i]
-        free.take(placed.nodes[job.job_id], cell.shape.gpus_per_node, job.needs)
+        free.take(placement.nodes[job.job_id], cell.shape.gpus_per_node, job.needs)
     return free
 
 
-def _bad(problem: Problem, allocated: Allocation, placed: Placement) -> int:
+def _bad(problem: Problem, allocated: Allocation, placement: Placement) -> int:
     """Return the number of bad nodes that jobs come to, counted once for each job."""
     bad = {node.name for node in problem.nodes if node.penalty > 0}
     if not bad:
         return 0
     jobs = [problem.jobs[i] for i, _, stays in allocated.assignments(problem) if not stays]
-    return sum(len(bad.intersection(placed.nodes[job.job_id]) - set(job.nodes)) for job in jobs)
+    return sum(len(bad.intersection(placement.nodes[job.job_id]) - set(job.nodes)) for job in jobs)
 
 
 def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
@@ -159,11 +159,11 @@ def _idle(problem: Problem, allocated: Allocation) -> Counter[str]:
 
 def _place(problem: Problem, choices: list[int | None], moved: frozenset[int]) -> tuple[Allocation, Placement] | None:
     """Return the allocation of `choices` with its placement, or None where it exceeds a limit or can't be placed."""
-    tried = within_limits(problem, allocation_of(problem, choices, moved))
-    if tried.choice != tuple(choices):
+    trial = within_limits(problem, allocation_of(problem, choices, moved))
+    if trial.choice != tuple(choices):
         return None
-    placement = place(problem.nodes, make_placement_requests(problem, tried), problem.spanned_nodes)
-    return None if placement.unplaced_reasons else (tried, placement)
+    placement = place(problem.nodes, make_placement_requests(problem, trial), problem.spanned_nodes)
+    return None if placement.unplaced_reasons else (trial, placement)
 
 
 def expected_trial_goodput(goodput: float, sigma: float, fallback: float) -> float:
@@ -194,7 +194,7 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
         return {}
     index_of, gpu_type = CellIndex.build(job.cells), now.shape.gpu_type
     most = min(now.shape.gpus + idle[gpu_type], _REACH * now.shape.gpus)
-    found: dict[int, float] = {}
+    gains: dict[int, float] = {}
     for gpus, _ in index_of.by_size[gpu_type]:
         if not now.shape.gpus < gpus <= most:
             continue
@@ -210,5 +210,5 @@ def _trials(job: JobRequest, current: int, idle: Counter[str]) -> dict[int, floa
         # back by a restart, and after an epoch at the tried size, which may be as slow as a restart
         worth = factor * expected_trial_goodput(cell.goodput, sigma, factor**2 * now.goodput)
         if worth > _GAIN * now.goodput:
-            found[index] = math.log(worth / now.goodput) * job.weight
-    return found
+            gains[index] = math.log(worth / now.goodput) * job.weight
+    return gains

@@ -57,16 +57,16 @@ def _classify(draft: Draft) -> Draft:
     return replace(draft, requests_in_order=classified)
 
 
-def _budget(known: RestartBudget, share: float, gives_back: bool) -> RestartBudget:
+def _budget(budget: RestartBudget, share: float, gives_back: bool) -> RestartBudget:
     """Return the budget with its share; what goes back to others is not Synergy's choice, and counts against nothing."""
-    return replace(known, share=share, life_s=math.inf if gives_back else known.life_s)
+    return replace(budget, share=share, life_s=math.inf if gives_back else budget.life_s)
 
 
 def _replace_lost_nodes(draft: Draft) -> Draft:
     rules = draft.rules
     spared = with_spares(draft.snapshot, draft.requests_in_order, rules.spares, rules.limits, draft.inputs.slurm_limits)
-    left = {**draft.shrinks.remaining_cells, **spared.remaining_cells}
-    shrinks = ForcedShrinks(spared.snapshot, draft.shrinks.plans, left, spared.reasons)
+    remaining_cells = {**draft.shrinks.remaining_cells, **spared.remaining_cells}
+    shrinks = ForcedShrinks(spared.snapshot, draft.shrinks.plans, remaining_cells, spared.reasons)
     lent = frozenset(spared.remaining_cells)
     return replace(
         draft, snapshot=spared.snapshot, requests_in_order=spared.jobs, shrinks=shrinks, spare_returners=lent

@@ -30,7 +30,7 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
 
     One without such a Cell stays as it is.
     """
-    jobs, left = [], {}
+    jobs, remaining_cells = [], {}
     for job in snapshot.jobs:
         keeps = job.keeps or job.node_names
         open_to = tuple(n for n in job.node_names if n in keeps and n not in (*job.barred, *job.avoid))
@@ -39,13 +39,15 @@ def give_back(snapshot: Snapshot, cells: Mapping[int, tuple[Cell, ...]], plans: 
             jobs.append(job)
             continue
         names = open_to[: best.shape.nodes]
-        left[job.job_id] = best, names
+        remaining_cells[job.job_id] = best, names
         jobs.append(replace(job, shape=best.shape, node_names=names))
-    if not left:
-        return ForcedShrinks(snapshot, plans, left)
+    if not remaining_cells:
+        return ForcedShrinks(snapshot, plans, remaining_cells)
     # Slurm still counts the GPUs given back as used, and no job here holds them: they are handed out to nobody
     smaller = replace(snapshot, jobs=tuple(jobs))
-    return ForcedShrinks(smaller, {**plans, **{i: cell.plan for i, (cell, _) in left.items()}}, left)
+    return ForcedShrinks(
+        smaller, {**plans, **{i: cell.plan for i, (cell, _) in remaining_cells.items()}}, remaining_cells
+    )
 
 
 def to_resize_decision(decision: Decision, job: Job, shrinks: ForcedShrinks) -> Decision:
@@ -69,6 +71,6 @@ def _best(job: Job, cells: tuple[Cell, ...], nodes: int) -> Cell | None:
         or not job.directive.resize
     ):
         return None
-    most, held = job.directive.max_gpus or 0, job.shape
-    fits = [c for c in cells if c.shape.gpus <= most and c.shape.is_inside(held, nodes)]
+    most, present_shape = job.directive.max_gpus or 0, job.shape
+    fits = [c for c in cells if c.shape.gpus <= most and c.shape.is_inside(present_shape, nodes)]
     return max(fits, key=lambda c: c.goodput, default=None)

@@ -23,8 +23,8 @@ def place_by_rule(
         return packed
     requests = make_placement_requests(problem, allocation)
     work = node_work(problem, allocation, outside)
-    placed = place_lwf(problem.nodes, requests, int(rule.removeprefix("lwf-")), work, problem.spanned_nodes)
-    return packed if placed.unplaced_reasons else placed
+    placement = place_lwf(problem.nodes, requests, int(rule.removeprefix("lwf-")), work, problem.spanned_nodes)
+    return packed if placement.unplaced_reasons else placement
 
 
 def node_work(problem: Problem, allocation: Allocation, outside: Iterable[UntouchedJob]) -> dict[str, list[float]]:
@@ -32,16 +32,16 @@ def node_work(problem: Problem, allocation: Allocation, outside: Iterable[Untouc
 
     A job that does not tell counts as the median of those that do (1 where none does).
     """
-    known: list[tuple[tuple[str, ...], int, float | None]] = []
+    loads: list[tuple[tuple[str, ...], int, float | None]] = []
     for i, cell, stays in allocation.assignments(problem):
         if stays:
-            job, left = problem.jobs[i], problem.jobs[i].progress.remaining
-            remaining_s = None if left is None or cell.goodput <= 0 else left / cell.goodput
-            known.append((job.nodes, cell.shape.gpus_per_node, remaining_s))
-    known += [(x.nodes, x.cell.shape.gpus_per_node, None) for x in outside if x.cell is not None]
-    typical = statistics.median([remaining_s for _, _, remaining_s in known if remaining_s is not None] or [1.0])
+            job, remaining = problem.jobs[i], problem.jobs[i].progress.remaining
+            remaining_s = None if remaining is None or cell.goodput <= 0 else remaining / cell.goodput
+            loads.append((job.nodes, cell.shape.gpus_per_node, remaining_s))
+    loads += [(x.nodes, x.cell.shape.gpus_per_node, None) for x in outside if x.cell is not None]
+    typical = statistics.median([remaining_s for _, _, remaining_s in loads if remaining_s is not None] or [1.0])
     work: dict[str, list[float]] = {}
-    for names, gpus, remaining_s in known:
+    for names, gpus, remaining_s in loads:
         for name in names:
             work.setdefault(name, []).extend([typical if remaining_s is None else remaining_s] * gpus)
     return work

@@ -155,15 +155,15 @@ class _Pacing:
 
     def _together(self, job_id: int) -> list[int]:
         """Return the change and those that have to begin with it, since it takes what they leave, directly or by way of others."""
-        found = {job_id: None}  # in the order of their finding
+        group = {job_id: None}  # in the order of their finding
         while True:
-            short = self._find_overcommitments(found)
+            short = self._find_overcommitments(group)
             holders = (i for node in short for i in self._holders.get(node, ()))
-            leaver = next((i for i in holders if i not in found), None)
+            leaver = next((i for i in holders if i not in group), None)
             if leaver is None:
                 # the nodes still short are held by others or asleep: the change is begun when they are there
-                return list(found)
-            found[leaver] = None
+                return list(group)
+            group[leaver] = None
 
     def _find_overcommitments(self, jobs: Iterable[int]) -> list[_Node]:
         """Return the nodes and limits that these changes would overcommit."""
@@ -184,13 +184,13 @@ class _Pacing:
     def _difference(self, job_id: int) -> dict[_Node, tuple[float, Room]]:
         """Return what the change takes of each node and limit, negative where it leaves more."""
         job, cell = self._jobs[job_id], self.changes[job_id].cell
-        found = {} if cell is None else self._signed_use(job, cell, self._taken_nodes(job_id), 1)
+        difference = {} if cell is None else self._signed_use(job, cell, self._taken_nodes(job_id), 1)
         if job.current is None:
-            return found
+            return difference
         for node, (gpus, part) in self._signed_use(job, job.cells[job.current], self._held_nodes(job_id), -1).items():
-            count, room = found.get(node, (0.0, NO_ROOM))
-            found[node] = count + gpus, room.plus(part)
-        return found
+            count, room = difference.get(node, (0.0, NO_ROOM))
+            difference[node] = count + gpus, room.plus(part)
+        return difference
 
     def _signed_use(
         self, job: JobRequest, cell: Cell, nodes: Iterable[_Node], sign: int
@@ -198,13 +198,13 @@ class _Pacing:
         """Return what the job has with a Cell on these nodes, of each node and of each limit, times `sign`."""
         shape = cell.shape
         each = shape.gpus_per_node
-        found: dict[_Node, tuple[float, Room]] = {
+        use: dict[_Node, tuple[float, Room]] = {
             node: (sign * each, NO_ROOM.plus(self._part(job, each, node), sign)) for node in nodes
         }
         for key, limit in self._limits.items():
             if (rate := limit.rate(job)) is not None:
-                found[key] = sign * rate.count_use(shape.gpu_type, shape.nodes, each), NO_ROOM
-        return found
+                use[key] = sign * rate.count_use(shape.gpu_type, shape.nodes, each), NO_ROOM
+        return use
 
     def _accept(self, jobs: Iterable[int]) -> None:
         for i in jobs:

@@ -23,7 +23,7 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
     A job that would be due at once is not marked, nor one that is expected to end soon: others wait for as long as it takes.
     """
     run_s = {j.job_id: snapshot.time_s - j.start_s for j in snapshot.jobs if j.start_s is not None}
-    found = []
+    result = []
     for job in jobs:
         ran_s = run_s.get(job.job_id, -math.inf)
         least_s = LEAST_RUN * job.restart.cost.mean_s
@@ -33,8 +33,8 @@ def stoppable(jobs: Sequence[JobRequest], snapshot: Snapshot) -> tuple[JobReques
             if left_s <= 0 and _expected_rest_s(job) > least_s:
                 ready = job.discount > 0 and job.current not in job.banned_cells
                 job = replace(job, stoppable=ready, stops_when_due=True)
-        found.append(job)
-    return tuple(found)
+        result.append(job)
+    return tuple(result)
 
 
 def _expected_rest_s(job: JobRequest) -> float:
@@ -56,14 +56,14 @@ def without_stopping(policy: Policy, problem: Problem) -> Allocation:
     are and it starts waiting ones beside them.
     """
     running = {i for i, job in enumerate(problem.jobs) if job.current is not None}
-    kept: set[int] = set()
+    kept_jobs: set[int] = set()
     for attempt in range(_ROUNDS + 1):
-        rest = [i for i in range(len(problem.jobs)) if i not in kept]
-        allocated = policy.allocate(_without_kept_jobs(problem, rest, kept))
+        rest = [i for i in range(len(problem.jobs)) if i not in kept_jobs]
+        allocated = policy.allocate(_without_kept_jobs(problem, rest, kept_jobs))
         stopped = {i for i, choice in zip(rest, allocated.choice, strict=True) if choice is None} & running
         if not stopped:
             break
-        kept = kept | stopped if attempt < _ROUNDS - 1 else running
+        kept_jobs = kept_jobs | stopped if attempt < _ROUNDS - 1 else running
     choice: list[int | None] = [job.current for job in problem.jobs]
     for i, picked in zip(rest, allocated.choice, strict=True):
         choice[i] = picked
@@ -80,8 +80,8 @@ def without_wasteful_stops(policy: Policy, problem: Problem) -> Allocation:
         wasteful = _wasteful(problem, allocated)
         if not wasteful:
             return allocated if _count_due_starts(problem, allocated) >= _count_due_starts(problem, first) else first
-        kept = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.jobs))
-        problem = replace(problem, jobs=tuple(kept))
+        restricted_jobs = (replace(a, stoppable=a.stoppable and i not in wasteful) for i, a in enumerate(problem.jobs))
+        problem = replace(problem, jobs=tuple(restricted_jobs))
         allocated = policy.allocate(problem)
     if _wasteful(problem, allocated):
         allocated = policy.allocate(replace(problem, jobs=tuple(replace(a, stoppable=False) for a in problem.jobs)))
@@ -97,7 +97,7 @@ def _count_due_starts(problem: Problem, allocated: Allocation) -> int:
 def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
     """Return the indices of the jobs that are stopped on GPU types of which others take less than half of what those leave."""
     freed: Counter[str] = Counter()
-    taken: Counter[str] = Counter()
+    net_gpus: Counter[str] = Counter()
     stopped: dict[int, str] = {}
     for i, (job, choice) in enumerate(zip(problem.jobs, allocated.choice, strict=True)):
         now = None if job.current is None else job.cells[job.current].shape
@@ -106,17 +106,17 @@ def _wasteful(problem: Problem, allocated: Allocation) -> set[int]:
             stopped[i] = now.gpu_type
             freed[now.gpu_type] += now.gpus
         else:
-            taken[then.gpu_type if then is not None else ""] += then.gpus if then is not None else 0
-            taken[now.gpu_type if now is not None else ""] -= now.gpus if now is not None else 0
-    return {i for i, gpu_type in stopped.items() if taken[gpu_type] < freed[gpu_type] / 2}
+            net_gpus[then.gpu_type if then is not None else ""] += then.gpus if then is not None else 0
+            net_gpus[now.gpu_type if now is not None else ""] -= now.gpus if now is not None else 0
+    return {i for i, gpu_type in stopped.items() if net_gpus[gpu_type] < freed[gpu_type] / 2}
 
 
-def _without_kept_jobs(problem: Problem, rest: list[int], kept: set[int]) -> Problem:
-    """Return the problem of the jobs of `rest` on the GPUs that those of `kept` leave."""
-    held: Counter[str] = Counter()
-    for i in kept:
+def _without_kept_jobs(problem: Problem, rest: list[int], kept_jobs: set[int]) -> Problem:
+    """Return the problem of the jobs of `rest` on the GPUs that those of `kept_jobs` leave."""
+    gpus_by_node: Counter[str] = Counter()
+    for i in kept_jobs:
         job = problem.jobs[i]
         for name in job.nodes:
-            held[name] += job.cells[job.current or 0].shape.gpus_per_node
-    nodes = tuple(replace(node, free=max(0, node.free - held[node.name])) for node in problem.nodes)
+            gpus_by_node[name] += job.cells[job.current or 0].shape.gpus_per_node
+    nodes = tuple(replace(node, free=max(0, node.free - gpus_by_node[node.name])) for node in problem.nodes)
     return replace(problem, jobs=tuple(problem.jobs[i] for i in rest), nodes=nodes)

@@ -24,8 +24,8 @@ def make_topology(draft: Draft) -> Topology:
 
 def find_outside_traffic(draft: Draft, topology: Topology) -> list[Traffic]:
     """Return what jobs outside of the problem send over the links."""
-    sent = (make_traffic(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
-    return [one for one in sent if one is not None]
+    flows = (make_traffic(i, one.cell, one.nodes, topology) for i, one in draft.untouched_jobs.items() if one.cell)
+    return [one for one in flows if one is not None]
 
 
 def _allocate(draft: Draft) -> Draft:
@@ -82,8 +82,8 @@ def _forecast_sharing(draft: Draft) -> Draft:
     for i, cell, _ in answer.allocation.assignments(answer.problem):
         job_id = answer.problem.jobs[i].job_id
         senders.append(make_traffic(job_id, cell, answer.placement.nodes[job_id], topology))
-    sent = [one for one in senders if one is not None]
-    return replace(draft, sharing=sharings([*find_outside_traffic(draft, topology), *sent], topology))
+    flows = [one for one in senders if one is not None]
+    return replace(draft, sharing=sharings([*find_outside_traffic(draft, topology), *flows], topology))
 
 
 def weigh_links(answer: EpochAnswer, policy: Policy, topology: Topology, others: Sequence[Traffic]) -> EpochAnswer:

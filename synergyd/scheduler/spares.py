@@ -89,16 +89,16 @@ def with_spares(
 
 
 def _groups(cluster: Cluster, rules: SpareRules) -> list[_Group]:
-    found = []
+    groups = []
     up = [n for n in cluster.by_name.values() if n.gpus > 0 and n.up]
     for names, qos in ((rules.spare_nodes, False), (rules.qos_spare_nodes, True)):
         for name, many in names.items():
             nodes = tuple(n for n in up if qos or name in n.partitions)
             # a share is rounded up: a tenth of four nodes is one
-            kept = int(many) if many >= 1 else -int(-many * len(nodes) // 1)
-            if kept:
-                found.append(_Group(name, qos, nodes, kept))
-    return found
+            count = int(many) if many >= 1 else -int(-many * len(nodes) // 1)
+            if count:
+                groups.append(_Group(name, qos, nodes, count))
+    return groups
 
 
 class _Epoch:
@@ -136,15 +136,15 @@ class _Epoch:
 
     def assign_spares(self) -> SparesPlan:
         """Return the epoch with spares given and kept, where jobs that start with a spare hold its GPUs from now on."""
-        taken: dict[str, int] = {}
+        gpus_by_node: dict[str, int] = {}
         for cell, names in self._started.values():
             for name in names:
-                taken[name] = taken.get(name, 0) + cell.shape.gpus_per_node
+                gpus_by_node[name] = gpus_by_node.get(name, 0) + cell.shape.gpus_per_node
         nodes = tuple(
-            replace(n, gpus_used=min(n.gpus, n.gpus_used + taken[n.name])) if n.name in taken else n
+            replace(n, gpus_used=min(n.gpus, n.gpus_used + gpus_by_node[n.name])) if n.name in gpus_by_node else n
             for n in self._snapshot.cluster.nodes
         )
-        if not taken:
+        if not gpus_by_node:
             return SparesPlan(self._snapshot, tuple(self._jobs), self._left, self._reasons)
         jobs = tuple(self._with_running_state(job) for job in self._snapshot.jobs)
         snapshot = replace(self._snapshot, cluster=Cluster(nodes), jobs=jobs)
@@ -200,9 +200,9 @@ class _Epoch:
         return lender.gpus(lender.current) - lender.gpus(index)
 
     def _lend(self, lender: JobRequest, index: int, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
-        kept = lender.nodes[: lender.cells[index].shape.nodes]
-        self._move(lender, index, kept, 1)
-        back[lender.job_id] = index, kept
+        nodes = lender.nodes[: lender.cells[index].shape.nodes]
+        self._move(lender, index, nodes, 1)
+        back[lender.job_id] = index, nodes
 
     def _unlend(self, lender: JobRequest, back: dict[int, tuple[int, tuple[str, ...]]]) -> None:
         self._move(lender, *back.pop(lender.job_id), -1)
@@ -216,22 +216,27 @@ class _Epoch:
         group: _Group,
         back: Mapping[int, tuple[int, tuple[str, ...]]],
     ) -> None:
-        cell, (limits, used) = asking.cells[want], self._limits
-        used[:] = [self._used_amount(n, asking, want, back) for n in range(len(limits))]
+        cell, (limits, use) = asking.cells[want], self._limits
+        use[:] = [self._used_amount(n, asking, want, back) for n in range(len(limits))]
         self._free.take(names, cell.shape.gpus_per_node, asking.needs)
-        lost = ", ".join(job.lost[:3])
-        fields = {"size": format_shape(cell.shape, names), "lost": lost, "kept": group.words(), "jobs": sorted(back)}
+        lost_nodes = ", ".join(job.lost[:3])
+        fields = {
+            "size": format_shape(cell.shape, names),
+            "lost": lost_nodes,
+            "kept": group.words(),
+            "jobs": sorted(back),
+        }
         why = Reason("spare-start-lent" if back else "spare-start", {**fields, "s": "s" * (len(back) == 1)})
         relative = relative_goodput(cell, asking.cells, asking.requested_cell)
         self._started[job.job_id] = cell, names
         kind, given_gpus = (group.name, group.qos), sum(self._gives(self._request(i), x) for i, (x, _) in back.items())
         self._given[kind] = self._given.get(kind, 0) + given_gpus
         self._set(job.job_id, UntouchedJob(Action.START, why, cell, _hosts(names), relative))
-        for job_id, (index, kept) in back.items():
+        for job_id, (index, nodes) in back.items():
             lender = self._request(job_id)
-            self._left[job_id] = lender.cells[index], _hosts(kept)
-            self._reasons[job_id] = Reason("lent-spare", {"jobs": [job.job_id], "lost": lost})
-            self._set(job_id, replace(lender, current=index, nodes=kept, banned_cells=lender.banned_cells - {index}))
+            self._left[job_id] = lender.cells[index], _hosts(nodes)
+            self._reasons[job_id] = Reason("lent-spare", {"jobs": [job.job_id], "lost": lost_nodes})
+            self._set(job_id, replace(lender, current=index, nodes=nodes, banned_cells=lender.banned_cells - {index}))
 
     def _pick(
         self, want: int, asking: JobRequest, back: Mapping[int, tuple[int, tuple[str, ...]]]
@@ -248,10 +253,10 @@ class _Epoch:
         self, n: int, asking: JobRequest, want: int, back: Mapping[int, tuple[int, tuple[str, ...]]]
     ) -> float:
         """Return how much of limit `n` all jobs use then."""
-        limit, used = self._limits[0][n], self._limits[1][n]
+        limit, use = self._limits[0][n], self._limits[1][n]
         lenders = [(self._request(job_id), index) for job_id, (index, _) in back.items()]
         freed = sum(limit.use(lender, lender.current) - limit.use(lender, index) for lender, index in lenders)
-        return used + limit.use(asking, want) - freed
+        return use + limit.use(asking, want) - freed
 
     def _lenders(self, cell: Cell, asking: JobRequest) -> list[JobRequest]:
         """Return the running jobs that can give GPUs back which the job may use, those that would lose least first."""
@@ -264,15 +269,15 @@ class _Epoch:
         node = self._capacities.get(name)
         return node is not None and node.gpu_type == cell.shape.gpu_type and node.admits(asking.node_filter)
 
-    def _move(self, lender: JobRequest, index: int, kept: tuple[str, ...], sign: int) -> None:
-        """Free what the job has beyond its Cell `index` on `kept`. With `sign` -1, take it again."""
-        held, then = lender.cells[lender.current or 0].shape, lender.cells[index].shape
+    def _move(self, lender: JobRequest, index: int, nodes: tuple[str, ...], sign: int) -> None:
+        """Free what the job has beyond its Cell `index` on `nodes`. With `sign` -1, take it again."""
+        present_shape, then = lender.cells[lender.current or 0].shape, lender.cells[index].shape
         if sign > 0:
-            self._free.give(lender.nodes, held.gpus_per_node, lender.needs)
-            self._free.take(kept, then.gpus_per_node, lender.needs)
+            self._free.give(lender.nodes, present_shape.gpus_per_node, lender.needs)
+            self._free.take(nodes, then.gpus_per_node, lender.needs)
         else:
-            self._free.give(kept, then.gpus_per_node, lender.needs)
-            self._free.take(lender.nodes, held.gpus_per_node, lender.needs)
+            self._free.give(nodes, then.gpus_per_node, lender.needs)
+            self._free.take(lender.nodes, present_shape.gpus_per_node, lender.needs)
 
     # -- spares are kept -------------------------------------------------------------------------------------------
 
@@ -312,9 +317,9 @@ class _Epoch:
         return max(0, min(job.shape.gpus - least, there * job.shape.gpus_per_node))
 
     def _request(self, job_id: int) -> JobRequest:
-        found = self._jobs[self._index[job_id]]
-        assert isinstance(found, JobRequest)  # a job that gives back runs
-        return found
+        job = self._jobs[self._index[job_id]]
+        assert isinstance(job, JobRequest)  # a job that gives back runs
+        return job
 
     def _set(self, job_id: int, to: Classified) -> None:
         self._jobs[self._index[job_id]] = to
@@ -324,8 +329,12 @@ def _smaller(job: JobRequest) -> list[int]:
     """Return the indices of the job's Cells that fit on a part of what it holds, the best first."""
     if job.current is None:
         return []
-    held = job.cells[job.current].shape
-    fits = [i for i, c in enumerate(job.cells) if c.shape.gpus < held.gpus and c.shape.is_inside(held, len(job.nodes))]
+    present_shape = job.cells[job.current].shape
+    fits = [
+        i
+        for i, c in enumerate(job.cells)
+        if c.shape.gpus < present_shape.gpus and c.shape.is_inside(present_shape, len(job.nodes))
+    ]
     return sorted(fits, key=lambda i: -job.cells[i].goodput)
 
 

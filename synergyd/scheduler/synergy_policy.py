@@ -59,13 +59,13 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
     solution: LagrangianSolution | None = None
     for _ in range(_HOLDS):
-        held = replace(instance, utility=instance.utility + hold[columns.job])
-        solution = solve(held, solution, effort)
+        instance_with_hold = replace(instance, utility=instance.utility + hold[columns.job])
+        solution = solve(instance_with_hold, solution, effort)
         stopped = (solution.choice < 0) & rigid
         bound = math.inf if split else columns.base + solution.upper_bound - float(hold[movable].sum())
         if not stopped.any():
-            choice, asked = _read(problem, columns, solution)
-            moved, _ = move_others(problem, choice, asked, _MOVE_ROUNDS, partial(_move_cost, problem))
+            choice, moves = _read(problem, columns, solution)
+            moved, _ = move_others(problem, choice, moves, _MOVE_ROUNDS, partial(_move_cost, problem))
             best = allocation(problem, choice, frozenset(moved), bound, solution.optimal and not moved and not split)
             if best.gap <= _GOOD or problem.room:  # where CPUs are scarce both are tried at placement
                 return best
@@ -86,8 +86,8 @@ def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) 
     for j in np.flatnonzero((solution.choice < 0) & columns.movable).tolist():
         choice[j] = None
     moved = set()
-    taken = solution.choice[solution.choice >= 0]
-    for j, cell in zip(columns.job[taken].tolist(), columns.cell[taken].tolist(), strict=True):
+    columns_in_use = solution.choice[solution.choice >= 0]
+    for j, cell in zip(columns.job[columns_in_use].tolist(), columns.cell[columns_in_use].tolist(), strict=True):
         if cell >= 0:
             choice[j] = cell
             if cell == problem.jobs[j].current:
@@ -98,5 +98,5 @@ def _read(problem: Problem, columns: ColumnTable, solution: LagrangianSolution) 
 def _move_cost(problem: Problem, index: int, gpus: int) -> tuple[float, float]:
     """Return (value lost a GPU, value lost) by moving jobs[index], which keeps its Cell."""
     job = problem.jobs[index]
-    lost = stay_value(job, problem.terms) - change_value(job, job.current or 0, problem.terms)
-    return lost / gpus, lost
+    loss = stay_value(job, problem.terms) - change_value(job, job.current or 0, problem.terms)
+    return loss / gpus, loss

@@ -31,7 +31,7 @@ def release_overtaken_jobs(
     requests = {request.job_id: request for request in problem.jobs if request.job_id in overtaken}
     if not requests:
         return tuple(decisions)
-    found, turns = [], 0
+    result, turns = [], 0
     for decision in decisions:
         job = requests.get(decision.job_id)
         waits = job is not None and decision.action is Action.WAIT and job.current is None
@@ -47,8 +47,8 @@ def release_overtaken_jobs(
             cell = job.cells[job.requested_cell]
             why = (Reason("overtaken", {"size": format_shape(cell.shape)}), *decision.reasons)
             decision = replace(decision, action=Action.START, cell=cell, node_names=(), reasons=why)
-        found.append(decision)
-    return tuple(found)
+        result.append(decision)
+    return tuple(result)
 
 
 def _is_allowed(job: JobRequest, allowance: Allowance) -> bool:

@@ -56,11 +56,13 @@ def with_wakes(
     with_gpus = (node for node in snapshot.cluster.nodes if node.gpus > 0)
     # keyed by the problem's names: a node with two types of GPUs counts as two
     asleep = {c.name: node for node, c in zip(with_gpus, problem.nodes, strict=True) if node.wakeable}
-    left = {name: max(0, node.gpus - node.gpus_used) for name, node in asleep.items()}
-    decisions = _starts(decisions, problem, allowance, left, {name: node.wake_s for name, node in asleep.items()})
+    free_by_node = {name: max(0, node.gpus - node.gpus_used) for name, node in asleep.items()}
+    decisions = _starts(
+        decisions, problem, allowance, free_by_node, {name: node.wake_s for name, node in asleep.items()}
+    )
     if not grows:
         return decisions
-    return _Growth(decisions, problem, allowance, snapshot, asleep, left).decisions()
+    return _Growth(decisions, problem, allowance, snapshot, asleep, free_by_node).decisions()
 
 
 def _starts(
@@ -71,7 +73,7 @@ def _starts(
     wake_s: Mapping[str, float],
 ) -> tuple[Decision, ...]:
     requests = {request.job_id: request for request in problem.jobs}
-    found = []
+    result = []
     for decision in decisions:
         job = requests.get(decision.job_id)
         if (
@@ -93,14 +95,14 @@ def _starts(
                 fields = {"size": format_shape(cell.shape), "nodes": list(_hosts(names))}
                 why = (Reason("starts-woken", fields),)
                 decision = replace(decision, action=Action.START, cell=cell, node_names=(), reasons=why)
-        found.append(decision)
-    return tuple(found)
+        result.append(decision)
+    return tuple(result)
 
 
 class _Growth:
     """Running jobs that grow onto nodes that sleep (`asleep`, by the problem's names).
 
-    `left`: the GPUs of these nodes that no start counts on.
+    `free_by_node`: the GPUs of these nodes that no start counts on.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class _Growth:
         allowance: Allowance,
         snapshot: Snapshot,
         asleep: Mapping[str, Node],
-        left: Mapping[str, int],
+        free_by_node: Mapping[str, int],
     ) -> None:
         self._problem, self._decisions, self._allowance = problem, decisions, allowance
         self._jobs = {job.job_id: job for job in snapshot.jobs}
@@ -124,13 +126,13 @@ class _Growth:
             for capacity in problem.nodes
             if (node := asleep.get(capacity.name)) is not None
             and node.wake_s < math.inf
-            and left[capacity.name] == node.gpus - node.gpus_used
+            and free_by_node[capacity.name] == node.gpus - node.gpus_used
             and not any(
                 _may_have(request, capacity.gpu_type) and capacity.admits(request.node_filter) for request in waiting
             )
         }
-        wanted = {(node.name, node.gpu_type) for node in self._asleep.values()}
-        woken = (replace(n, up=True) if (n.name, n.gpu_type) in wanted else n for n in snapshot.cluster.nodes)
+        asleep_keys = {(node.name, node.gpu_type) for node in self._asleep.values()}
+        woken = (replace(n, up=True) if (n.name, n.gpu_type) in asleep_keys else n for n in snapshot.cluster.nodes)
         nodes = node_capacities(replace(snapshot, cluster=Cluster(tuple(woken))), problem.jobs)
         self._limits = NodeLimits(nodes)
         self._free = FreeGpus(nodes, problem.spanned_nodes)
@@ -153,7 +155,7 @@ class _Growth:
         """Return all decisions. Growths are decided in order of gain, the largest first."""
         if not self._asleep:
             return self._decisions
-        found: dict[int, Decision] = {}
+        growths: dict[int, Decision] = {}
         running = [
             (r, d) for r, d in self._pairs() if d.action is Action.KEEP and r.current is not None and r.discount > 0
         ]
@@ -161,8 +163,8 @@ class _Growth:
         for _, _, request, decision in sorted(gains, key=lambda gain: (-gain[0], gain[1])):
             option = self._best(request)
             if option is not None:
-                found[request.job_id] = self._growth_decision(request, decision, option)
-        return tuple(found.get(decision.job_id, decision) for decision in self._decisions)
+                growths[request.job_id] = self._growth_decision(request, decision, option)
+        return tuple(growths.get(decision.job_id, decision) for decision in self._decisions)
 
     def _best(self, request: JobRequest) -> _Option | None:
         """Return the growth onto nodes that sleep that gains most, or None where none gains anything."""
@@ -219,7 +221,7 @@ class _Growth:
             "payback_s": payback_s(now.goodput, cell.goodput, cost_s),
         }
         why = (Reason("grows-woken", fields),)
-        asked = relative_goodput(cell, request.cells, request.requested_cell)
+        relative = relative_goodput(cell, request.cells, request.requested_cell)
         worth = value_terms(self._with_delay(request, wake_s), index, False, self._problem.terms)
         return replace(
             decision,
@@ -227,7 +229,7 @@ class _Growth:
             cell=cell,
             node_names=hosts,
             reasons=why,
-            relative_goodput=asked,
+            relative_goodput=relative,
             worth=worth,
         )
 

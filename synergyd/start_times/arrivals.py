@@ -58,9 +58,9 @@ class Arrivals:
         self._known = set(present)
 
     def _add(self, job: PendingJob, passes: float) -> None:
-        kept = self._hours.setdefault(int(job.submit_s // HOUR_S), [])
-        if len(kept) < _JOBS_AN_HOUR:
-            kept.append(
+        hour_arrivals = self._hours.setdefault(int(job.submit_s // HOUR_S), [])
+        if len(hour_arrivals) < _JOBS_AN_HOUR:
+            hour_arrivals.append(
                 Arrival(
                     job.submit_s % HOUR_S, passes, replace(job, after=(), cap=None, may_start_s=0.0, planned_s=None)
                 )

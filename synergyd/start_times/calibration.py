@@ -47,10 +47,10 @@ class Calibration:
 
     def note(self, key: int, made_s: float, expected: Expected, since_s: float) -> None:
         """Remember a forecast as the simulation had it, unless the job's last one is as good as new. `since_s`: when its wait began."""
-        known = self._open.setdefault(key, [])
-        if known and made_s - since_s < _AGAIN * (known[-1][0] - since_s) + _UNIT_S:
+        forecasts = self._open.setdefault(key, [])
+        if forecasts and made_s - since_s < _AGAIN * (forecasts[-1][0] - since_s) + _UNIT_S:
             return
-        known.append((made_s, expected))
+        forecasts.append((made_s, expected))
         while len(self._open) > _OPEN:
             del self._open[next(iter(self._open))]
 
@@ -63,7 +63,7 @@ class Calibration:
     def forget_all_but(self, keys: Iterable[int]) -> None:
         """Forget what can't be settled any more."""
         here = frozenset(keys)
-        self._open = {key: known for key, known in self._open.items() if key in here}
+        self._open = {key: forecasts for key, forecasts in self._open.items() if key in here}
 
     def apply(self, now_s: float, expected: Expected) -> Expected:
         """Return the forecast with the errors of its kind taken off."""
@@ -90,8 +90,8 @@ class Calibration:
             return
         for errors, lists in zip(self._kinds, stored, strict=True):
             if isinstance(lists, list) and len(lists) == 3 and len({len(x) for x in lists if isinstance(x, list)}) == 1:
-                for kept, values in zip((errors.low, errors.middle, errors.high), lists, strict=True):
-                    kept.extend(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
+                for quantile_errors, values in zip((errors.low, errors.middle, errors.high), lists, strict=True):
+                    quantile_errors.extend(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
 
 
 def _short(value: float) -> float:

@@ -56,9 +56,9 @@ class StartForecaster:
             self._seed += 1
             draws += 1
             start_s, end_s = simulation.run(LengthDraw(self.lengths, self._seed), self._seed)
-            for kept, drawn in ((starts, start_s), (ends, end_s)):
+            for times_by_job, drawn in ((starts, start_s), (ends, end_s)):
                 for job_id, at_s in drawn.items():
-                    kept.setdefault(job_id, []).append(at_s)
+                    times_by_job.setdefault(job_id, []).append(at_s)
         since = {job.job_id: max(job.submit_s, job.may_start_s) for job in queue.pending}
         running = {job.job_id: job.start_s for job in queue.running}
         forecasts: dict[int, JobForecast] = {}

@@ -56,9 +56,9 @@ class RunLengths:
             return
         program = ended.program
         for mark in _own_marks(program):
-            kept = self._runs.pop(mark, None) or deque(maxlen=_KEPT)
-            kept.append((ended.seconds, program.limit_s))
-            self._runs[mark] = kept
+            runs = self._runs.pop(mark, None) or deque(maxlen=_KEPT)
+            runs.append((ended.seconds, program.limit_s))
+            self._runs[mark] = runs
         for group in _groups(program):
             users = self._users.setdefault(group, OrderedDict())
             users.pop(program.user, None)
@@ -93,14 +93,14 @@ class LengthDraw:
         wider = self._share_beyond(had_s, limit_s)
         for mark in marks:
             by_share = mark[0] in ("limit", "user")
-            known, drawn = self._lengths.runs_of(mark), self._drawn.get(mark, ())
+            past_runs, drawn = self._lengths.runs_of(mark), self._drawn.get(mark, ())
             if had_s > 0:
-                fit = [s for run in (*known, *drawn) if (s := _as_long(run, limit_s, by_share)) > had_s]
+                fit = [s for run in (*past_runs, *drawn) if (s := _as_long(run, limit_s, by_share)) > had_s]
                 if fit and self._is_taken(len(fit), wider):
                     return self._keep(marks, min(most_s, self._one(fit)), limit_s)
-            elif self._is_taken(len(known) + len(drawn), wider):
-                at = int(next(self._chances) * (len(known) + len(drawn)))
-                run = known[at] if at < len(known) else drawn[at - len(known)]
+            elif self._is_taken(len(past_runs) + len(drawn), wider):
+                at = int(next(self._chances) * (len(past_runs) + len(drawn)))
+                run = past_runs[at] if at < len(past_runs) else drawn[at - len(past_runs)]
                 return self._keep(marks, _as_long(run, limit_s, by_share), limit_s)
         for group in _groups(program):
             voters = self._lengths.voters(group, program.user)

@@ -146,8 +146,8 @@ class Simulation:
             state.left_of_cap[cap] = 0.0  # those whose limit is reached, as Slurm says, have no more than they hold now
             for number, running in enumerate(self._queue.running):
                 if cap in running.caps:
-                    held = state.held[-1 - number]
-                    held.cap, held.amount = cap, _amount(cap[2], running.need, len(running.nodes))
+                    occupancy = state.held[-1 - number]
+                    occupancy.cap, occupancy.amount = cap, _amount(cap[2], running.need, len(running.nodes))
         queued = {job.job_id for job in state.jobs} | {job.job_id for job in self._queue.running}
         for at, job in enumerate(state.jobs):
             for other in job.after:
@@ -250,20 +250,20 @@ class Simulation:
                 else:
                     place.room.discard(node)
 
-    def _hold(self, state: _State, key: int, held: _Held) -> None:
-        state.held[key] = held
-        for node, need in held.shares:
-            state.on_node[node][key] = held.limit_end_s, need
+    def _hold(self, state: _State, key: int, occupancy: _Held) -> None:
+        state.held[key] = occupancy
+        for node, need in occupancy.shares:
+            state.on_node[node][key] = occupancy.limit_end_s, need
 
     def _end(self, state: _State, key: int) -> None:
-        held = state.held.pop(key)
-        for node, _ in held.shares:
+        occupancy = state.held.pop(key)
+        for node, _ in occupancy.shares:
             del state.on_node[node][key]
-        self._change(state, held.shares, 1)
-        if held.cap is not None:
-            state.left_of_cap[held.cap] += held.amount
-        for at in state.awaiting.pop(held.job_id, ()):
-            state.awaited[at].discard(held.job_id)
+        self._change(state, occupancy.shares, 1)
+        if occupancy.cap is not None:
+            state.left_of_cap[occupancy.cap] += occupancy.amount
+        for at in state.awaiting.pop(occupancy.job_id, ()):
+            state.awaited[at].discard(occupancy.job_id)
             if not state.awaited[at] and _ready_s(state.jobs[at]) <= state.now_s:
                 self._queue_up(state, at)
 
@@ -309,9 +309,9 @@ class Simulation:
     def _plan(self, state: _State, form: _Form, planned: Sequence[_Start]) -> _Start | None:
         """Return the earliest start by time limits, or None if there is none."""
         place, now_s = state.places[form], state.now_s
-        taken = frozenset[int]().union(*(start.nodes for start in planned))
+        planned_nodes = frozenset[int]().union(*(start.nodes for start in planned))
         able: list[tuple[float, int]] = []
-        for node in place.able - taken if taken else place.able:
+        for node in place.able - planned_nodes if planned_nodes else place.able:
             if node in place.room:
                 able.append((now_s, node))
                 continue
@@ -319,10 +319,10 @@ class Simulation:
             if free_s is None:
                 free_s = place.free_s[node] = self._free_s(state, form, node)
             able.append((max(now_s, free_s), node))
-        chosen = heapq.nsmallest(form.nodes, able)
-        if len(chosen) < form.nodes or chosen[-1][0] == math.inf:
+        earliest = heapq.nsmallest(form.nodes, able)
+        if len(earliest) < form.nodes or earliest[-1][0] == math.inf:
             return None
-        return _Start(chosen[-1][0], frozenset(node for _, node in chosen))
+        return _Start(earliest[-1][0], frozenset(node for _, node in earliest))
 
     def _free_s(self, state: _State, form: _Form, node: int) -> float:
         """Return when a node that has no room for the form has it by the limits of what runs there."""
@@ -344,11 +344,11 @@ class Simulation:
             del state.places[form]
         shares = tuple((i, self._nodes[i].total if form.whole else form.need) for i in nodes)
         self._change(state, shares, -1)
-        held = _Held(job.job_id, shares, state.now_s + limit_s)
+        occupancy = _Held(job.job_id, shares, state.now_s + limit_s)
         if cap is not None:
-            held.cap, held.amount = cap, _amount(cap[2], form.need, form.nodes)
-            state.left_of_cap[cap] -= held.amount
-        self._hold(state, at, held)
+            occupancy.cap, occupancy.amount = cap, _amount(cap[2], form.need, form.nodes)
+            state.left_of_cap[cap] -= occupancy.amount
+        self._hold(state, at, occupancy)
         end_s = state.now_s + state.lengths.seconds(job.program)
         heapq.heappush(state.events, (end_s + self._turnaround_s, _END, at))
         if at < len(self._tasks):
@@ -386,8 +386,8 @@ def _able_nodes(form: _Form, nodes: Sequence[QueueNode]) -> list[int]:
         and node.name not in form.excluded
         and node.total.holds(form.need)
     ]
-    named = [i for i in able if nodes[i].name in form.node_names]
-    return named if form.node_names and len(named) >= form.nodes else able
+    nodelist = [i for i in able if nodes[i].name in form.node_names]
+    return nodelist if form.node_names and len(nodelist) >= form.nodes else able
 
 
 def able_nodes(job: PendingJob, nodes: Sequence[QueueNode]) -> list[QueueNode]:

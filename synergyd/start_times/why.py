@@ -66,8 +66,8 @@ class Waits:
         fits = sum(node.free.holds(job.need) for node in able)
         if free >= _main(job.need, job) * job.nodes and fits < job.nodes:
             where += f" ({fits} node{'s' * (fits != 1)} of the {job.nodes} that it needs {'has' if fits == 1 else 'have'} room)"
-        named = {"need": need, "where": where, "free": free, "total": total, "is_are": "is" if free == 1 else "are"}
-        return (Reason("wait-resources", named), *self._freed(job, able))
+        details = {"need": need, "where": where, "free": free, "total": total, "is_are": "is" if free == 1 else "are"}
+        return (Reason("wait-resources", details), *self._freed(job, able))
 
     def _freed(self, job: PendingJob, able: Sequence[QueueNode]) -> Reasons:
         """Return which running jobs should give enough nodes free for it to start, the first ones first."""
@@ -118,9 +118,9 @@ class Waits:
         if not job.after:
             return Reason("wait-dependency", {"dependency": job.note})
         ends: list[Expected | None] = [self._ends.get(other) for other in job.after]
-        known = [end.middle_s for end in ends if end is not None]
-        all_known = len(known) == len(ends)
-        expected = f", expected in about {format_span(max(known) - self._queue.now_s)}" if all_known else ""
+        middles_s = [end.middle_s for end in ends if end is not None]
+        all_known = len(middles_s) == len(ends)
+        expected = f", expected in about {format_span(max(middles_s) - self._queue.now_s)}" if all_known else ""
         return Reason("wait-jobs", {"jobs": list(job.after), "dependency": job.note, "expected": expected})
 
     def _limit(self, job: PendingJob, word: str) -> Reason:
@@ -129,7 +129,7 @@ class Waits:
         kind, whose, measure = job.cap
         holds = ""
         if kind == "user":
-            amount = sum(_held(measure, r) for r in self._queue.running if _is_under(job, r))
+            amount = sum(_limit_use(measure, r) for r in self._queue.running if _is_under(job, r))
             unit = {"gpus": "GPU", "cpus": "CPU", "nodes": "node", "jobs": "running job"}[measure]
             holds = f": user {whose} holds {amount} {unit}{'s' * (amount != 1)} now"
         elif kind == "account":
@@ -150,7 +150,7 @@ class Waits:
         return self._keys[job.job_id]
 
 
-def _held(measure: str, job: RunningJob) -> int:
+def _limit_use(measure: str, job: RunningJob) -> int:
     one = {"gpus": job.need.gpus, "cpus": job.need.cpus, "nodes": 1}.get(measure)
     return 1 if one is None else one * len(job.nodes)
 

@@ -83,7 +83,7 @@ class WithWorkloads(WithOldOptions):
 )
 @click.option(
     "--set",
-    "given",
+    "assignments",
     multiple=True,
     metavar="KEY=VALUE",
     help="Change the set-up; may be given several times. Keys: " + ", ".join(KEYS) + ".",
@@ -99,7 +99,7 @@ def contention_verb(
     jobs: int,
     nodes: int,
     gpus_per_node: int,
-    given: tuple[str, ...],
+    assignments: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
     """Simulate jobs whose all-reduces share links, under rules of who may send when.
@@ -121,14 +121,14 @@ def contention_verb(
     try:
         if workload not in WORKLOADS:
             raise UsageError(OPTION, f"no workload is called {workload!r}", f"one of: {', '.join(WORKLOADS)}")
-        chosen = parse_policies(names)
-        setup = Setup(nodes, gpus_per_node, jobs=jobs, **{"scale": 5.0} | key_values(given, KEYS))
+        policy_names = parse_policies(names)
+        setup = Setup(nodes, gpus_per_node, jobs=jobs, **{"scale": 5.0} | key_values(assignments, KEYS))
         try:
             setup.check()
         except UsageError as error:
             where = f"--set {error.where}" if error.where in KEYS else f"--{error.where.replace('_', '-')}"
             raise UsageError(where, error.what, error.right) from None
-        runs = run_all(chosen, range(seed, seed + seeds), setup)
+        runs = run_all(policy_names, range(seed, seed + seeds), setup)
         if json_file is not None:
             write_json(json_file, as_json(setup, runs))
     except UsageError as error:
@@ -140,30 +140,30 @@ def contention_verb(
 
 def parse_policies(text: str) -> list[str]:
     """Parse `NAME,NAME`, each once. Raises UsageError."""
-    found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     right = f"some of: {', '.join(POLICIES)}; a placement may stand before it, such as first-fit+srsf-1"
-    for name in found:
+    for name in names:
         try:
             parse_policy(name)
         except UsageError as error:
             raise UsageError("--policy", error.what, right) from None
-    if not found:
+    if not names:
         raise UsageError("--policy", "names none", right)
-    return found
+    return names
 
 
 def run_all(names: Sequence[str], seeds: Sequence[int], setup: Setup) -> dict[str, list[ContentionRun]]:
     """Return one Run per seed, by policy; show a progress bar on a terminal."""
-    shown = Console(stderr=True)
+    terminal = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("", total=len(names) * len(seeds))
 
         def one(name: str, seed: int) -> ContentionRun:
             progress.update(task, description=f"{name}, seed {seed}")
-            found = run_contention([name], seed, setup)[0]
+            run = run_contention([name], seed, setup)[0]
             progress.advance(task)
-            return found
+            return run
 
         return {name: [one(name, seed) for seed in seeds] for name in names}
 
@@ -187,16 +187,16 @@ def mean_over_seeds(runs: Sequence[ContentionRun], first: Sequence[ContentionRun
     """
     summaries = [summary(run) for run in runs]
     ratios = [a.jct_s / b.jct_s for a, b in zip(runs, first, strict=True)]
-    found: dict[str, float | None] = {
+    means: dict[str, float | None] = {
         "mean_jct_s": statistics.fmean(run.jct_s for run in runs),
         "mean_jct_sd_s": _deviation([run.jct_s for run in runs]),
         "of_first": statistics.fmean(ratios),
         "of_first_sd": _deviation(ratios),
     }
     for key in _SHOWN:
-        known = [float(value) for one in summaries if isinstance(value := one[key], (int, float))]
-        found[key] = statistics.fmean(known) if known else None
-    return found
+        values = [float(value) for one in summaries if isinstance(value := one[key], (int, float))]
+        means[key] = statistics.fmean(values) if values else None
+    return means
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -88,25 +88,25 @@ def forecast_verb(
     try:
         began = time.monotonic()
         history = check_history(load_history(history_file, nodes_file, days))
-        found = forecast(history, run_tasks(history, seed))
+        result = forecast(history, run_tasks(history, seed))
         if json_file is not None:
-            write_json(json_file, as_json(found))
+            write_json(json_file, as_json(result))
         if html is not None:
             from synergy_sim.cli.forecast_page import page
 
-            write_atomically(html, page(found))
+            write_atomically(html, page(result))
         if plot is not None:
             from synergy_sim.cli.forecast_plot import draw_forecast
 
-            draw_forecast(found, plot)
+            draw_forecast(result, plot)
     except SynergyError as error:
         click.echo(f"synergyctl forecast: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     if json_file != Path("-"):
         out = Console(width=min(Console().width, 100)) if sys.stdout.isatty() else Console(width=80)
-        for line in describe(found):
+        for line in describe(result):
             out.print(line, markup=False, highlight=False)
-        for table in format_tables(found):
+        for table in format_tables(result):
             out.print(table)
         took = f"computed in {time.monotonic() - began:.0f} s"
         if html is None:
@@ -144,9 +144,9 @@ def check_history(history: History) -> History:
     """Return the history itself. Raises UsageError where there is nothing to forecast."""
     where = "the history"
     if not history.jobs:
-        known = f"{history.waiting} wait, {history.unreadable} have no readable node count or list"
+        exclusions = f"{history.waiting} wait, {history.unreadable} have no readable node count or list"
         right = "AccountingStorageTRES=gres/gpu in slurm.conf lets Slurm record GPUs; sacct -a needs PrivateData without jobs"
-        raise UsageError(where, f"no job with GPUs has run in it ({known})", right)
+        raise UsageError(where, f"no job with GPUs has run in it ({exclusions})", right)
     if not history.forecast_jobs:
         raise UsageError(where, "no job with GPUs became ready and ended in it", "more --days")
     if not any(job.gpus > 1 for job in history.forecast_jobs):
@@ -158,9 +158,9 @@ def check_history(history: History) -> History:
 
 def _show_progress(rows: Iterator[TableRow]) -> Iterator[TableRow]:
     """Yield the rows, with their number on a terminal."""
-    shown = Console(stderr=True)
+    terminal = Console(stderr=True)
     with Progress(
-        TextColumn("reading jobs: {task.completed}"), console=shown, transient=True, disable=not shown.is_terminal
+        TextColumn("reading jobs: {task.completed}"), console=terminal, transient=True, disable=not terminal.is_terminal
     ) as bar:
         task = bar.add_task("rows", total=None)
         for number, row in enumerate(rows):
@@ -172,10 +172,10 @@ def _show_progress(rows: Iterator[TableRow]) -> Iterator[TableRow]:
 def run_tasks(history: History, seed: int) -> list[tuple[Task, Outcome]]:
     """Run all tasks on the processors of this machine, with a progress bar on a terminal."""
     tasks = list_tasks(history)
-    shown = Console(stderr=True)
+    terminal = Console(stderr=True)
     columns = (TextColumn("replaying the month"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     results = []
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         shown_task = bar.add_task("runs", total=len(tasks))
         for result in _results(history, tasks, seed):
             results.append(result)
@@ -204,18 +204,18 @@ def _run_task(task: Task, seed: int) -> Outcome:
     return run_task(_history, task, seed)
 
 
-def as_json(found: Forecast) -> dict[str, Any]:
+def as_json(result: Forecast) -> dict[str, Any]:
     """Return the forecast as JSON: seconds and hours as in the records."""
-    history = found.history
+    history = result.history
     return {
         "from_s": history.from_s,
         "to_s": history.to_s,
         "jobs": len(history.forecast_jobs),
-        "multi_gpu_jobs": found.multi,
+        "multi_gpu_jobs": result.multi,
         "nodes": {kind: list(each) for kind, each in history.nodes.items()},
         "nodes_from": history.source,
-        "measured": asdict(found.measured_outcome),
-        "replayed": asdict(found.replayed_outcome),
-        "explained": found.explained_share,
-        "forecasts": [asdict(one) for one in found.shares],
+        "measured": asdict(result.measured_outcome),
+        "replayed": asdict(result.replayed_outcome),
+        "explained": result.explained_share,
+        "forecasts": [asdict(one) for one in result.shares],
     }

@@ -20,10 +20,10 @@ th:first-child,td:first-child{text-align:left}pre{background:#f3f5f7;padding:.8r
 """
 
 
-def page(found: Forecast) -> str:
+def page(forecast: Forecast) -> str:
     """Return the page."""
-    shares = found.of_prior(MEASURED.name)
-    measured = found.measured_outcome
+    shares = forecast.of_prior(MEASURED.name)
+    measured = forecast.measured_outcome
     rows = [("none", format_s(measured.wait_s), format_s(measured.completion_s), f"{measured.gpu_h:,.0f}")]
     rows += [
         (
@@ -40,7 +40,7 @@ def page(found: Forecast) -> str:
             *(
                 f"{format_s(one.wait_s.middle)} / {format_s(one.completion_s.middle)}"
                 for prior in PRIORS
-                for one in found.of_prior(prior.name)
+                for one in forecast.of_prior(prior.name)
                 if one.share == share.share
             ),
         )
@@ -49,7 +49,7 @@ def page(found: Forecast) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>Synergy forecast</title><style>{_STYLE}</style><h1>What Synergy would have changed</h1>",
-        f"<p class=lead>{escape(headline(found))}</p><pre>{escape(chr(10).join(describe(found)).strip())}</pre>",
+        f"<p class=lead>{escape(headline(forecast))}</p><pre>{escape(chr(10).join(describe(forecast)).strip())}</pre>",
         f"<h2>With Synergy (in brackets: {100 * COVERAGE:.0f} % intervals)</h2>",
         _table(("take part", "mean wait", "mean completion", "GPU hours held"), rows),
         "<div class=plots>",
@@ -60,20 +60,20 @@ def page(found: Forecast) -> str:
         _table(("take part", *(prior.name for prior in PRIORS)), others),
         "<ul>" + "".join(f"<li><b>{escape(p.name)}</b>: {escape(p.text)}" for p in PRIORS) + "</ul>",
         "<h2>Assumptions, and what a history can't say</h2><ul>",
-        *(f"<li>{escape(text)}" for text in assumptions(found)),
+        *(f"<li>{escape(text)}" for text in assumptions(forecast)),
         "</ul></html>\n",
     ]
     return "\n".join(parts)
 
 
-def headline(found: Forecast) -> str:
+def headline(forecast: Forecast) -> str:
     """Return the forecast for half of the jobs in one sentence."""
-    shares = found.of_prior(MEASURED.name)
+    shares = forecast.of_prior(MEASURED.name)
     half = next(one for one in shares if one.share == median(s.share for s in shares))
     return (
         f"If {100 * half.share:.0f} % of the jobs with several GPUs had taken part, jobs would have waited "
-        f"{format_range(half.wait_s)} on average instead of {format_s(found.measured_outcome.wait_s)}, and would have been complete "
-        f"{format_range(half.completion_s)} after submission instead of {format_s(found.measured_outcome.completion_s)}."
+        f"{format_range(half.wait_s)} on average instead of {format_s(forecast.measured_outcome.wait_s)}, and would have been complete "
+        f"{format_range(half.completion_s)} after submission instead of {format_s(forecast.measured_outcome.completion_s)}."
     )
 
 

@@ -10,7 +10,7 @@ from synergy_sim.forecast.estimate import Forecast
 from synergyd.jobmodel.speed_up import PRIORS
 
 
-def draw_forecast(found: Forecast, path: Path) -> None:
+def draw_forecast(forecast: Forecast, path: Path) -> None:
     """Write the picture. Raises UsageError: matplotlib is not installed, the file can't be written."""
     try:
         from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def draw_forecast(found: Forecast, path: Path) -> None:
             "--plot", "matplotlib is not installed", "pip install 'synergy-slurm[plot]', or use --html"
         ) from None
     figure = Figure(figsize=(12, 4), layout="constrained")
-    measured = found.measured_outcome
+    measured = forecast.measured_outcome
     for number, (name, label, value, by) in enumerate(
         (
             ("wait_s", "mean wait, hours", measured.wait_s, 3600),
@@ -31,7 +31,7 @@ def draw_forecast(found: Forecast, path: Path) -> None:
         axes = figure.add_subplot(1, 3, number)
         axes.axhline(value / by, color="0.4", linestyle="--", label="as it was")
         for offset, prior in enumerate(PRIORS):
-            shares = found.of_prior(prior.name)
+            shares = forecast.of_prior(prior.name)
             ranges = [getattr(one, name) for one in shares]
             errors = [[(r.middle - r.low) / by for r in ranges], [(r.high - r.middle) / by for r in ranges]]
             places = [100 * one.share + 2 * (offset - 1) for one in shares]

@@ -13,9 +13,9 @@ from synergyd.jobmodel.speed_up import MEASURED, PRIORS
 _HOUR = 3600.0
 
 
-def describe(found: Forecast) -> list[str]:
+def describe(forecast: Forecast) -> list[str]:
     """Return what the history holds, one line each."""
-    history, measured = found.history, found.measured_outcome
+    history, measured = forecast.history, forecast.measured_outcome
     first, last = (f"{datetime.fromtimestamp(s):%Y-%m-%d}" for s in (history.from_s, history.to_s))
     days = (history.to_s - history.from_s) / 86400
     count = len(history.forecast_jobs)
@@ -26,22 +26,22 @@ def describe(found: Forecast) -> list[str]:
     busy = 100 * held_s / (history.gpus * (history.to_s - history.from_s))
     return [
         f"history   {first} to {last} ({days:.0f} days): {count:,} jobs with GPUs of {users:,} user{'s' * (users != 1)},",
-        f"          {found.multi:,} with several GPUs",
+        f"          {forecast.multi:,} with several GPUs",
         f"cluster   {history.gpus:,} GPUs: {cluster} (from {history.source})",
         f"measured  mean wait {format_s(measured.wait_s)}, mean completion {format_s(measured.completion_s)},",
         f"          {measured.gpu_h:,.0f} GPU hours held (with jobs that still run: {busy:.0f} % of all)",
-        f"replayed  mean wait {format_s(found.replayed_outcome.wait_s)} without Synergy",
+        f"replayed  mean wait {format_s(forecast.replayed_outcome.wait_s)} without Synergy",
         "",
     ]
 
 
-def assumptions(found: Forecast) -> list[str]:
+def assumptions(forecast: Forecast) -> list[str]:
     """Return what the numbers rest on, and what nobody can know from a history."""
-    history, costs = found.history, Costs()
-    draws = found.of_prior(MEASURED.name)[0].draws
-    wait, run = format_s(found.sigmas.wait_s), format_s(found.sigmas.run_s)
+    history, costs = forecast.history, Costs()
+    draws = forecast.of_prior(MEASURED.name)[0].draws
+    wait, run = format_s(forecast.sigmas.wait_s), format_s(forecast.sigmas.run_s)
     lines = [
-        _replay_message(found),
+        _replay_message(forecast),
         f"Jobs that never reported scale by a prior, not by anything known of them: {MEASURED.text}. The second table shows two others.",
         "The jobs that take part are drawn by chance among those with several GPUs. Jobs with one GPU only hold it; CPU jobs are left out.",
         "Jobs that take part can train on any number of GPUs from one up, unless the prior says otherwise, and their users allow it.",
@@ -72,30 +72,30 @@ def assumptions(found: Forecast) -> list[str]:
     return lines
 
 
-def _replay_message(found: Forecast) -> str:
-    measured_s, replayed_s = found.measured_outcome.wait_s, found.replayed_outcome.wait_s
+def _replay_message(forecast: Forecast) -> str:
+    measured_s, replayed_s = forecast.measured_outcome.wait_s, forecast.replayed_outcome.wait_s
     if replayed_s <= 0:
         return "The queue model sees no wait for GPUs: whatever jobs waited for, Synergy can't shorten it."
     if replayed_s < measured_s:
         share = f"{100 * replayed_s / measured_s:.0f} %"
         return f"The queue model explains {share} of the measured wait; the rest (limits, reservations, priorities) stays as it is."
-    part = f"{100 * found.explained_share:.0f} %"
+    part = f"{100 * forecast.explained_share:.0f} %"
     return f"The queue model waits longer than was measured, or as long; the wait that it saves is scaled to {part}."
 
 
-def format_tables(found: Forecast) -> list[FittedTable | str]:
+def format_tables(forecast: Forecast) -> list[FittedTable | str]:
     """Return the tables, and the assumptions between and behind them."""
     heads = ("MEAN WAIT", "MEAN COMPLETION", "GPU HOURS HELD")
     title = f"With Synergy (in brackets: {100 * COVERAGE:.0f} % intervals)"
     head = FittedTable((text_column("TAKE PART"), *map(figure_column, heads)), title)
-    measured = found.measured_outcome
+    measured = forecast.measured_outcome
     head.add_row("none", format_s(measured.wait_s), format_s(measured.completion_s), f"{measured.gpu_h:,.0f}")
-    for one in found.of_prior(MEASURED.name):
+    for one in forecast.of_prior(MEASURED.name):
         head.add_row(_share(one), format_range(one.wait_s), format_range(one.completion_s), _hours(one.gpu_h))
     priors = [figure_column(prior.name.upper()) for prior in PRIORS]
     other = FittedTable((text_column("TAKE PART"), *priors), "If jobs scale otherwise: mean wait / mean completion")
-    for share in found.of_prior(MEASURED.name):
-        row = [one for prior in PRIORS for one in found.of_prior(prior.name) if one.share == share.share]
+    for share in forecast.of_prior(MEASURED.name):
+        row = [one for prior in PRIORS for one in forecast.of_prior(prior.name) if one.share == share.share]
         other.add_row(_share(share), *(f"{format_s(o.wait_s.middle)} / {format_s(o.completion_s.middle)}" for o in row))
     texts = [f"{prior.name.upper()}: {prior.text}." for prior in PRIORS]
     return [
@@ -104,7 +104,7 @@ def format_tables(found: Forecast) -> list[FittedTable | str]:
         *texts,
         "",
         "Assumptions, and what a history can't say:",
-        *(f"- {t}" for t in assumptions(found)),
+        *(f"- {t}" for t in assumptions(forecast)),
     ]
 
 

@@ -55,14 +55,14 @@ def gpu_bars(run: SimulatedRun) -> list[tuple[int, float, float, int]]:
         rows[node.name] = range(first, first + node.gpus)
         first += node.gpus
     free_s = [0.0] * first  # until when each row is taken
-    found = []
-    held = sorted(run.occupancies, key=lambda h: h.gpus * (h.start_s - h.end_s))[:_BARS]
-    for one in sorted(held, key=lambda h: h.start_s):
+    bars = []
+    occupancies = sorted(run.occupancies, key=lambda h: h.gpus * (h.start_s - h.end_s))[:_BARS]
+    for one in sorted(occupancies, key=lambda h: h.start_s):
         for name, gpus in one.nodes:
             for row in [r for r in rows[name] if free_s[r] <= one.start_s + 1e-9][:gpus]:
                 free_s[row] = one.end_s
-                found.append((row, one.start_s, one.end_s - one.start_s, one.job))
-    return found
+                bars.append((row, one.start_s, one.end_s - one.start_s, one.job))
+    return bars
 
 
 def _gantt(axes: object, run: SimulatedRun) -> None:
@@ -70,8 +70,8 @@ def _gantt(axes: object, run: SimulatedRun) -> None:
     from matplotlib.collections import PolyCollection
 
     colours = colormaps["tab20"]
-    found = gpu_bars(run)
-    boxes = [[(s / 3600, r), ((s + d) / 3600, r), ((s + d) / 3600, r + 1), (s / 3600, r + 1)] for r, s, d, _ in found]
-    shades = [colours(job % 20) for *_, job in found]
+    bars = gpu_bars(run)
+    boxes = [[(s / 3600, r), ((s + d) / 3600, r), ((s + d) / 3600, r + 1), (s / 3600, r + 1)] for r, s, d, _ in bars]
+    shades = [colours(job % 20) for *_, job in bars]
     axes.add_collection(PolyCollection(boxes, facecolors=shades, linewidths=0))  # type: ignore[attr-defined]
     axes.set_ylim(0, run.scenario.gpus)  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ _OLD = {"--epoch": "Epoch", "--fairness": "Fairness", "--link-aware": "LinkAware
 @click.option("--rounds", is_flag=True, help="Count whole seconds, as the reference simulators do.")
 @click.option(
     "--set",
-    "given",
+    "assignments",
     multiple=True,
     metavar="KEY=VALUE",
     help="Any setting, as in slurm.conf: --set Epoch=30 --set Fairness=-2.",
@@ -129,7 +129,7 @@ def simulate_verb(
     names: str,
     oracle: bool,
     rounds: bool,
-    given: tuple[str, ...],
+    assignments: tuple[str, ...],
     unknown_lengths: bool,
     start_cost: float | None,
     resize_cost: float | None,
@@ -156,7 +156,7 @@ def simulate_verb(
     Exit code: 0; 2 if an option or the trace is wrong; 1 if the database can't be reached.
     """
     try:
-        chosen = parse_policies(names)
+        policy_names = parse_policies(names)
         source = find_source(database, queue)
         for option in ("contention", "comm"):
             if links[option] and (source or trace.partition(":")[0] in _SILENT):
@@ -164,7 +164,7 @@ def simulate_verb(
                 raise UsageError(f"--{option}", what, "leave it out, or take another trace")
         loaded, groups_of_trace, replayed = read_workload(trace, source, profiles, types, (nodes, gpus_per_node), seed)
         costs = with_costs(loaded.costs, start_cost, resize_cost)
-        settings = parse_settings(given)
+        settings = parse_settings(assignments)
         scenario = Scenario(
             loaded.jobs,
             build_cluster(groups_of_trace),
@@ -178,7 +178,7 @@ def simulate_verb(
         scenario, settings = with_links(scenario, settings, **links)
         ideals = Ideals(scenario)
         bound = compute_lower_bound(scenario, ideals)
-        runs = run_all(scenario, chosen, settings, oracle, ideals)
+        runs = run_all(scenario, policy_names, settings, oracle, ideals)
         measured = {run.policy: compute_metrics(run, ideals) for run in runs}
         if json_file is not None:
             write_json(json_file, as_json(scenario, measured, bound) | recorded_fields(replayed))
@@ -227,17 +227,17 @@ def read_recorded_queue(
 ) -> tuple[dict[str, tuple[int, int]], Replay]:
     """Return the cluster and the trace of a daemon's database.
 
-    The cluster is the one in `told`, else the recorded one with the options that were given in their place.
+    The cluster is the one in `groups`, else the recorded one with the options that were given in their place.
     """
     from synergy_sim.cli.database import recorded_cluster, recorded_jobs
 
-    where, kept = source()
-    found = recorded_jobs(kept)
-    if not found:
+    where, recording = source()
+    jobs = recorded_jobs(recording)
+    if not jobs:
         return groups, replay_queue((), where, ())
     if not groups:
-        groups = with_cluster_options(recorded_cluster(kept, where))
-    return groups, replay_queue(found, where, groups)
+        groups = with_cluster_options(recorded_cluster(recording, where))
+    return groups, replay_queue(jobs, where, groups)
 
 
 def with_cluster_options(groups: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -301,26 +301,26 @@ def parse_settings(lines: tuple[str, ...]) -> Settings:
 
 def parse_policies(text: str) -> list[str]:
     """Parse `NAME,NAME`, each once. Raises UsageError."""
-    found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for name in found:
+    names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for name in names:
         if name not in policies():
             raise UsageError("--policy", f"no policy is called {name!r}", f"one of: {', '.join(policies())}")
-    if not found:
+    if not names:
         raise UsageError("--policy", "names none", f"some of: {', '.join(policies())}")
-    return found
+    return names
 
 
 def parse_groups(text: str) -> dict[str, tuple[int, int]]:
     """Parse `a100=8x8,t4=16x4` into type -> (nodes, GPUs a node). Raises UsageError."""
-    found: dict[str, tuple[int, int]] = {}
+    groups: dict[str, tuple[int, int]] = {}
     for word in text.split(","):
         name, equals, size = word.strip().partition("=")
         nodes, _, gpus = size.partition("x")
         numbers = all(n.isascii() and n.isdecimal() and 1 <= int(n) <= MAX_NODES for n in (nodes, gpus))
-        if not name or not equals or not numbers or name in found:
+        if not name or not equals or not numbers or name in groups:
             raise UsageError("--types", f"{word!r} is not TYPE=NODESxGPUS", "such as a100=8x8,t4=16x4, each type once")
-        found[name] = int(nodes), int(gpus)
-    return found
+        groups[name] = int(nodes), int(gpus)
+    return groups
 
 
 def with_costs(costs: Costs, start_s: float | None, resize_s: float | None) -> Costs:
@@ -335,10 +335,10 @@ def run_all(
     scenario: Scenario, names: list[str], settings: Settings, oracle: bool, ideals: Ideals
 ) -> list[SimulatedRun]:
     """Return one Run per policy. A terminal shows a progress bar of jobs done, a pipe a line each SILENT_S."""
-    shown = Console(stderr=True)
+    terminal = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     runs = []
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as progress:
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         for name in names:
             task = progress.add_task(name, total=len(scenario.jobs))
 
@@ -348,9 +348,11 @@ def run_all(
                 done: int, now_s: float, task: Any = task, name: str = name, said_s: list[float] = said_s
             ) -> None:
                 progress.update(task, completed=done, description=f"{name} at {now_s / 3600:.1f} h")
-                if not shown.is_terminal and progress.get_time() >= said_s[-1] + SILENT_S:
+                if not terminal.is_terminal and progress.get_time() >= said_s[-1] + SILENT_S:
                     said_s.append(progress.get_time())
-                    shown.print(f"{name}: {done} of {len(scenario.jobs)} jobs at {now_s / 3600:.1f} h", highlight=False)
+                    terminal.print(
+                        f"{name}: {done} of {len(scenario.jobs)} jobs at {now_s / 3600:.1f} h", highlight=False
+                    )
 
             runs.append(simulate(scenario, name, settings, oracle=oracle, ideals=ideals, on_progress=show_progress))
     return runs

@@ -39,10 +39,10 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, this goes first
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_service, daemon=True).start()
     try:
-        write_answer(run_both(asked))
+        write_answer(run_both(request))
     except SynergyError as error:
         write_answer({"problem": str(error)})
     except MemoryError:
@@ -59,17 +59,17 @@ def write_answer(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
-def run_both(asked: dict[str, Any]) -> dict[str, Any]:
+def run_both(request: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of both runs. Raises SynergyError."""
-    present = Context(Path(asked["conf"]) if asked["conf"] else None, asked["database"]).settings
-    tried = with_values(present, "settings", asked["settings"])
-    policy = asked["policy"] or present.policy
+    present = Context(Path(request["conf"]) if request["conf"] else None, request["database"]).settings
+    trial_settings = with_values(present, "settings", request["settings"])
+    policy = request["policy"] or present.policy
     for name in (present.policy, policy):
         if name not in policies():
             raise UsageError("policy", f"none is called {name!r}", f"one of: {', '.join(policies())}")
-    where, kept = read_database(asked["database"])
-    groups = recorded_cluster(kept, where)
-    replayed = replay_queue(recorded_jobs(kept), where, groups)
+    where, recording = read_database(request["database"])
+    groups = recorded_cluster(recording, where)
+    replayed = replay_queue(recorded_jobs(recording), where, groups)
     costs = Costs()
 
     def scenario(settings: Settings) -> Scenario:
@@ -77,7 +77,7 @@ def run_both(asked: dict[str, Any]) -> dict[str, Any]:
 
     both = []
     for number, (label, name, settings) in enumerate(
-        (("as it is now", present.policy, present), (_label(policy, asked["settings"]), policy, tried))
+        (("as it is now", present.policy, present), (_label(policy, request["settings"]), policy, trial_settings))
     ):
         world = scenario(settings)
         ideals = Ideals(world)

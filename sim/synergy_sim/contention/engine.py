@@ -103,8 +103,8 @@ class Engine:
 
     def mb_left(self, job: int) -> float:
         """Return the MB that a job in flight has still to send."""
-        left, cost, since = self.flow[job]
-        return max(0.0, left - (self.now - since) / cost)
+        remaining_mb, cost, since = self.flow[job]
+        return max(0.0, remaining_mb - (self.now - since) / cost)
 
     def iterations_left(self, job: int) -> int:
         """Return the number of the job's iterations that have not ended; those that have ended in a run in progress count as ended."""
@@ -120,8 +120,8 @@ class Engine:
 
     def gpu_work_left_ms(self) -> list[float]:
         """Return the remaining ms by GPU, summed over its residents."""
-        found = {j: self.work_left_ms(j) for j in {j for some in self.residents for j in some}}
-        return [sum(found[j] for j in some) for some in self.residents]
+        work_ms = {j: self.work_left_ms(j) for j in {j for some in self.residents for j in some}}
+        return [sum(work_ms[j] for j in some) for some in self.residents]
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -338,27 +338,27 @@ class Engine:
         """
         discipline, load, figures, all_links = self.discipline, self.load, self.figures, self.links
         rule, most, reserve = discipline.rule, discipline.rule.most, discipline.reserve
-        asked = self.waiting
+        candidates = self.waiting
         if not reserve and not self.ask_all:
             freed = self.freed_links
-            asked = {j for j in asked if j in self.fresh or not freed.isdisjoint(all_links[j])}
+            candidates = {j for j in candidates if j in self.fresh or not freed.isdisjoint(all_links[j])}
         self.fresh.clear()
         self.freed_links.clear()
         self.ask_all = False
-        key, left, cycle = self.key, self.left, self.cycle
+        key, remaining_iterations, cycle = self.key, self.left, self.cycle
         by_time = discipline.by_time
-        order = sorted([(left[j] * cycle[j] if by_time else key[j], j) for j in asked])
+        order = sorted([(remaining_iterations[j] * cycle[j] if by_time else key[j], j) for j in candidates])
         reserved: dict[int, int] = {}  # link -> the first job that keeps it
         for _, job in order:
             links = all_links[job]
-            count, held = 0, False
+            count, is_reserved = 0, False
             for x in links:
                 if load[x] > count:
                     count = load[x]
                 if x in reserved:
-                    held = True
+                    is_reserved = True
             admitted = False
-            if held:
+            if is_reserved:
                 if not count:
                     end = self.now + self.jobs[job].message_mb * max(figures[x].per_mb for x in links)
                     admitted = all(end <= self._find_links_free_s(reserved[x]) + _EPS for x in links if x in reserved)

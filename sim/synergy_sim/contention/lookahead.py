@@ -33,16 +33,16 @@ class LookAhead:
     def run(self, engine: Engine) -> dict[str, int]:
         """Run the engine to its end; return how often each candidate was chosen."""
         engine.set_discipline(self.candidates[0])
-        chosen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         again = 0.0
         while engine.advance(to_change=True):
             if engine.now < again or len(engine.unfinished_jobs) < 2:
                 continue
             best, mean = self.choose(engine)
             engine.set_discipline(best)
-            chosen[best.name] = chosen.get(best.name, 0) + 1
+            counts[best.name] = counts.get(best.name, 0) + 1
             again = engine.now + self.patience * mean
-        return chosen
+        return counts
 
     def choose(self, engine: Engine) -> tuple[Discipline, float]:
         """Return (the discipline to be in force from now, the mean of the remaining times forecast with it in ms)."""

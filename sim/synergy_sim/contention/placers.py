@@ -20,9 +20,9 @@ def _open_gpus(engine: Engine, job: int) -> list[bool]:
 
 def first_fit(engine: Engine, job: int) -> Sequence[int] | None:
     """Return the first GPUs, in order, that have the memory, or None if there are too few."""
-    found = [g for g, free in enumerate(_open_gpus(engine, job)) if free]
+    gpus = [g for g, free in enumerate(_open_gpus(engine, job)) if free]
     need = engine.jobs[job].gpus
-    return found[:need] if len(found) >= need else None
+    return gpus[:need] if len(gpus) >= need else None
 
 
 def make_lwf_placer(kappa: int) -> Placer:

@@ -129,17 +129,17 @@ def run_contention(policies: Sequence[str], seed: int, setup: Setup | None = Non
     """
     setup = (setup or Setup()).check()
     jobs, machine = setup.workload(seed), setup.machine()
-    found = []
+    runs = []
     for placement, decides in [parse_policy(name) for name in policies]:
         engine = Engine(machine, jobs, find_placer(placement), CANDIDATES[0])
-        chosen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         if isinstance(decides, LookAhead):
-            chosen = decides.run(engine)
+            counts = decides.run(engine)
         else:
             engine.set_discipline(decides)
             engine.advance()
-        found.append(ContentionRun(decides.name, placement, seed, _jobs(engine), chosen))
-    return found
+        runs.append(ContentionRun(decides.name, placement, seed, _jobs(engine), counts))
+    return runs
 
 
 def _jobs(engine: Engine) -> tuple[JobRun, ...]:
@@ -203,13 +203,13 @@ HEADER = (
 
 def rows(runs: Sequence[ContentionRun]) -> list[tuple[str, ...]]:
     """Return the table's cells as text, one row a Run, in HEADER's order."""
-    found = []
+    text_rows = []
     for run in runs:
         s = summary(run)
         names = ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "multi_node_jct_s", "waited_s", "sending_s")
-        shown = [f"{v:.1f}" if isinstance(v := s[n], float) else "-" for n in names]
-        found.append((run.policy, run.placement, str(run.seed), *shown))
-    return found
+        figures = [f"{v:.1f}" if isinstance(v := s[n], float) else "-" for n in names]
+        text_rows.append((run.policy, run.placement, str(run.seed), *figures))
+    return text_rows
 
 
 def table(runs: Sequence[ContentionRun]) -> str:

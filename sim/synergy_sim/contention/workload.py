@@ -67,15 +67,15 @@ def paper_workload(
     rng = np.random.default_rng(seed)
     total = sum(count for _, count in MIX)
     bounds = np.cumsum([count for _, count in MIX]) * jobs / total
-    found = []
+    arrivals = []
     for i in range(jobs):
         gpus = MIX[int(np.searchsorted(bounds, i, side="right"))][0]
         network = NETWORKS[int(rng.integers(len(NETWORKS)))]
         iterations = int(rng.integers(round(scale), round(6 * scale) + 1))
         arrival = float(rng.uniform(0.0, 1200.0 * scale / load))
-        found.append((arrival, gpus, network, iterations))
-    found.sort(key=lambda row: (row[0], row[1]))
+        arrivals.append((arrival, gpus, network, iterations))
+    arrivals.sort(key=lambda row: (row[0], row[1]))
     return tuple(
         JobSpec(i, n.name, gpus, iterations, at, n.forward_ms, n.backward_ms, n.gradient_mb * message, n.memory_mb)
-        for i, (at, gpus, n, iterations) in enumerate(found)
+        for i, (at, gpus, n, iterations) in enumerate(arrivals)
     )

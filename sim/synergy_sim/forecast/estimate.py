@@ -107,8 +107,8 @@ def list_tasks(history: History) -> list[Task]:
     """Return the runs that a forecast needs, the longest first."""
     many = len(history.jobs) > FEW_JOBS
     draws = {prior: (DRAWS if prior is MEASURED else OTHER_DRAWS)[many] for prior in PRIORS}
-    found = [Task(prior, share, n) for prior in PRIORS for share in SHARES for n in range(draws[prior])]
-    return [*sorted(found, key=lambda task: -task.share), Task(MEASURED, 0.0, 0)]
+    tasks = [Task(prior, share, n) for prior in PRIORS for share in SHARES for n in range(draws[prior])]
+    return [*sorted(tasks, key=lambda task: -task.share), Task(MEASURED, 0.0, 0)]
 
 
 def measured_outcome(history: History) -> Outcome:
@@ -175,11 +175,11 @@ def draw_curves(history: History, task: Task, seed: int) -> list[SpeedUp | None]
     """Draw who takes part, and how each job scales. The same draw at a larger share has the same jobs, and more."""
     draw = random.Random(f"{seed} {task.draw}")
     mean = task.prior.of_cluster(draw)
-    counted = {id(job) for job in history.forecast_jobs if job.gpus > 1}
+    eligible = {id(job) for job in history.forecast_jobs if job.gpus > 1}
     curves: list[SpeedUp | None] = []
     for job in history.jobs:
         taking_part, curve = draw.random() < task.share, task.prior.of_job(mean, draw)
-        curves.append(curve if taking_part and id(job) in counted else None)
+        curves.append(curve if taking_part and id(job) in eligible else None)
     return curves
 
 
@@ -205,8 +205,10 @@ def forecast(history: History, results: Sequence[tuple[Task, Outcome]]) -> Forec
     for prior in PRIORS:
         for share in SHARES:
             drawn = {task.draw: outcome for task, outcome in results if (task.prior, task.share) == (prior, share)}
-            known = {task.draw: outcome for task, outcome in results if (task.prior, task.share) == (MEASURED, share)}
-            shares.append(_share_forecast(prior.name, share, Means(measured, plain, sigmas), drawn, known))
+            reference = {
+                task.draw: outcome for task, outcome in results if (task.prior, task.share) == (MEASURED, share)
+            }
+            shares.append(_share_forecast(prior.name, share, Means(measured, plain, sigmas), drawn, reference))
     multi = sum(job.gpus > 1 for job in history.forecast_jobs)
     return Forecast(
         history=history,
@@ -245,14 +247,14 @@ class Means:
 
 
 def _share_forecast(
-    prior: str, share: float, means: Means, drawn: Mapping[int, Outcome], known: Mapping[int, Outcome]
+    prior: str, share: float, means: Means, drawn: Mapping[int, Outcome], reference: Mapping[int, Outcome]
 ) -> ShareForecast:
-    """Return the forecast from the outcomes `drawn`, by draw. `known`: those of MEASURED, of which there are more."""
+    """Return the forecast from the outcomes `drawn`, by draw. `reference`: those of MEASURED, of which there are more."""
 
     def interval(value: Callable[[Outcome], float], sigma: float) -> Range:
-        values = [value(one) for one in known.values()]
+        values = [value(one) for one in reference.values()]
         # the same draws differ by the prior alone, so few of them show its effect
-        shift = fmean(value(one) - value(known[draw]) for draw, one in drawn.items())
+        shift = fmean(value(one) - value(reference[draw]) for draw, one in drawn.items())
         return _interval(values, shift, sigma)
 
     sigmas = means.sigmas

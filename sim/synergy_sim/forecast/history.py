@@ -100,15 +100,15 @@ def read_history(rows: Iterable[TableRow], days: float, sinfo: str) -> History:
     from_s = max(to_s - days * _DAY_S, min(begins, default=0.0))
     jobs = sorted((job for job in jobs if job.end_s > from_s), key=lambda job: (job.start_s, job.ready_s))
     nodes, source = (own_nodes, "sinfo") if own_nodes else (_nodes_of_jobs(jobs), "the nodes that ran these jobs")
-    kept = [job for job in jobs if _has_room(job, nodes.get(job.gpu_type, ()))]
+    usable_jobs = [job for job in jobs if _has_room(job, nodes.get(job.gpu_type, ()))]
     return History(
         from_s=from_s,
         to_s=to_s,
-        jobs=tuple(kept),
-        nodes={kind: tuple(each) for kind, each in nodes.items() if any(job.gpu_type == kind for job in kept)},
+        jobs=tuple(usable_jobs),
+        nodes={kind: tuple(each) for kind, each in nodes.items() if any(job.gpu_type == kind for job in usable_jobs)},
         source=source,
         waiting=waiting,
-        too_large=len(jobs) - len(kept),
+        too_large=len(jobs) - len(usable_jobs),
         unreadable=unreadable,
     )
 

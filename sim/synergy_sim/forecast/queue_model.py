@@ -82,7 +82,7 @@ class _Ladder:
     rungs_to_requested: int  # rungs up to the size asked for
 
 
-def _ladder(options: Sequence[Option], asked: int) -> _Ladder:
+def _ladder(options: Sequence[Option], asked_gpus: int) -> _Ladder:
     rungs, gains, at = [options[0]], [], 0
     while at + 1 < len(options):
         now = options[at]
@@ -94,7 +94,7 @@ def _ladder(options: Sequence[Option], asked: int) -> _Ladder:
         gains.append(slopes[best])
         rungs.append(options[at])
     more = np.array([after.gpus - before.gpus for before, after in pairwise(rungs)], dtype=np.int64)
-    return _Ladder(tuple(rungs), np.array(gains), more, sum(rung.gpus <= asked for rung in rungs[1:]))
+    return _Ladder(tuple(rungs), np.array(gains), more, sum(rung.gpus <= asked_gpus for rung in rungs[1:]))
 
 
 @dataclass
@@ -185,9 +185,9 @@ class QueueModel:
     def _end(self, index: int, version: int) -> bool:
         """End a job. Return False if the event is out of date."""
         if (plain := self._plain.pop(index, None)) is not None:
-            limit_end_s, placed = plain
+            limit_end_s, placement = plain
             self._plain_limits.pop(bisect_left(self._plain_limits, (limit_end_s, index)))
-            self._pool.change(placed, 1)
+            self._pool.change(placement, 1)
         else:
             live = self._elastic.get(index)
             if live is None or live.version != version:
@@ -208,11 +208,11 @@ class QueueModel:
             heapq.heappush(self._heap, (self._epoch_at_s, _EPOCH, 0, 0))
 
     def _start_plain(self) -> None:
-        for job, placed in self._queue.start(self._now_s, self._pool, self._running()):
+        for job, placement in self._queue.start(self._now_s, self._pool, self._running()):
             one = self.jobs[job.key]
             limit_end_s = self._now_s + one.limit_s
-            self._plain[job.key] = limit_end_s, placed
-            insort(self._plain_limits, (limit_end_s, job.key, placed))
+            self._plain[job.key] = limit_end_s, placement
+            insort(self._plain_limits, (limit_end_s, job.key, placement))
             end_s = self._now_s + one.seconds
             self._results[job.key] = QueueResult(self._now_s, end_s, one.gpus * one.seconds, 0)
             heapq.heappush(self._heap, (end_s, _END, job.key, 0))
@@ -224,7 +224,7 @@ class QueueModel:
             if live.chosen_option is not None
         ]
         merged = heapq.merge(self._plain_limits, sorted(elastic)) if elastic else self._plain_limits
-        return ((end_s, placed) for end_s, _, placed in merged)
+        return ((end_s, placement) for end_s, _, placement in merged)
 
     # -- elastic jobs ----------------------------------------------------------------------------------------------------
 
@@ -236,16 +236,16 @@ class QueueModel:
         while many <= count:
             shapes.add((many, node))
             many += max(1, many // 2)
-        found: list[Option] = []
+        options: list[Option] = []
         for nodes, each in sorted(shapes, key=lambda s: (s[0] * s[1], s[0])):
             times = nodes * each / job.gpus
             own = (nodes, each) == (job.nodes, job.each)
             if not own and not curve.least <= times <= curve.most:
                 continue
             speed = 1.0 if own else curve.speed(times, job.nodes, nodes)
-            if own or not found or (speed > found[-1].speed * 1.01 and nodes * each > found[-1].gpus):
-                found.append(Option(nodes * each, nodes, each, speed))
-        return tuple(found)
+            if own or not options or (speed > options[-1].speed * 1.01 and nodes * each > options[-1].gpus):
+                options.append(Option(nodes * each, nodes, each, speed))
+        return tuple(options)
 
     def _sync(self, live: _Elastic) -> None:
         if live.chosen_option is not None and self._now_s > live.synced_s:
@@ -260,9 +260,9 @@ class QueueModel:
         live.chosen_option, live.placement = None, ()
         live.version += 1
 
-    def _begin(self, live: _Elastic, option: Option, placed: Placement) -> None:
+    def _begin(self, live: _Elastic, option: Option, placement: Placement) -> None:
         first = live.start_s is None
-        live.chosen_option, live.placement, live.granted_s = option, placed, self._now_s
+        live.chosen_option, live.placement, live.granted_s = option, placement, self._now_s
         live.synced_s = self._now_s + (self.costs.first_start_s if first else self.costs.resize_s)
         live.start_s = self._now_s if live.start_s is None else live.start_s
         live.restarts += not first
@@ -374,26 +374,26 @@ class QueueModel:
         """Start a waiting job on its share, or on the most below it that is free, unless that delays an earlier plain job."""
         if share is None:
             return
-        head, kept = self._queue.first(), self._queue.reservation
-        behind = head is not None and kept is not None and head.submit_s < live.job.submit_s
+        head, reservation = self._queue.first(), self._queue.reservation
+        behind = head is not None and reservation is not None and head.submit_s < live.job.submit_s
         for option in reversed(live.options):
             if option.gpus > share.gpus or not self._pool.has_room(option.nodes, option.each):
                 continue
-            if behind and kept is not None:
-                if not kept.allows(self._now_s, live.job.limit_s, option.gpus):
+            if behind and reservation is not None:
+                if not reservation.allows(self._now_s, live.job.limit_s, option.gpus):
                     continue
-                if self._now_s + live.job.limit_s > kept.start_s:
-                    kept.spare -= option.gpus
-            placed = self._pool.take(option.nodes, option.each)
-            assert placed is not None
-            self._begin(live, option, placed)
+                if self._now_s + live.job.limit_s > reservation.start_s:
+                    reservation.spare -= option.gpus
+            placement = self._pool.take(option.nodes, option.each)
+            assert placement is not None
+            self._begin(live, option, placement)
             return
 
     def _start_at_requested_size(self, live: _Elastic) -> bool:
         """Start a waiting job at the size it asked for if that is free: nobody need be moved for it."""
-        asked = next(o for o in live.options if (o.nodes, o.each) == (live.job.nodes, live.job.each))
-        if self._pool.has_room(asked.nodes, asked.each):
-            self._start_elastic(live, asked)
+        asked_option = next(o for o in live.options if (o.nodes, o.each) == (live.job.nodes, live.job.each))
+        if self._pool.has_room(asked_option.nodes, asked_option.each):
+            self._start_elastic(live, asked_option)
         return live.chosen_option is not None
 
     def _grow(self, running: list[_Elastic], target: dict[int, Option]) -> None:
@@ -415,27 +415,27 @@ class QueueModel:
             age_s = self._now_s - live.job.submit_s
             discount = max(0.0, age_s - live.restarts * cost_s) / (age_s + cost_s)
             self._pool.change(live.placement, 1)
-            chosen = None
+            best = None
             for option in reversed(live.options):
                 if have.gpus < option.gpus <= target[live.index].gpus and self._pool.has_room(
                     option.nodes, option.each
                 ):
                     lasting = 1.0 / (1.0 + cost_s * option.speed / live.work) if live.work > 0 else 0.0
                     if option.speed * min(discount, lasting) > have.speed:
-                        chosen = option
+                        best = option
                         break
             self._pool.change(live.placement, -1)
-            if chosen is not None:
-                self._move(live, chosen)
+            if best is not None:
+                self._move(live, best)
 
     def _move(self, live: _Elastic, option: Option) -> None:
         """Restart a running job on `option`, or on the largest smaller one that its GPUs and the free ones can hold."""
-        before, held = live.chosen_option, live.placement
+        before, placement_before = live.chosen_option, live.placement
         assert before is not None
         self._release(live)
         for smaller in reversed(live.options):
-            if smaller.gpus <= option.gpus and (placed := self._pool.take(smaller.nodes, smaller.each)) is not None:
-                self._begin(live, smaller, placed)
+            if smaller.gpus <= option.gpus and (placement := self._pool.take(smaller.nodes, smaller.each)) is not None:
+                self._begin(live, smaller, placement)
                 return
-        self._pool.change(held, -1)
-        self._begin(live, before, held)
+        self._pool.change(placement_before, -1)
+        self._begin(live, before, placement_before)

@@ -35,9 +35,9 @@ class BackfillPolicy(Policy):
     def allocate(self, problem: Problem) -> Allocation:
         empty = FreeGpus(problem.nodes)
         choice: list[int | None] = [job.current for job in problem.jobs]
-        placed = _place_choice(problem, choice)
+        placement = _place_choice(problem, choice)
         guard: _Reservation | None = None
-        tried = 0
+        trials = 0
         for i in by_submission(problem):
             job, want = problem.jobs[i], requested_size(problem.jobs[i])
             if want is None:
@@ -49,15 +49,15 @@ class BackfillPolicy(Policy):
                 or empty.pick(shape, job.node_filter, needs=job.needs) is None
             ):
                 continue
-            tried += guard is not None
-            if tried > self._depth:
+            trials += guard is not None
+            if trials > self._depth:
                 break
             trial = [*choice[:i], want, *choice[i + 1 :]]
-            after = _place_choice(problem, trial) if _can_fit(problem, placed, job, shape) else None
+            after = _place_choice(problem, trial) if _can_fit(problem, placement, job, shape) else None
             if after is None or after.unplaced_reasons:
-                guard = guard or _Reservation(problem, choice, placed, job, shape)
+                guard = guard or _Reservation(problem, choice, placement, job, shape)
             elif guard is None or guard.can_start(trial, after, i):
-                choice, placed = trial, after
+                choice, placement = trial, after
         return allocation(problem, choice)
 
 
@@ -65,26 +65,26 @@ class _Reservation:
     """The head's reservation: it must be able to start at `time_s` (seconds from now), whichever jobs pass it."""
 
     def __init__(
-        self, problem: Problem, choice: list[int | None], placed: Placement, head: JobRequest, shape: Shape
+        self, problem: Problem, choice: list[int | None], placement: Placement, head: JobRequest, shape: Shape
     ) -> None:
         self._problem, self._head, self._shape = problem, head, shape
         ends = sorted({_end(problem.jobs[i], c) for i, c in enumerate(choice) if c is not None} - {math.inf})
         # The later, the more is free: the first time that suffices is found by halving.
-        first = bisect_left(ends, True, key=lambda end: self._can_start(end, choice, placed))
+        first = bisect_left(ends, True, key=lambda end: self._can_start(end, choice, placement))
         self.time_s = ends[first] if first < len(ends) else math.inf
 
-    def can_start(self, choice: list[int | None], placed: Placement, newcomer: int) -> bool:
+    def can_start(self, choice: list[int | None], placement: Placement, newcomer: int) -> bool:
         if math.isfinite(self.time_s):
-            return self._can_start(self.time_s, choice, placed)
+            return self._can_start(self.time_s, choice, placement)
         nodes = {r.name: r for r in self._problem.nodes}
-        names = [nodes[name] for name in placed.nodes[self._problem.jobs[newcomer].job_id]]
+        names = [nodes[name] for name in placement.nodes[self._problem.jobs[newcomer].job_id]]
         return not any(r.gpu_type == self._shape.gpu_type and r.admits(self._head.node_filter) for r in names)
 
-    def _can_start(self, time_s: float, choice: list[int | None], placed: Placement) -> bool:
+    def _can_start(self, time_s: float, choice: list[int | None], placement: Placement) -> bool:
         free_gpus = FreeGpus(self._problem.nodes)
         for job, picked in zip(self._problem.jobs, choice, strict=True):
             if picked is not None and _end(job, picked) > time_s:
-                free_gpus.take(placed.nodes[job.job_id], job.cells[picked].shape.gpus_per_node, job.needs)
+                free_gpus.take(placement.nodes[job.job_id], job.cells[picked].shape.gpus_per_node, job.needs)
         return free_gpus.pick(self._shape, self._head.node_filter, needs=self._head.needs) is not None
 
 
@@ -96,7 +96,7 @@ def _place_choice(problem: Problem, choice: list[int | None]) -> Placement:
     return place(problem.nodes, make_placement_requests(problem, allocation(problem, choice)))
 
 
-def _can_fit(problem: Problem, placed: Placement, job: JobRequest, shape: Shape) -> bool:
+def _can_fit(problem: Problem, placement: Placement, job: JobRequest, shape: Shape) -> bool:
     """Return whether enough GPUs are left in all. Only the placement of all jobs shows whether they are on the right nodes."""
     usable = (r for r in problem.nodes if r.gpu_type == shape.gpu_type and r.admits(job.node_filter))
-    return sum(placed.free_gpus[r.name] for r in usable) >= shape.gpus
+    return sum(placement.free_gpus[r.name] for r in usable) >= shape.gpus

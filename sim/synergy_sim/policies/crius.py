@@ -116,15 +116,15 @@ class _Search(TrialPlacement):
         node_filter = self._jobs[arrival].node_filter
         usable = {name for name, node in self._node_of.items() if node.gpu_type in kinds and node.admits(node_filter)}
         count = dict.fromkeys(kinds, 0)
-        chosen = []
+        picks = []
         for step in steps:
             kind = self.find_shape(step.job, self.choice[step.job] or 0).gpu_type
             if count.get(kind, most) < most and usable.intersection(self.nodes[step.job]):
                 same = self.find_shape(step.job, step.new).gpu_type == kind
                 if same or self.put({step.job: step.new}, keep=False):
                     count[kind] += 1
-                    chosen.append(step)
-        return chosen
+                    picks.append(step)
+        return picks
 
     def find_shape(self, i: int, cell: int) -> Shape:
         return self._jobs[i].cells[cell].shape

@@ -102,11 +102,11 @@ def _offers(problem: Problem, late: Container[int]) -> tuple[Allocation, Mapping
                 moved |= {i} if cell == job.current else set()
                 break
     offered = allocation(problem, choice, frozenset(moved))
-    placed = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
-    if placed.unplaced_reasons:
+    placement = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
+    if placement.unplaced_reasons:
         offered = make_placeable(problem, choice, moved)
-        placed = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
-    return offered, placed.nodes
+        placement = place(problem.nodes, make_placement_requests(problem, offered), problem.spanned_nodes)
+    return offered, placement.nodes
 
 
 def _find_scattered_jobs(problem: Problem, offered: Allocation, nodes: Mapping[int, tuple[str, ...]]) -> set[int]:
@@ -121,10 +121,10 @@ def _find_scattered_jobs(problem: Problem, offered: Allocation, nodes: Mapping[i
 
 def _cells(job: JobRequest) -> list[int]:
     """Return the best Cell of each shape with as many GPUs of the same type as the job asks for, those on the fewest nodes first."""
-    asked = requested_size(job)
-    if asked is None:
+    requested_cell = requested_size(job)
+    if requested_cell is None:
         return []
-    want = job.cells[asked].shape
+    want = job.cells[requested_cell].shape
     best: dict[int, int] = {}  # by number of nodes
     for i in sorted(range(len(job.cells)), key=lambda i: -job.cells[i].goodput):
         shape = job.cells[i].shape

@@ -29,15 +29,15 @@ class FifoPolicy(Policy):
         waiting = [i for i, job in enumerate(problem.jobs) if job.current is None]
         for i in sorted(waiting, key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id)):
             job = problem.jobs[i]
-            wanted = job.requested_cell
-            if wanted is None:
+            requested_cell = job.requested_cell
+            if requested_cell is None:
                 continue
-            shape = job.cells[wanted].shape
-            if wanted in job.banned_cells or empty.pick(shape, job.node_filter, needs=job.needs) is None:
+            shape = job.cells[requested_cell].shape
+            if requested_cell in job.banned_cells or empty.pick(shape, job.node_filter, needs=job.needs) is None:
                 continue
             names = free_gpus.pick(shape, job.node_filter, needs=job.needs)
             if names is None:
                 break
             free_gpus.take(names, shape.gpus_per_node, job.needs)
-            choice[i] = wanted
+            choice[i] = requested_cell
         return allocation(problem, choice)

@@ -84,10 +84,10 @@ class _SizeLadder:
 
 def _lengths(problem: Problem) -> list[float]:
     """Return the seconds that each job has left at the size asked for; the mean of the others where that is not known."""
-    left = [
+    lengths_s = [
         seconds_left(job, job.cells[requested_or_smallest(job)]) * job.relative[requested_or_smallest(job)]
         for job in problem.jobs
     ]
-    known = [s for s in left if math.isfinite(s)]
-    mean = sum(known) / len(known) if known else 1.0
-    return [s if math.isfinite(s) else mean for s in left]
+    finite_s = [s for s in lengths_s if math.isfinite(s)]
+    mean = sum(finite_s) / len(finite_s) if finite_s else 1.0
+    return [s if math.isfinite(s) else mean for s in lengths_s]

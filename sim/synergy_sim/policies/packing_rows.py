@@ -28,12 +28,12 @@ class PackingItem:
 
 def packing_item(problem: Problem, job: int, cell: int) -> PackingItem:
     """Return the item of jobs[job] on its Cell `cell`; the present Cell stays on the job's own nodes."""
-    asked = problem.jobs[job]
-    shape = asked.cells[cell].shape
-    if cell != asked.current:
+    request = problem.jobs[job]
+    shape = request.cells[cell].shape
+    if cell != request.current:
         return PackingItem(job, shape, shape.nodes)
     up = {node.name for node in problem.nodes if node.free > 0}
-    return PackingItem(job, shape, sum(name in up for name in asked.nodes))
+    return PackingItem(job, shape, sum(name in up for name in request.nodes))
 
 
 def packing(problem: Problem, items: Sequence[PackingItem]) -> tuple[Floats, Floats]:

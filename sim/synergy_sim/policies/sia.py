@@ -59,8 +59,8 @@ class SiaPolicy(Policy):
         if result.x is None:
             return make_placeable(problem, [request.current for request in problem.jobs])
         choice: list[int | None] = [None] * len(problem.jobs)
-        for (i, cell), taken in zip(picks, result.x, strict=True):
-            if taken:
+        for (i, cell), is_picked in zip(picks, result.x, strict=True):
+            if is_picked:
                 choice[i] = cell
         return make_placeable(problem, choice)
 

@@ -25,14 +25,14 @@ class SrtfPolicy(Policy):
 
     def allocate(self, problem: Problem) -> Allocation:
         wants = [requested_size(job) for job in problem.jobs]
-        left = []
+        keys = []
         for job, want in zip(problem.jobs, wants, strict=True):
             if want is None:
-                left.append(math.inf)
+                keys.append(math.inf)
                 continue
             cell = job.cells[want]
-            left.append(seconds_left(job, cell) * (cell.shape.gpus if self._counts_gpus else 1))
-        order = sorted(by_submission(problem), key=lambda i: left[i] if math.isfinite(left[i]) else math.inf)
+            keys.append(seconds_left(job, cell) * (cell.shape.gpus if self._counts_gpus else 1))
+        order = sorted(by_submission(problem), key=lambda i: keys[i] if math.isfinite(keys[i]) else math.inf)
         return serve_in_order(problem, order, wants)
 
 

@@ -37,7 +37,7 @@ class TrialPlacement:
         order = sorted(changes, key=lambda i: (self.choice[i] is None, i))
         for i in order:
             self.free_gpus.give(self.nodes[i], self._gpus_on_node(i), self._jobs[i].needs)
-        placed: list[tuple[int, tuple[str, ...]]] = []
+        placements: list[tuple[int, tuple[str, ...]]] = []
         for i in order:
             job, shape = self._jobs[i], self._jobs[i].cells[changes[i]].shape
             names = self.free_gpus.pick(
@@ -46,13 +46,13 @@ class TrialPlacement:
             if names is None:
                 break
             self.free_gpus.take(names, shape.gpus_per_node, job.needs)
-            placed.append((i, names))
-        fits = len(placed) == len(order)
+            placements.append((i, names))
+        fits = len(placements) == len(order)
         if fits and keep:
-            for i, names in placed:
+            for i, names in placements:
                 self.choice[i], self.nodes[i] = changes[i], names
             return True
-        for i, names in placed:
+        for i, names in placements:
             self.free_gpus.give(names, self._jobs[i].cells[changes[i]].shape.gpus_per_node, self._jobs[i].needs)
         for i in order:
             self.free_gpus.take(self.nodes[i], self._gpus_on_node(i), self._jobs[i].needs)

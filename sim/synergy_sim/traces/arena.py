@@ -79,9 +79,9 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
     folder = profiles or path.parent.parent
     rows = read_table(path, COLUMNS)
     times: dict[Model, Times] = {}
-    known = read_tables(folder)
+    measured_times = read_tables(folder)
     optima = read_optima(folder)
-    filled = with_lent_times(known, read_others(folder / "prof_database_h100_l20.json"))
+    filled = with_lent_times(measured_times, read_others(folder / "prof_database_h100_l20.json"))
     first_s = min((row.number("submission_time", 0) for row in rows), default=0.0)
     jobs = []
     for row in sorted(rows, key=lambda row: row.number("submission_time", 0)):
@@ -90,7 +90,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
             have = sorted({f"{m.family}__{m.parameters} at {m.batch}" for m in filled})
             raise row.wrong("model_name", f"no time is known of {model}", f"the tables have {', '.join(have)}")
         if model not in times:
-            times[model] = Times(filled[model], _time_origins(model, filled[model], known, optima))
+            times[model] = Times(filled[model], _time_origins(model, filled[model], measured_times, optima))
         gpu_type, gpus = _requested_size(row, times[model])
         jobs.append(
             TraceJob(
@@ -139,15 +139,15 @@ def read_cluster(folder: Path) -> dict[str, tuple[int, int]]:
     path = folder / "sim_cluster_spec.json"
     try:
         (spec,) = json.loads(read_bytes(path, JSON_LIMIT_BYTES))
-        found = {str(name): (int(entry["node_num"]), GPUS_A_NODE[name]) for name, entry in spec.items()}
+        groups = {str(name): (int(entry["node_num"]), GPUS_A_NODE[name]) for name, entry in spec.items()}
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}", "give --types TYPE=NODESxGPUS,...") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"is no cluster ({type(error).__name__}: {error})"
         raise UsageError(str(path), what, 'such as [{"a100": {"node_num": 80}}]') from None
-    if not found or not all(1 <= nodes <= _MOST_NODES for nodes, _ in found.values()):
+    if not groups or not all(1 <= nodes <= _MOST_NODES for nodes, _ in groups.values()):
         raise UsageError(str(path), "has no nodes, or too many", f"node_num of each type from 1 to {_MOST_NODES}")
-    return found
+    return groups
 
 
 def read_optima(folder: Path) -> set[tuple[Model, str, Placement]]:
@@ -159,11 +159,11 @@ def read_optima(folder: Path) -> set[tuple[Model, str, Placement]]:
 def _time_origins(
     model: Model,
     filled: dict[str, dict[Placement, float]],
-    known: MeasuredTimes,
+    measured_times: MeasuredTimes,
     optima: set[tuple[Model, str, Placement]],
 ) -> dict[str, dict[Placement, str]]:
     """Return the origin of the times that were not measured: estimated by the artifact, or lent from another type."""
-    here = known.get(model, {})
+    here = measured_times.get(model, {})
     return {
         gpu_type: {
             place: "estimated" if place in here.get(gpu_type, {}) else "lent"
@@ -177,22 +177,22 @@ def _time_origins(
 def read_tables(folder: Path) -> MeasuredTimes:
     """Read the measured optima, and the least estimate where nothing was measured. Raises UsageError."""
     where = ("model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node", "iter_time_s")
-    known: MeasuredTimes = defaultdict(lambda: defaultdict(dict))
+    best_times: MeasuredTimes = defaultdict(lambda: defaultdict(dict))
     measured: set[tuple[Model, str, Placement]] = set()
     for row in read_table(folder / "alpa_optimal_iter_time.csv", where):
         key = _key(row)
         measured.add(key)
         seconds = row.number("iter_time_s", -1)
         if 0 < seconds < _NEVER_S:
-            known[key[0]][key[1]][key[2]] = seconds
+            best_times[key[0]][key[1]][key[2]] = seconds
     for row in read_table(folder / "estimated_3d_plans.csv", where):
         key = _key(row)
         seconds = math.inf if row.text("iter_time_s") == "inf" else row.number("iter_time_s")
         # a placement measured not to fit does not fit, whatever was estimated; some estimates are below zero
         if key not in measured and 0.001 < seconds < _NEVER_S:
-            times = known[key[0]][key[1]]
+            times = best_times[key[0]][key[1]]
             times[key[2]] = min(seconds, times.get(key[2], seconds))
-    return {model: {gpu_type: dict(t) for gpu_type, t in types.items()} for model, types in known.items()}
+    return {model: {gpu_type: dict(t) for gpu_type, t in types.items()} for model, types in best_times.items()}
 
 
 def _key(row: TableRow) -> tuple[Model, str, Placement]:
@@ -208,7 +208,7 @@ def read_others(path: Path) -> dict[Model, dict[tuple[str, int], LentTime]]:
     """
     if not path.exists():
         return {}
-    found: dict[Model, dict[tuple[str, int], LentTime]] = {}
+    lent_times: dict[Model, dict[tuple[str, int], LentTime]] = {}
     try:
         for name, entries in json.loads(read_bytes(path, JSON_LIMIT_BYTES))["optimal"].items():
             family, parameters, batch = name.rsplit("_", 2)
@@ -217,12 +217,12 @@ def read_others(path: Path) -> dict[Model, dict[tuple[str, int], LentTime]]:
                 seconds, memory_gb = float(values[2]), float(values[5])
                 if 0 < seconds < _NEVER_S and memory_gb > 0:
                     key = gpu_type, int(nodes) * int(each)
-                    found.setdefault(Model(family, parameters, int(batch)), {})[key] = LentTime(seconds, memory_gb)
+                    lent_times.setdefault(Model(family, parameters, int(batch)), {})[key] = LentTime(seconds, memory_gb)
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(str(path), f"is no profile database ({type(error).__name__}: {error})") from None
-    return found
+    return lent_times
 
 
 def tightest_placement(gpu_type: str, gpus: int) -> Placement:
@@ -231,10 +231,12 @@ def tightest_placement(gpu_type: str, gpus: int) -> Placement:
     return (each,) * (gpus // each)
 
 
-def with_lent_times(known: MeasuredTimes, others: dict[Model, dict[tuple[str, int], LentTime]]) -> MeasuredTimes:
-    """Return `known` with times lent from other types where a type lacks a size, see the top of this file."""
+def with_lent_times(
+    measured_times: MeasuredTimes, others: dict[Model, dict[tuple[str, int], LentTime]]
+) -> MeasuredTimes:
+    """Return `measured_times` with times lent from other types where a type lacks a size, see the top of this file."""
     lent: dict[Model, dict[tuple[str, int], LentTime]] = {model: dict(entries) for model, entries in others.items()}
-    for model, types in known.items():
+    for model, types in measured_times.items():
         for gpu_type, times in types.items():
             for gpus in _SIZES:
                 seconds = times.get(tightest_placement(gpu_type, gpus)) if gpu_type in GPUS_A_NODE else None
@@ -244,7 +246,7 @@ def with_lent_times(known: MeasuredTimes, others: dict[Model, dict[tuple[str, in
     ratios = _time_ratios(lent)
     filled: MeasuredTimes = {}
     for model, entries in lent.items():
-        filled[model] = {gpu_type: dict(times) for gpu_type, times in known.get(model, {}).items()}
+        filled[model] = {gpu_type: dict(times) for gpu_type, times in measured_times.get(model, {}).items()}
         for gpu_type, memory_gb in MEMORY_GB.items():
             mine = filled[model].setdefault(gpu_type, {})
             for gpus in _SIZES:
@@ -266,10 +268,10 @@ def with_lent_times(known: MeasuredTimes, others: dict[Model, dict[tuple[str, in
 
 def _time_ratios(lent: dict[Model, dict[tuple[str, int], LentTime]]) -> dict[tuple[str, str, int], list[float]]:
     """Return (type, other type, GPUs) -> seconds on the one over seconds on the other, for each model known on both."""
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    ratios: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for entries in lent.values():
         for (mine, gpus), one in entries.items():
             for (other, count), two in entries.items():
                 if count == gpus and mine != other:
-                    found[mine, other, gpus].append(one.seconds / two.seconds)
-    return found
+                    ratios[mine, other, gpus].append(one.seconds / two.seconds)
+    return ratios

@@ -71,9 +71,9 @@ def _jobs(
     for row in rows:
         count = gpus(row)
         each = largest_divisor(count, gpus_per_node)
-        placed = PlacedGpus(gpu_type, (each,) * (count // each))
+        placement = PlacedGpus(gpu_type, (each,) * (count // each))
         batch = _SEQUENCES * count
-        truth = ScalingTruth((gpu_type,), row.number(length, 0), placed, batch)
+        truth = ScalingTruth((gpu_type,), row.number(length, 0), placement, batch)
         name = row.values.get("JobID") or f"line {row.line}"
         jobs.append(TraceJob(name, "log", _parse_time(row, submit) - first_s, count, batch, truth, row.where, gpu_type))
     return tuple(jobs)

@@ -63,16 +63,16 @@ class TabledTruth:
     def executed_plan(self, plan: Plan) -> Plan:
         return plan
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        if plan.gpus != placed.gpus:
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        if plan.gpus != placement.gpus:
             return None
-        rate = self._rate(placed)
+        rate = self._rate(placement)
         return TrainingSpeed(rate, 1 / rate, None) if rate else None
 
-    def _rate(self, placed: PlacedGpus) -> float:
+    def _rate(self, placement: PlacedGpus) -> float:
         """Return the optimizer steps a second."""
-        spread = "_unconsolidated" if len(placed.per_node) > 1 else ""
-        return self.rates.get((placed.gpu_type + spread, placed.gpus), 0.0) / _WORKERS
+        spread = "_unconsolidated" if len(placement.per_node) > 1 else ""
+        return self.rates.get((placement.gpu_type + spread, placement.gpus), 0.0) / _WORKERS
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         if self.low % shape.gpus:
@@ -88,7 +88,7 @@ def read_rates(path: Path) -> dict[str, dict[tuple[str, int], float]]:
     """Read job type -> Rates. Raises UsageError."""
     try:
         data = json.loads(read_bytes(path, JSON_LIMIT_BYTES))
-        found: dict[str, dict[tuple[str, int], float]] = {}
+        rates_by_kind: dict[str, dict[tuple[str, int], float]] = {}
         for gpu_type, table in data.items():
             for key, values in table.items():
                 match = _KEY.match(key)
@@ -96,8 +96,8 @@ def read_rates(path: Path) -> dict[str, dict[tuple[str, int], float]]:
                     raise UsageError(str(path), f"{gpu_type}: {key!r} is not ('job type', GPUs)")
                 rate = float(values["null"])
                 if 0 < rate < math.inf:
-                    found.setdefault(match[1], {})[gpu_type, int(match[2])] = rate
-        return found
+                    rates_by_kind.setdefault(match[1], {})[gpu_type, int(match[2])] = rate
+        return rates_by_kind
     except OSError as error:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -113,17 +113,17 @@ def read(path: Path, profiles: Path | None, gpu_type: str) -> tuple[TraceJob, ..
     tables = sorted(place.glob("*throughputs.json")) if place.is_dir() else [place]
     if len(tables) != 1:
         raise UsageError(str(place), f"has {len(tables)} *throughputs.json", "give --profiles FILE")
-    known = read_rates(tables[0])
+    rates_by_kind = read_rates(tables[0])
     jobs = []
     rows = _rows(path)
     in_order(rows, "arrival", lambda row: row.number("arrival", 0))
     for row in rows:
         kind, gpus = row.text("job_type"), row.whole_number("scale_factor", 1, 100_000)
-        rates = known.get(kind, {})
+        rates = rates_by_kind.get(kind, {})
         spread = any((t, gpus) in rates for t in (gpu_type, f"{gpu_type}_unconsolidated"))
         if not spread:
             have = sorted({f"{t} x {n}" for t, n in rates if not t.endswith("_unconsolidated")})
-            right = f"it has {', '.join(have)}" if have else f"{tables[0].name} has {', '.join(sorted(known))}"
+            right = f"it has {', '.join(have)}" if have else f"{tables[0].name} has {', '.join(sorted(rates_by_kind))}"
             raise row.wrong("job_type", f"{tables[0].name} has no {kind!r} on {gpus} {gpu_type}", right)
         match = _BATCH.search(kind)
         batch = int(match[1]) if match else 1
@@ -158,12 +158,12 @@ def _rows(path: Path) -> list[TableRow]:
         raise UsageError(str(path), f"can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(str(path), f"is not text: {error}") from None
-    found = []
+    rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             values = line.rstrip("\r\n").split("\t")
             if len(values) != len(FIELDS):
                 what = f"{len(values)} fields instead of {len(FIELDS)}"
                 raise UsageError(f"{path}:{number}: column {min(len(values), len(FIELDS))}", what, "tabs between them")
-            found.append(TableRow(path, number, dict(zip(FIELDS, values, strict=True))))
-    return found
+            rows.append(TableRow(path, number, dict(zip(FIELDS, values, strict=True))))
+    return rows

@@ -46,26 +46,26 @@ def read(
     folder = profiles or path.parent.parent / "traces"
     rows = read_table(path, COLUMNS)
     in_order(rows, "submission_time", lambda row: row.number("submission_time", 0))
-    known: dict[str, Times] = {}
+    times_by_kind: dict[str, Times] = {}
     own: dict[tuple[str, str], Times] = {}  # of one plan
     jobs = []
     for row in rows:
         kind = row.text("application")
-        if kind not in known:
-            known[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
-        times, gpus = known[kind], row.whole_number("num_gpus", 1, 100_000)
+        if kind not in times_by_kind:
+            times_by_kind[kind] = Times({gpu_type: read_times(application_folder(row, folder) / "placements.csv")})
+        times, gpus = times_by_kind[kind], row.whole_number("num_gpus", 1, 100_000)
         plan = _plan(row)
-        kept = _kept_part(plan) if keep_plan else ""
+        part = _kept_part(plan) if keep_plan else ""
         each = largest_divisor(gpus, gpus_per_node)
         if gpus > times.largest or times.step_s(PlacedGpus(gpu_type, (each,) * (gpus // each))) is None:
             right = f"it was measured from {times.smallest(gpu_type)} to {times.largest}"
             raise row.wrong("num_gpus", f"{kind} was not measured on {gpus} GPUs, {each} a node", right)
-        if kept:
+        if part:
             path_of = application_folder(row, folder) / "placements.csv"
-            if (kind, kept) not in own:
-                own[kind, kept] = Times({gpu_type: read_times(path_of, kept)})
-            if own[kind, kept].step_s(PlacedGpus(gpu_type, (each,) * (gpus // each))) is not None:
-                times = own[kind, kept]
+            if (kind, part) not in own:
+                own[kind, part] = Times({gpu_type: read_times(path_of, part)})
+            if own[kind, part].step_s(PlacedGpus(gpu_type, (each,) * (gpus // each))) is not None:
+                times = own[kind, part]
         jobs.append(
             TraceJob(
                 row.text("name"),
@@ -99,20 +99,20 @@ def _kept_part(plan: str) -> str:
     return plan if plan in _NAMED else plan[:2]
 
 
-def read_times(path: Path, kept: str = "") -> dict[Placement, float]:
-    """Read placement -> seconds of the fastest plan measured there, of those with what `kept` says (see `_kept_part`).
+def read_times(path: Path, part: str = "") -> dict[Placement, float]:
+    """Read placement -> seconds of the fastest plan measured there, of those with what `part` says (see `_kept_part`).
 
     No time at all where none was measured. Raises UsageError.
     """
-    found: dict[Placement, float] = {}
+    best_times: dict[Placement, float] = {}
     for row in read_table(path, ("exec_plan", "placement", "iter_time")):
         text = row.text("placement")
         if not text.isascii() or not text.isdecimal() or "0" in text or len(text) > MOST_NODES:
             raise row.wrong("placement", f"{text!r} is not GPUs a node as digits", "such as 2211")
         placement = tuple(sorted(map(int, text), reverse=True))
         seconds = row.number("iter_time", 0)
-        if seconds > 0 and (not kept or _kept_part(row.text("exec_plan")) == kept):
-            found[placement] = min(seconds, found.get(placement, seconds))
-    if not found and not kept:
+        if seconds > 0 and (not part or _kept_part(row.text("exec_plan")) == part):
+            best_times[placement] = min(seconds, best_times.get(placement, seconds))
+    if not best_times and not part:
         raise UsageError(str(path), "has no measured times")
-    return found
+    return best_times

@@ -37,13 +37,13 @@ def read_jobs(path: Path, application: Callable[[TableRow], Application], gpu_ty
     """Read the jobs of a workload. `application` is called at the first row of each; `gpu_type` "" stands for any. Raises UsageError."""
     rows = read_table(path, COLUMNS)
     in_order(rows, "time", lambda row: row.number("time", 0))
-    known: dict[str, Application] = {}
+    applications: dict[str, Application] = {}
     jobs = []
     for row in rows:
         kind = row.text("application")
-        if kind not in known:
-            known[kind] = application(row)
-        truth = known[kind]
+        if kind not in applications:
+            applications[kind] = application(row)
+        truth = applications[kind]
         batch = row.whole_number("batch_size", 1)
         if not truth.low <= batch <= truth.high:
             right = f"{kind} was measured from {truth.low} to {truth.high}"

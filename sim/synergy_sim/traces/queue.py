@@ -74,9 +74,9 @@ def replay_queue(recorded: Iterable[RecordedJob], where: str, gpu_types: Iterabl
     `gpu_types` are those of the cluster that it is for. Raises UsageError: no jobs, or none that can be replayed.
     """
     left_out: Counter[str] = Counter()
-    kept: list[tuple[RecordedJob, TraceJob]] = []
+    pairs: list[tuple[RecordedJob, TraceJob]] = []
     types = tuple(gpu_types)
-    known: dict[str, GpuFigures] = {}
+    gpu_figures: dict[str, GpuFigures] = {}
     count = 0
     for job in sorted(recorded, key=lambda job: (job.submit_s, job.job_id)):
         count += 1
@@ -84,21 +84,21 @@ def replay_queue(recorded: Iterable[RecordedJob], where: str, gpu_types: Iterabl
         if why:
             left_out[why] += 1
             continue
-        kept.append((job, _trace_job(job, where, types, known)))
+        pairs.append((job, _trace_job(job, where, types, gpu_figures)))
     if not count:
         raise UsageError(where, "the database has no jobs", "let synergyd run for a while, or use --trace")
-    if not kept:
+    if not pairs:
         why = ", ".join(f"{n} {reason}" for reason, n in left_out.items())
         raise UsageError(
             where,
             f"none of its {count} jobs can be replayed: {why}",
             "jobs are replayed from what their agents report; `synergyctl forecast` needs no reports",
         )
-    first_s = kept[0][0].submit_s
+    first_s = pairs[0][0].submit_s
     return Replay(
-        tuple(replace(trace_job, submit_s=trace_job.submit_s - first_s) for _, trace_job in kept),
+        tuple(replace(trace_job, submit_s=trace_job.submit_s - first_s) for _, trace_job in pairs),
         dict(left_out),
-        tuple(job.end_s - job.submit_s for job, _ in kept if job.end_s is not None),
+        tuple(job.end_s - job.submit_s for job, _ in pairs if job.end_s is not None),
     )
 
 
@@ -115,11 +115,11 @@ def _omission_reason(job: RecordedJob) -> str:
 
 def _batches(profile: Profile) -> tuple[int, int]:
     """Return the smallest and the largest batch that the job was seen with; without a noise scale, the one that it has, twice."""
-    seen = [m.plan.global_batch for m in profile.measured]
+    batches = [m.plan.global_batch for m in profile.measured]
     if profile.noise_scale is None or profile.noise_scale <= 0:
-        return (profile.global_batch or seen[-1],) * 2
-    seen += [profile.global_batch] if profile.global_batch else []
-    return min(seen), max(seen)
+        return (profile.global_batch or batches[-1],) * 2
+    batches += [profile.global_batch] if profile.global_batch else []
+    return min(batches), max(batches)
 
 
 def _work(job: RecordedJob) -> float:
@@ -137,7 +137,7 @@ def _work(job: RecordedJob) -> float:
     return float(report.step * (report.plan.global_batch if report.plan else profile.measured[-1].plan.global_batch))
 
 
-def _trace_job(job: RecordedJob, where: str, types: tuple[str, ...], known: dict[str, GpuFigures]) -> TraceJob:
+def _trace_job(job: RecordedJob, where: str, types: tuple[str, ...], gpu_figures: dict[str, GpuFigures]) -> TraceJob:
     profile = job.profile
     assert profile is not None
     low, high = _batches(profile)
@@ -150,10 +150,10 @@ def _trace_job(job: RecordedJob, where: str, types: tuple[str, ...], known: dict
         max_micro_batch=None if profile.model else micro,
     )
     for gpu_type in {*types, first.gpu_type, *(m.shape.gpu_type for m in profile.measured)}:
-        known.setdefault(gpu_type, figures(gpu_type))
-    asked = first if first.gpus == gpus else Shape(first.gpu_type, 1, gpus)
-    plain = Job(job.job_id, job.name, "", 0, "", JobState.PENDING, "", 0.0, None, None, 0, asked, asked)
-    task = JobPlanner(replace(plain, directive=directive), profile, profile.model, known)
+        gpu_figures.setdefault(gpu_type, figures(gpu_type))
+    asked_shape = first if first.gpus == gpus else Shape(first.gpu_type, 1, gpus)
+    plain = Job(job.job_id, job.name, "", 0, "", JobState.PENDING, "", 0.0, None, None, 0, asked_shape, asked_shape)
+    task = JobPlanner(replace(plain, directive=directive), profile, profile.model, gpu_figures)
     truth = RecordedTruth(task, 0.0, low, high, directive.max_micro_batch)
     truth.examples = _work(job) * _efficiency(truth, profile)
     return TraceJob(

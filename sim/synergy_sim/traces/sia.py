@@ -72,9 +72,9 @@ class TypedTruth:
         most = max(self.by_type.values(), key=lambda truth: truth.largest_local)
         return most.executed_plan(plan)
 
-    def pace(self, stage: int, placed: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
-        truth = self.by_type.get(placed.gpu_type)
-        return None if truth is None else truth.pace(stage, placed, truth.executed_plan(plan))
+    def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
+        truth = self.by_type.get(placement.gpu_type)
+        return None if truth is None else truth.pace(stage, placement, truth.executed_plan(plan))
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         truth = self.by_type.get(shape.gpu_type)
@@ -98,9 +98,9 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
 
 def read_typed_truth(folder: Path) -> TypedTruth:
     """Read the application whose tables lie in `folder`. Raises UsageError."""
-    found = {}
+    by_type = {}
     for gpu_type, cluster in _TABLES.items():
         truth = read_application(folder, gpu_type, cluster)
         most = _LARGEST_LOCAL.get((folder.name, gpu_type), truth.largest_local)
-        found[gpu_type] = replace(truth, largest_local=min(truth.largest_local, most))
-    return TypedTruth(found)
+        by_type[gpu_type] = replace(truth, largest_local=min(truth.largest_local, most))
+    return TypedTruth(by_type)

@@ -118,7 +118,7 @@ def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Measure
         if missing:
             raise UsageError(f"{where}:1", f"missing columns {', '.join(missing)}", f"needed are {', '.join(_NEEDED)}")
         rows: list[MeasuredRun] = []
-        seen: dict[str, int] = {}
+        line_by_id: dict[str, int] = {}
         for cells in reader:
             try:
                 row = _row(cells, path.name, f"{where}:{reader.line_num}", reader.line_num)
@@ -129,13 +129,13 @@ def read_rows(path: Path, passed_over: list[str] | None = None) -> tuple[Measure
                 continue
             if row is None:
                 continue
-            if row.row_id in seen:
+            if row.row_id in line_by_id:
                 raise UsageError(
                     f"{where}:{row.line}",
-                    f"row_id {row.row_id} is on line {seen[row.row_id]} too",
+                    f"row_id {row.row_id} is on line {line_by_id[row.row_id]} too",
                     "each row needs an id of its own",
                 )
-            seen[row.row_id] = row.line
+            line_by_id[row.row_id] = row.line
             rows.append(row)
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
@@ -398,18 +398,20 @@ class Shots:
 NO_SHOTS = Shots()
 
 
-def shots(rows: Sequence[MeasuredRun], wanted: Shots) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
+def shots(rows: Sequence[MeasuredRun], shot_counts: Shots) -> tuple[tuple[MeasuredRun, ...], tuple[MeasuredRun, ...]]:
     """Return (rows to learn from, the others).
 
-    The rows to learn from are those whose ids hash lowest. A model and cluster (or a cluster) with no more rows than `wanted`
+    The rows to learn from are those whose ids hash lowest. A model and cluster (or a cluster) with no more rows than `shot_counts`
     keeps one to be scored.
     """
     groups: dict[object, list[MeasuredRun]] = {}
     for row in rows:
-        groups.setdefault(row.cluster if wanted.in_all else row.job, []).append(row)
-    chosen: set[tuple[str, str]] = set()
+        groups.setdefault(row.cluster if shot_counts.in_all else row.job, []).append(row)
+    shot_keys: set[tuple[str, str]] = set()
     for some in groups.values():
         ordered = sorted(some, key=lambda row: (spread_hash(row.row_id), row.row_id))
-        chosen |= {(row.file, row.row_id) for row in ordered[: min(wanted.in_all or wanted.each, len(some) - 1)]}
-    taken = tuple(row for row in rows if (row.file, row.row_id) in chosen)
-    return taken, tuple(row for row in rows if (row.file, row.row_id) not in chosen)
+        shot_keys |= {
+            (row.file, row.row_id) for row in ordered[: min(shot_counts.in_all or shot_counts.each, len(some) - 1)]
+        }
+    shot_rows = tuple(row for row in rows if (row.file, row.row_id) in shot_keys)
+    return shot_rows, tuple(row for row in rows if (row.file, row.row_id) not in shot_keys)

@@ -33,10 +33,10 @@ def compute_prior(programs: Iterable[tuple[Measurement, ...]], figures: Callable
 
     Return PRIOR if none has measured.
     """
-    known = [some for some in programs if some][-_PROGRAMS:]
-    wanted = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in known]
-    fit_ahead(wanted)
-    return learnt(fit(*one) for one in wanted)
+    latest = [some for some in programs if some][-_PROGRAMS:]
+    fit_inputs = [(some, tuple(figures(m.shape.gpu_type) for m in some), PRIOR) for some in latest]
+    fit_ahead(fit_inputs)
+    return prior_from_fits(fit(*one) for one in fit_inputs)
 
 
 class UserPriors:
@@ -52,19 +52,19 @@ class UserPriors:
         self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], figures: Callable[[str], GpuFigures]
     ) -> None:
         """Take `programs`, by uid and the latest last, as all that was measured."""
-        known = {}
+        prior_by_uid = {}
         for uid, some in programs.items():
             latest = tuple(one for one in some if one)[-_PROGRAMS:]
             before = self._known.get(uid)
-            known[uid] = before if before and before[0] == latest else (latest, compute_prior(latest, figures))
-        self._known = known
+            prior_by_uid[uid] = before if before and before[0] == latest else (latest, compute_prior(latest, figures))
+        self._known = prior_by_uid
 
     def prior_for(self, uid: int) -> ThroughputPrior:
         """Return the prior of a user's jobs, or PRIOR where nothing of theirs was measured."""
         return self._known[uid][1] if uid in self._known else PRIOR
 
 
-def learnt(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
+def prior_from_fits(fits: Iterable[ThroughputFit]) -> ThroughputPrior:
     """Return the prior after jobs whose fits (from the built-in prior) are `fits`."""
     fits = tuple(fits)
     if not fits:

@@ -109,18 +109,18 @@ def _linearise(
 
 
 def _predict(
-    quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
+    quantity: _Quantity, correction: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> Floats:
-    features, mean, _ = _linearise(quantity, learnt.effects, rows, overrides)
-    return np.asarray(np.exp(mean + learnt.residual.mean(features)))
+    features, mean, _ = _linearise(quantity, correction.effects, rows, overrides)
+    return np.asarray(np.exp(mean + correction.residual.mean(features)))
 
 
 def _uncertainty(
-    quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
+    quantity: _Quantity, correction: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> Floats:
     """Return one sigma of log(measured / predicted)."""
-    features, _, _ = _linearise(quantity, learnt.effects, rows, overrides)
-    return np.asarray(np.hypot(learnt.residual.sigma(features), quantity.noise))
+    features, _, _ = _linearise(quantity, correction.effects, rows, overrides)
+    return np.asarray(np.hypot(correction.residual.sigma(features), quantity.noise))
 
 
 def _measured_logarithms(quantity: _Quantity, rows: Sequence[MeasuredRun]) -> Floats:
@@ -134,12 +134,12 @@ def _usable_rows(quantity: _Quantity, rows: Sequence[MeasuredRun], word: str) ->
 def _fit_correction(
     quantity: _Quantity, rows: Sequence[MeasuredRun], word: str, overrides: Overrides
 ) -> LearntCorrection:
-    known, nothing = _usable_rows(quantity, rows, word), residual.empty(len(quantity.parameters))
-    if not known:
+    usable_rows, nothing = _usable_rows(quantity, rows, word), residual.empty(len(quantity.parameters))
+    if not usable_rows:
         return LearntCorrection(Effects(quantity.parameters, {}, {}, 0.2, 0), nothing)
-    measured = _measured_logarithms(quantity, known)
-    effects = fit(known, quantity.parameters, quantity.log, measured, overrides)
-    return LearntCorrection(effects, _learn(quantity, effects, known, measured, nothing, overrides))
+    measured = _measured_logarithms(quantity, usable_rows)
+    effects = fit(usable_rows, quantity.parameters, quantity.log, measured, overrides)
+    return LearntCorrection(effects, _learn(quantity, effects, usable_rows, measured, nothing, overrides))
 
 
 def _learn(
@@ -181,26 +181,26 @@ def _with_family_moved(
 
 
 def _refine_correction(
-    quantity: _Quantity, learnt: LearntCorrection, rows: Sequence[MeasuredRun], word: str, overrides: Overrides
+    quantity: _Quantity, correction: LearntCorrection, rows: Sequence[MeasuredRun], word: str, overrides: Overrides
 ) -> LearntCorrection:
-    known = _usable_rows(quantity, rows, word)
-    if not known:
-        return learnt
+    usable_rows = _usable_rows(quantity, rows, word)
+    if not usable_rows:
+        return correction
     # where residuals are known already, the parameters have been fitted to more than these few rows: they stay
-    seen = set(learnt.residual.points.hardware.tolist())
+    fitted_families = set(correction.residual.points.hardware.tolist())
     by_family: dict[int, list[MeasuredRun]] = {}
-    for row in known:
+    for row in usable_rows:
         by_family.setdefault(identity(row.cluster, row.gpu_type), []).append(row)
-    effects = learnt.effects
+    effects = correction.effects
     for family, some in by_family.items():
-        if family not in seen:
+        if family not in fitted_families:
             effects = _with_family_moved(quantity, effects, some, _measured_logarithms(quantity, some), overrides)
-    measured = _measured_logarithms(quantity, known)
-    return LearntCorrection(effects, _learn(quantity, effects, known, measured, learnt.residual, overrides))
+    measured = _measured_logarithms(quantity, usable_rows)
+    return LearntCorrection(effects, _learn(quantity, effects, usable_rows, measured, correction.residual, overrides))
 
 
 def _rows_beyond_memory(
-    learnt: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
+    correction: LearntCorrection, rows: Sequence[MeasuredRun], overrides: Overrides
 ) -> list[MeasuredRun]:
     """Return what rows that did not measure a peak say of it, as rows with a peak.
 
@@ -210,7 +210,10 @@ def _rows_beyond_memory(
     some = [row for row in rows if row.memory_bytes is None and (row.out_of_memory or row.time_s is not None)]
     if not some:
         return []
-    mean, sigma = np.log(_predict(_MEMORY, learnt, some, overrides)), _uncertainty(_MEMORY, learnt, some, overrides)
+    mean, sigma = (
+        np.log(_predict(_MEMORY, correction, some, overrides)),
+        _uncertainty(_MEMORY, correction, some, overrides),
+    )
     limit = np.log([figures(row.gpu_type, overrides).usable_bytes for row in some])
     side = np.where([row.out_of_memory for row in some], 1.0, -1.0)
     beyond = side * (limit - mean) / sigma  # sigmas by which the belief is on the wrong side
@@ -262,8 +265,8 @@ class Predictor:
     def find_cluster(self, gpu_type: str) -> str:
         """Return the cluster whose rows were measured on `gpu_type`'s family, or "" if there is none or more than one."""
         end = levels("", gpu_type)[-1].removeprefix("cluster ")
-        known = {m.removeprefix("cluster ").removesuffix(end) for m in self.time.effects.mean if m.endswith(end)}
-        return known.pop() if len(known) == 1 else ""
+        clusters = {m.removeprefix("cluster ").removesuffix(end) for m in self.time.effects.mean if m.endswith(end)}
+        return clusters.pop() if len(clusters) == 1 else ""
 
     def figures(
         self, gpu_type: str, cluster: str | None = None, overrides: Mapping[str, Mapping[str, float]] | None = None
@@ -276,10 +279,10 @@ class Predictor:
         cluster = self.find_cluster(gpu_type) if cluster is None else cluster
         gpu = figures(gpu_type, overrides)
         fitted_figures = self.memory.effects.apply(self.time.effects.apply(gpu, cluster, gpu_type), cluster, gpu_type)
-        known = overrides if overrides is not None else self.overrides
-        unsure = _usual_uncertainty(_TIME, self.time, gpu_type, cluster, known)
+        site_overrides = overrides if overrides is not None else self.overrides
+        unsure = _usual_uncertainty(_TIME, self.time, gpu_type, cluster, site_overrides)
         if self.memory.effects.rows:
-            peak = _usual_uncertainty(_MEMORY, self.memory, gpu_type, cluster, known)
+            peak = _usual_uncertainty(_MEMORY, self.memory, gpu_type, cluster, site_overrides)
             fitted_figures = replace(fitted_figures, memory_uncertainty=peak)
         if not self.time.effects.rows:
             return fitted_figures
@@ -291,7 +294,7 @@ class Predictor:
 
 
 def _usual_uncertainty(
-    quantity: _Quantity, learnt: LearntCorrection, gpu_type: str, cluster: str, overrides: Overrides
+    quantity: _Quantity, correction: LearntCorrection, gpu_type: str, cluster: str, overrides: Overrides
 ) -> float:
     """Return one number for the uncertainty of a job not seen yet on `gpu_type` of `cluster`.
 
@@ -315,10 +318,14 @@ def _usual_uncertainty(
         )
         for plan in _PLANS
     ]
-    return float(np.median(_uncertainty(quantity, learnt, rows, overrides)))
+    return float(np.median(_uncertainty(quantity, correction, rows, overrides)))
 
 
 def fit_predictor(rows: Sequence[MeasuredRun], overrides: Overrides | None = None) -> Predictor:
     """Return a predictor fitted to `rows`, with priors at the built-in figures and the site's `overrides`."""
-    known = dict(overrides or {})
-    return Predictor(_fit_correction(_TIME, rows, "time", known), _fit_correction(_MEMORY, rows, "mem", known), known)
+    site_overrides = dict(overrides or {})
+    return Predictor(
+        _fit_correction(_TIME, rows, "time", site_overrides),
+        _fit_correction(_MEMORY, rows, "mem", site_overrides),
+        site_overrides,
+    )

@@ -30,17 +30,17 @@ def profile_text(predictor: Predictor) -> str:
         "about": "parameters by level on the fitted scale (log or log-odds, as an offset from the GPU type's figure): "
         "[mean, sigma]; residuals: log(measured / predicted); figures: what comes out, for people, never read",
         "figures": _figures(predictor),
-        "time": _learnt(predictor.time),
-        "memory": _learnt(predictor.memory),
+        "time": _correction_json(predictor.time),
+        "memory": _correction_json(predictor.memory),
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
 def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
     """Return the fitted figures of each cluster's GPU types, and of every type on a cluster never seen."""
-    seen = {level for part in (predictor.time, predictor.memory) for level in part.effects.mean}
+    level_names = {level for part in (predictor.time, predictor.memory) for level in part.effects.mean}
     result: dict[str, dict[str, float]] = {}
-    for level in ["", *sorted(seen)]:
+    for level in ["", *sorted(level_names)]:
         cluster, _, chip = level.removeprefix("cluster ").rpartition(" family ")
         if level and not (level.startswith("cluster ") and cluster):
             continue
@@ -52,8 +52,8 @@ def _figures(predictor: Predictor) -> dict[str, dict[str, float]]:
     return result
 
 
-def _learnt(learnt: LearntCorrection) -> dict[str, Any]:
-    effects, points = learnt.effects, learnt.residual.points
+def _correction_json(correction: LearntCorrection) -> dict[str, Any]:
+    effects, points = correction.effects, correction.residual.points
     names = [p.name for p in effects.parameters]
     return {
         "rows": effects.rows,
@@ -71,9 +71,9 @@ def _learnt(learnt: LearntCorrection) -> dict[str, Any]:
                 "job": int(points.job[i]),
                 "shape": [round(float(x), 4) for x in points.shape[i]],
                 "slopes": [round(float(x), 4) for x in points.slopes[i]],
-                "value": round(float(learnt.residual.measured[i]), 5),
+                "value": round(float(correction.residual.measured[i]), 5),
             }
-            for i in range(len(learnt.residual.measured))
+            for i in range(len(correction.residual.measured))
         ],
     }
 

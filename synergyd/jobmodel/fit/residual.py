@@ -78,14 +78,14 @@ class Residual:
     weights: Floats  # (N,)
     inverse: Floats  # (N, N)
 
-    def mean(self, asked: PlanFeatures) -> Floats:
+    def mean(self, features: PlanFeatures) -> Floats:
         """Return the expected log(measured / predicted) of each asked-for plan, (M,)."""
-        return np.asarray(covariance(asked, self.points) @ self.weights)
+        return np.asarray(covariance(features, self.points) @ self.weights)
 
-    def sigma(self, asked: PlanFeatures) -> Floats:
-        """Return one sigma of the posterior at the points `asked`, (M,)."""
-        cross = covariance(asked, self.points)
-        own = JOB**2 + NARROW**2 + WIDE**2 + np.sum(asked.slopes**2, axis=1)
+    def sigma(self, features: PlanFeatures) -> Floats:
+        """Return one sigma of the posterior at the points `features`, (M,)."""
+        cross = covariance(features, self.points)
+        own = JOB**2 + NARROW**2 + WIDE**2 + np.sum(features.slopes**2, axis=1)
         return np.asarray(np.sqrt(np.maximum(own - np.sum((cross @ self.inverse) * cross, axis=1), 0.0)))
 
 

@@ -81,12 +81,12 @@ def score(rows: Sequence[MeasuredRun], step_s: Floats, peak_bytes: Floats) -> Sc
     )
 
 
-def score_files(rows: Sequence[MeasuredRun], predictor: Predictor, wanted: Shots = NO_SHOTS) -> dict[str, Score]:
-    """Return the score by file, and of `all` together, after the shots `wanted` have refined `predictor`.
+def score_files(rows: Sequence[MeasuredRun], predictor: Predictor, shot_counts: Shots = NO_SHOTS) -> dict[str, Score]:
+    """Return the score by file, and of `all` together, after the shots `shot_counts` have refined `predictor`.
 
     The shots themselves are not scored.
     """
-    learn, rest = shots(rows, wanted)
+    learn, rest = shots(rows, shot_counts)
     if learn:
         predictor = predictor.with_rows(learn)
     step_s, peak_bytes = predictor.step_s(rest), predictor.peak_bytes(rest)

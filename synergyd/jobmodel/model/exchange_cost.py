@@ -73,7 +73,7 @@ def example_worth(option: Exchange, replicas: int, measured: Sequence[Measuremen
     prior = prior_worth(option, replicas)
     if option == EXACT or replicas < 2:
         return 1.0
-    own: list[tuple[float, float]] = []  # (log of lost over expected, reports)
+    own: list[tuple[float, float]] = []  # (log of loss over expected loss, reports)
     others: list[tuple[float, float]] = []
     for m in measured:
         if m.comm_efficiency is None or m.plan.exchange == "exact":
@@ -82,15 +82,15 @@ def example_worth(option: Exchange, replicas: int, measured: Sequence[Measuremen
         if ran.kind != option.kind:
             continue
         expected = 1.0 / prior_worth(ran, max(2, m.plan.dp)) - 1.0
-        lost = 1.0 / min(1.0, max(_LEAST_WORTH, m.comm_efficiency)) - 1.0
+        loss = 1.0 / min(1.0, max(_LEAST_WORTH, m.comm_efficiency)) - 1.0
         (own if ran == option else others).append(
-            (math.log(max(lost, 1e-3) / expected), float(min(m.samples, 8 * _PRIOR_REPORTS)))
+            (math.log(max(loss, 1e-3) / expected), float(min(m.samples, 8 * _PRIOR_REPORTS)))
         )
-    seen = own or others
-    if not seen:
+    evidence = own or others
+    if not evidence:
         return prior
-    reports = sum(count for _, count in seen)
-    ratio = math.exp(sum(off * count for off, count in seen) / (reports + _PRIOR_REPORTS))
+    reports = sum(count for _, count in evidence)
+    ratio = math.exp(sum(off * count for off, count in evidence) / (reports + _PRIOR_REPORTS))
     return max(_LEAST_WORTH, 1.0 / (1.0 + (1.0 / prior - 1.0) * ratio))
 
 

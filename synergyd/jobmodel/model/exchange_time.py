@@ -34,8 +34,8 @@ def exchange_s(
         if option.kind == "local":
             seconds = 2 * ring(link, ranks, _PARAMETER_BYTES * shard) / option.period
         elif option.kind == "compressed":
-            sent = 2 * ring(link, ranks, np.minimum(gradient_bytes, _HALF_BYTES) * shard)
-            seconds = np.maximum(0.0, sent - hidden)
+            transfer_s = 2 * ring(link, ranks, np.minimum(gradient_bytes, _HALF_BYTES) * shard)
+            seconds = np.maximum(0.0, transfer_s - hidden)
         else:
             continue
         result = np.where(plans.exchange == option, seconds, result)

@@ -253,8 +253,8 @@ def figures(gpu_type: str, overrides: Mapping[str, Mapping[str, float]] | None =
     base = part or types[name or "generic"]
     changes: dict[str, float] = {}
     by_lower = {key.lower(): value for key, value in (overrides or {}).items()}
-    wanted = {spelling: None for spelling in (name, gpu_type.strip().lower()) if spelling}
-    for spelling in wanted:
+    spellings = {spelling: None for spelling in (name, gpu_type.strip().lower()) if spelling}
+    for spelling in spellings:
         for figure, value in by_lower.get(spelling, {}).items():
             _check(spelling, figure, value)
             changes[figure] = float(value)
@@ -291,8 +291,8 @@ def link_figures(text: str, scope: str) -> dict[str, float]:
     among = int(shared) if shared.isascii() and shared.isdecimal() and len(shared) <= 6 else 0
     if slash and among < 1:
         raise UsageError(f"--set {scope}", f"{text!r}: {shared!r} GPUs share it", "write CLASS/N, such as ib-hdr/4")
-    if (known := parse_link(name)) is not None:
-        count, link = known[0], LINK_CLASSES[known[1]]
+    if (link_spec := parse_link(name)) is not None:
+        count, link = link_spec[0], LINK_CLASSES[link_spec[1]]
         return {f"{scope}_gbs": count * link.gbs / max(1, among), f"{scope}_latency_s": link.latency_s}
     try:
         number = float(name)

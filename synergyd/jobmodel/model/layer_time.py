@@ -121,8 +121,8 @@ def layer_time(model: Dims, at: Kernels, plans: PlanArrays, links: dict[str, Gro
     redone = np.where(full, share * forward, np.where(selective, core, 0.0))
     again_tp = share * tp_pass
     if beyond_core(plans):
-        chosen = _by_modules(model, at, plans, tokens, slowdowns, core, tp_pass - ep_pass, ep_pass)
-        redone, again_tp = np.where(selective, chosen[0], redone), np.where(selective, chosen[1], again_tp)
+        by_modules = _by_modules(model, at, plans, tokens, slowdowns, core, tp_pass - ep_pass, ep_pass)
+        redone, again_tp = np.where(selective, by_modules[0], redone), np.where(selective, by_modules[1], again_tp)
     if operators.any():
         redone = np.where(operators, _at_least(gemms / 2 + element_wise, host), redone)
     tp_layer = 2 * tp_pass + again_tp
@@ -185,14 +185,14 @@ def _at_least(gpu_s: Floats, host_s: Floats) -> Floats:
 def _projections(model: Dims, at: Kernels, t: Ints, tokens: Floats, spread: Ints, slowdown: Floats) -> Floats:
     """Return the forward seconds of the attention's queries, keys, values and output."""
     h = model.hidden
-    found = at.gemm(tokens, (model.query + 2 * model.kv) / t, h, slowdown)
-    found = found + at.gemm(tokens, h, model.query / t, slowdown)
+    forward_s = at.gemm(tokens, (model.query + 2 * model.kv) / t, h, slowdown)
+    forward_s = forward_s + at.gemm(tokens, h, model.query / t, slowdown)
     if not np.any(model.kv_lora > 0):
-        return found
+        return forward_s
     # every tensor rank goes down to the latent widths itself, with its part of the sequence
     down = at.gemm(tokens / spread, model.q_lora + model.kv_lora + model.rope, h)
     latent = down + _up_projections(model, at, t, tokens) + at.gemm(tokens, h, model.value / t)
-    return np.where(model.kv_lora > 0, latent, found)
+    return np.where(model.kv_lora > 0, latent, forward_s)
 
 
 def _up_projections(model: Dims, at: Kernels, t: Ints, tokens: Floats) -> Floats:

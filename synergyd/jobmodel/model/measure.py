@@ -83,7 +83,7 @@ def derive_figures(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str
     default efficiencies give the measured rates. Links are always treated this way. The figures' meaning is step_time.py's: a
     GEMM takes kernel_s + FLOPs / (peak * gemm_efficiency), a ring of n ranks (n-1)/n bytes / rate + latency * (1 + log2 n) / 2.
     """
-    known = figures(gpu_type)
+    base = figures(gpu_type)
     values: dict[str, float] = {}
     remarks: dict[str, str] = {}
 
@@ -91,9 +91,9 @@ def derive_figures(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str
         values[name], remarks[name] = value, remark
 
     kernel_s, rate = line(measured.gemm)
-    nominal = known.peak_tflops * 1e12
-    if known.note or rate > nominal:
-        add("peak_tflops", rate / known.gemm_efficiency / 1e12, f"{rate / 1e12:.3g} TFLOP/s in {measured.dtype} GEMMs")
+    nominal = base.peak_tflops * 1e12
+    if base.note or rate > nominal:
+        add("peak_tflops", rate / base.gemm_efficiency / 1e12, f"{rate / 1e12:.3g} TFLOP/s in {measured.dtype} GEMMs")
     else:
         add("gemm_efficiency", rate / nominal, f"{rate / 1e12:.3g} TFLOP/s in {measured.dtype} GEMMs")
     # zero is allowed, but a kernel takes some time
@@ -106,35 +106,35 @@ def derive_figures(measured: DeviceMeasurement, gpu_type: str) -> tuple[dict[str
         share = line(measured.attention)[1] / rate
         add("attention_efficiency", min(share, 1.0), "fused causal attention over GEMMs")
     if measured.copy:
-        _add_bandwidth(measured, known, add)
+        _add_bandwidth(measured, base, add)
     if measured.memory_bytes:
         add("memory_gib", measured.memory_bytes / GIB, "device memory")
     for collective in measured.collectives:
-        _add_link(collective, known, add)
+        _add_link(collective, base, add)
     return values, remarks
 
 
-def _add_bandwidth(measured: DeviceMeasurement, known: GpuFigures, add: Callable[[str, float, str], None]) -> None:
+def _add_bandwidth(measured: DeviceMeasurement, base: GpuFigures, add: Callable[[str, float, str], None]) -> None:
     _, rate = line(measured.copy)
     remark = f"{rate / 1e9:.4g} GB/s copying device memory, reads and writes counted"
-    if known.note or rate > known.bandwidth_gbs * 1e9:
-        add("bandwidth_gbs", rate / known.bandwidth_efficiency / 1e9, remark)
+    if base.note or rate > base.bandwidth_gbs * 1e9:
+        add("bandwidth_gbs", rate / base.bandwidth_efficiency / 1e9, remark)
     else:
-        add("bandwidth_efficiency", rate / (known.bandwidth_gbs * 1e9), remark)
+        add("bandwidth_efficiency", rate / (base.bandwidth_gbs * 1e9), remark)
 
 
-def _add_link(collective: AllReduceTimings, known: GpuFigures, add: Callable[[str, float, str], None]) -> None:
+def _add_link(collective: AllReduceTimings, base: GpuFigures, add: Callable[[str, float, str], None]) -> None:
     n = collective.ranks
     start, rate = line([Timing(2 * p.amount * (n - 1) / n, p.seconds) for p in collective.points])
     latency = max(start / (1 + float(np.log2(n))), 1e-7)
     text = f"all-reduce over {n} ranks, {collective.local} a node: {rate / 1e9:.4g} GB/s on the links"
     if collective.crosses_nodes:
         # step_time.py's rate of a group with several members on a node
-        ports = collective.local**known.rail_use
-        add("inter_gbs", rate / ports / known.inter_efficiency / 1e9, text)
+        ports = collective.local**base.rail_use
+        add("inter_gbs", rate / ports / base.inter_efficiency / 1e9, text)
         add("inter_latency_s", latency, "a collective before its first byte moves, between nodes")
     else:
-        add("intra_gbs", rate / known.link_efficiency / 1e9, text)
+        add("intra_gbs", rate / base.link_efficiency / 1e9, text)
         add("intra_latency_s", latency, "a collective before its first byte moves, in the node")
 
 
@@ -163,16 +163,16 @@ def report(measured: DeviceMeasurement) -> str:
 
 def conf_line(gpu_type: str, measured: Mapping[str, float]) -> str:
     """Return the slurm.conf line of the same figures. It takes the five main ones, so an efficiency is put into its peak."""
-    known = figures(gpu_type)
+    base = figures(gpu_type)
     main = {
         n: measured[n]
         for n in ("peak_tflops", "memory_gib", "bandwidth_gbs", "intra_gbs", "inter_gbs")
         if n in measured
     }
     if "gemm_efficiency" in measured:
-        main["peak_tflops"] = known.peak_tflops * measured["gemm_efficiency"] / known.gemm_efficiency
+        main["peak_tflops"] = base.peak_tflops * measured["gemm_efficiency"] / base.gemm_efficiency
     if "bandwidth_efficiency" in measured:
-        main["bandwidth_gbs"] = known.bandwidth_gbs * measured["bandwidth_efficiency"] / known.bandwidth_efficiency
+        main["bandwidth_gbs"] = base.bandwidth_gbs * measured["bandwidth_efficiency"] / base.bandwidth_efficiency
     return f"#SYNERGY GpuType={gpu_type} " + " ".join(f"{name}={max(value, 0.001):.4g}" for name, value in main.items())
 
 

@@ -100,17 +100,17 @@ class StageMemory:
     def peak(self, plans: PlanArrays, last: Bools | None = None) -> PeakMemory:
         """Return the peaks of `plans`, which may differ from this object's plans only in what they compute again."""
         gpu, (first_layers, last_layers) = self.gpu, self.ends
-        kept, working, saved = self.layer.count_bytes(plans)
+        stash, working, saved = self.layer.count_bytes(plans)
         some = plans.recompute_layers * plans.vpp  # layers of a stage that are computed again where not all are
         blocks = bool(some.any())
 
         def held_by(layers: Floats, in_flight: Floats) -> Floats:
             if not blocks:
-                return np.asarray(gpu.activation_scale * (in_flight * (layers * kept) + working))
+                return np.asarray(gpu.activation_scale * (in_flight * (layers * stash) + working))
             # the first layers are computed again when those that were kept are gone: no room of their own
             at_once = np.where((some > 0) & (some < layers), 0.0, working)
             return np.asarray(
-                gpu.activation_scale * (in_flight * (layers * kept - np.minimum(some, layers) * saved) + at_once)
+                gpu.activation_scale * (in_flight * (layers * stash - np.minimum(some, layers) * saved) + at_once)
             )
 
         first_activations = held_by(first_layers, self.in_flight[0])
@@ -167,8 +167,8 @@ def stage_memory(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StageMemory
     entry = in_flight * (8 * tokens + half * tokens * h / spread)
     loss = (1 + model.mtp) * tokens * (4 * h + gpu.logit_bytes * model.vocab) / t
 
-    held, optimizer = _of_a_parameter(gpu, plans, plans.shard)
-    expert_held, expert_optimizer = _more_of_experts(model, gpu, plans, held, optimizer)
+    weight_and_gradient, optimizer = _of_a_parameter(gpu, plans, plans.shard)
+    expert_held, expert_optimizer = _more_of_experts(model, gpu, plans, weight_and_gradient, optimizer)
     gathered: Floats | float = 0.0
     if (plans.zero_stage >= 3).any():  # this layer and the next are whole, this one's gradient too
         experts_elsewhere = model.expert_parameters / t / plans.ep * (plans.ep - 1) / plans.shard
@@ -189,7 +189,7 @@ def stage_memory(model: Dims, gpu: GpuFigures, plans: PlanArrays) -> StageMemory
         one_layer=one_layer,
         parameters=(first_parameters, last_parameters),
         logits=(entry + np.where(p == 1, loss, 0.0), np.where(p == 1, entry, 0.0) + loss),
-        held=held,
+        held=weight_and_gradient,
         optimizer=optimizer,
         expert_layers=expert_layers,
         expert_held=expert_held,
@@ -219,14 +219,16 @@ def _parameters(
 def _of_a_parameter(gpu: GpuFigures, plans: PlanArrays, ranks: Floats | Ints) -> tuple[Floats, Floats]:
     """Return (weight and gradient, optimizer): the bytes of a parameter that is sharded over `ranks`."""
     stage, gradient = plans.zero_stage, _GRADIENTS[plans.precision] * gpu.state_scale
-    held = _WEIGHTS[plans.precision] / np.where(stage >= 3, ranks, 1) + gradient / np.where(stage >= 2, ranks, 1)
-    return held, _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
+    weight_and_gradient = _WEIGHTS[plans.precision] / np.where(stage >= 3, ranks, 1) + gradient / np.where(
+        stage >= 2, ranks, 1
+    )
+    return weight_and_gradient, _OPTIMIZER[plans.precision] * gpu.state_scale / np.where(stage >= 1, ranks, 1)
 
 
 def _more_of_experts(
-    model: Dims, gpu: GpuFigures, plans: PlanArrays, held: Floats, optimizer: Floats
+    model: Dims, gpu: GpuFigures, plans: PlanArrays, weight_and_gradient: Floats, optimizer: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the bytes that a layer's experts take beyond those given by a parameter's `held` and `optimizer`.
+    """Return the bytes that a layer's experts take beyond those given by a parameter's `weight_and_gradient` and `optimizer`.
 
     Experts are sharded only over the ranks that hold the same ones.
     """
@@ -234,7 +236,7 @@ def _more_of_experts(
         return np.zeros(()), np.zeros(())
     of_expert = _of_a_parameter(gpu, plans, np.maximum(plans.shard / plans.ep, 1))
     parameters = model.expert_parameters / plans.tp / plans.ep
-    return parameters * (of_expert[0] - held), parameters * (of_expert[1] - optimizer)
+    return parameters * (of_expert[0] - weight_and_gradient), parameters * (of_expert[1] - optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,31 +257,31 @@ class _LayerMemory:
     whole: Floats
 
     def count_bytes(self, plans: PlanArrays) -> tuple[Floats, Floats, Floats | float]:
-        """Return three byte counts: (kept, working, saved).
+        """Return three byte counts: (stash, working, saved).
 
-        `kept` is kept for the backward pass of a micro-batch, `working` is used while it is recomputed. `saved` is how much less
+        `stash` is kept for the backward pass of a micro-batch, `working` is used while it is recomputed. `saved` is how much less
         a layer takes that is computed again where others are not.
         """
         model, half, tokens, spread, whole = self.model, self.half, self.tokens, self.spread, self.whole
         full, selective, operators = (plans.recompute == code for code in (FULL, SELECTIVE, OPERATORS))
         boundary = half * 2 * tokens * model.hidden / spread
         blocks = full & (plans.recompute_layers > 0)
-        kept = np.where(full & ~blocks, boundary, np.where(selective, self.unscored, whole))
+        stash = np.where(full & ~blocks, boundary, np.where(selective, self.unscored, whole))
         working = np.where(full, whole, np.where(selective, self.scores, 0.0))
         if beyond_core(plans):
             alone, each = find_recomputed(plans), kept_elements(model, plans.tp, spread)
             working = working * np.where(selective & ~alone[CORE], 0.0, 1.0)
-            kept = kept + np.where(selective & ~alone[CORE], self.scores, 0.0)
+            stash = stash + np.where(selective & ~alone[CORE], self.scores, 0.0)
             for name, elements in each.items():
                 freed = np.where(alone[name], half * 2 * tokens * elements, 0.0)
-                kept, working = kept - freed, working + freed
+                stash, working = stash - freed, working + freed
         if operators.any():
             # the attention's output, and half of the GEMMs' outputs: q, k and v, attention's and MLP's projections
             gemms = 2 * (model.query + 2 * model.kv + (model.gates - 1) * self.wide) / plans.tp
             gemms = gemms + 4 * model.hidden / spread
-            kept = np.where(operators, boundary + half * tokens * (2 * model.value / plans.tp + gemms / 2), kept)
+            stash = np.where(operators, boundary + half * tokens * (2 * model.value / plans.tp + gemms / 2), stash)
             working = np.where(operators, whole, working)
-        return kept, working, np.where(blocks, whole - boundary, 0.0)
+        return stash, working, np.where(blocks, whole - boundary, 0.0)
 
 
 def _layer_memory(model: Dims, gpu: GpuFigures, plans: PlanArrays, tokens: Floats, spread: Ints) -> _LayerMemory:

@@ -29,8 +29,8 @@ def beyond_core(plans: PlanArrays) -> bool:
 
 def find_recomputed(plans: PlanArrays) -> dict[str, Bools]:
     """Return which modules are computed again by themselves, (N,) each."""
-    found = {name: (plans.modules >> i & 1).astype(np.bool_) for i, name in enumerate(MODULES)}
-    return {name: mask & ~found["moe"] if name in _OF_MOE else mask for name, mask in found.items()}
+    masks = {name: (plans.modules >> i & 1).astype(np.bool_) for i, name in enumerate(MODULES)}
+    return {name: mask & ~masks["moe"] if name in _OF_MOE else mask for name, mask in masks.items()}
 
 
 def count_separate_norms(model: Dims) -> Floats:

@@ -58,7 +58,7 @@ def most_probable(jobs: Sequence[ToFit], steps: Steps, noise: float) -> list[Flo
 
     The cost is soft-L1 of the measurements over `noise`, plus quadratic priors.
     """
-    found: list[Floats] = [job.mean for job in jobs]
+    optima: list[Floats] = [job.mean for job in jobs]
     least = [np.inf] * len(jobs)
     widths: dict[int, list[tuple[int, Floats]]] = {}  # (job, start) by number of measurements
     for i, job in enumerate(jobs):
@@ -71,8 +71,8 @@ def most_probable(jobs: Sequence[ToFit], steps: Steps, noise: float) -> list[Flo
             answers = descent.run(np.stack([start for _, start in some]))
             for (i, _), theta, cost in zip(some, *answers, strict=True):
                 if cost < least[i]:
-                    found[i], least[i] = theta, cost
-    return found
+                    optima[i], least[i] = theta, cost
+    return optima
 
 
 class _Descent:
@@ -98,7 +98,7 @@ class _Descent:
         count, constants = start.shape
         theta, damping = start.copy(), np.full(count, 1e-2)
         best, off = self._cost(theta, np.arange(count))
-        before, taken = best.copy(), np.zeros(count, dtype=np.intp)
+        before, iterations = best.copy(), np.zeros(count, dtype=np.intp)
         normal, gradient = np.zeros((count, constants, constants)), np.zeros((count, constants))
         active, fresh = np.arange(count), np.arange(count)  # still searching, and those of them that need slopes
         while active.size:
@@ -120,8 +120,8 @@ class _Descent:
             theta[gained], best[gained], off[gained] = trial[better], value[better], there[better]
             damping[gained] = np.maximum(damping[gained] / 9, 1e-9)
             damping[active[~better]] *= 4
-            taken[gained] += 1
-            goes_on = (before[gained] - best[gained] >= 1e-7 * (1 + best[gained])) & (taken[gained] < _ITERATIONS)
+            iterations[gained] += 1
+            goes_on = (before[gained] - best[gained] >= 1e-7 * (1 + best[gained])) & (iterations[gained] < _ITERATIONS)
             fresh = gained[goes_on]
             waiting = active[~better]
             active = np.sort(np.concatenate([fresh, waiting[damping[waiting] < _DAMPED]]))

@@ -110,12 +110,12 @@ def load_model(text: str, seq: int | None = None) -> ModelSpec:
 def _from_file(text: str) -> ModelSpec:
     where = f"model {text}"
     path = Path(text)
-    known = f"presets are {', '.join(presets())}; or give the path of a Hugging Face config.json"
+    remedy = f"presets are {', '.join(presets())}; or give the path of a Hugging Face config.json"
     try:
         if path.is_dir():
             path = path / "config.json"
         if not path.is_file():
-            raise UsageError(where, "neither a preset nor a file", known)
+            raise UsageError(where, "neither a preset nor a file", remedy)
         config = json.loads(read_bytes(path, _CONFIG_LIMIT))
     except (OSError, ValueError, RecursionError) as error:
         what = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
@@ -159,8 +159,8 @@ def from_hf_config(config: object, where: str, name: str = "model") -> ModelSpec
     if about.moe:
         values |= _experts(config, values, where)
     values["mtp_layers"] = _read_whole_number(config, ("num_nextn_predict_layers",), where, 0)
-    named = config.get("_name_or_path")
-    label = named.rsplit("/", 1)[-1] if isinstance(named, str) and named else name
+    path_or_name = config.get("_name_or_path")
+    label = path_or_name.rsplit("/", 1)[-1] if isinstance(path_or_name, str) and path_or_name else name
     tie = config.get("tie_word_embeddings")
     tied = about.tied if tie is None else bool(tie)
     spec = ModelSpec(one_line(label, 100), **values, gated=about.gated, tied_embeddings=tied, causal=about.causal)

@@ -27,8 +27,8 @@ def layers_at_ends(layers: Floats | int, pp: Ints, mtp: Floats | int = 0) -> tup
 
 @lru_cache(maxsize=4096)
 def _ends(layers: int, pp: int, mtp: int) -> tuple[int, int]:
-    found = stage_layers(layers, pp, mtp)
-    return (found.first, found.last) if found is not None else (-(-layers // pp),) * 2
+    split = stage_layers(layers, pp, mtp)
+    return (split.first, split.last) if split is not None else (-(-layers // pp),) * 2
 
 
 @lru_cache(maxsize=256)

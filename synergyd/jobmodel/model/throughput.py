@@ -256,8 +256,8 @@ def fit(
     measurements the result is the priors. The uncertainty that remains is Laplace's approximation there.
     """
     key = _key(measured, gpus, prior)
-    if (known := _fits.pop(key, None)) is not None:
-        return _keep(key, known)
+    if (cached_fit := _fits.pop(key, None)) is not None:
+        return _keep(key, cached_fit)
     points = _points(measured, gpus)
     if points:
         job = _to_fit(measured, points, prior)
@@ -268,34 +268,34 @@ def fit(
     return _keep(key, ThroughputFit(model, start, np.diag(sigma**2), empty, _MISFIT))
 
 
-def fit_ahead(wanted: Iterable[FitOf]) -> None:
+def fit_ahead(inputs: Iterable[FitOf]) -> None:
     """Compute each `fit` that is about to be asked for, all at once.
 
     This takes a third of the time that one after another takes. A fit that fails is left to its own `fit` call.
     """
     jobs: dict[_Key, tuple[ToFit, list[_Configuration]]] = {}
-    keyed = {_key(*one): one for one in wanted}
+    keyed = {_key(*one): one for one in inputs}
     for key, (measured, gpus, prior) in islice(((k, one) for k, one in keyed.items() if k not in _fits), _KEPT // 2):
         with suppress(ArithmeticError, ValueError):  # a job may report anything
             if points := _points(measured, gpus):
                 jobs[key] = _to_fit(measured, points, prior), points
     with suppress(np.linalg.LinAlgError):
-        found = most_probable([job for job, _ in jobs.values()], _steps, NOISE)
-        for (key, (job, points)), theta in zip(jobs.items(), found, strict=True):
+        optima = most_probable([job for job, _ in jobs.values()], _steps, NOISE)
+        for (key, (job, points)), theta in zip(jobs.items(), optima, strict=True):
             _keep(key, _fit_around(theta, job, points))
 
 
-def _keep(key: _Key, made: ThroughputFit) -> ThroughputFit:
-    _fits[key] = made
+def _keep(key: _Key, result: ThroughputFit) -> ThroughputFit:
+    _fits[key] = result
     for oldest in list(_fits)[: len(_fits) - _KEPT] if len(_fits) > _KEPT else ():  # another thread may do so too
         _fits.pop(oldest, None)
-    return made
+    return result
 
 
 def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> ThroughputFit:
     """Return the fit of the most probable constants, with what the measurements leave open of them."""
-    terms, wanted, sigma = job.terms, job.wanted, job.sigma
-    off = np.log(_steps(theta, terms)) - wanted
+    terms, log_step_s, sigma = job.terms, job.wanted, job.sigma
+    off = np.log(_steps(theta, terms)) - log_step_s
     jacobian = _log_slopes(theta, terms)
     misfit, precision = _MISFIT, np.diag(1 / sigma**2)
     for _ in range(3):
@@ -310,8 +310,8 @@ def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> 
         (gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes, option)
         for gpu, shape, dp, micro, passes, option in points
     ]
-    known = dict(zip(keys, off.tolist(), strict=True))
-    return ThroughputFit(_model(theta), theta, covariance, information, misfit, known)
+    off_by_configuration = dict(zip(keys, off.tolist(), strict=True))
+    return ThroughputFit(_model(theta), theta, covariance, information, misfit, off_by_configuration)
 
 
 def _points(measured: Sequence[Measurement], gpus: Sequence[GpuFigures]) -> list[_Configuration]:
@@ -323,12 +323,12 @@ def _points(measured: Sequence[Measurement], gpus: Sequence[GpuFigures]) -> list
 
 
 def _to_fit(measured: Sequence[Measurement], points: Sequence[_Configuration], prior: ThroughputPrior) -> ToFit:
-    wanted = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
+    log_step_s = np.log([m.step_s for m in measured if m.step_s > 0 and m.plan.micro_batches > 0])
     terms, mean = _terms(points), np.array(prior.mean)
     # a long step is computation or overhead, and the way from one to the other is uphill: here it is computation
     computing = mean.copy()
-    computing[0] = float(np.median(wanted - np.log(terms[0] * terms[5])))
-    return ToFit(terms, wanted, mean, np.array(prior.sigma), (computing,))
+    computing[0] = float(np.median(log_step_s - np.log(terms[0] * terms[5])))
+    return ToFit(terms, log_step_s, mean, np.array(prior.sigma), (computing,))
 
 
 def _model(theta: Floats) -> ThroughputModel:

@@ -40,7 +40,7 @@ class FreeGpus:
         shape: Shape,
         node_filter: NodeFilter,
         own: Collection[str] = (),
-        wanted: Mapping[str, int] | None = None,
+        demand: Mapping[str, int] | None = None,
         needs: NodeNeeds = GPUS_ONLY,
         shun: Collection[str] = (),
         first: str = "",
@@ -51,20 +51,22 @@ class FreeGpus:
 
         All are of one partition, the filter's required nodes among them, inside one leaf switch where that is possible. Nodes
         in `own` come first, `first` before all: a running job can give any other node back without a restart. Then come those
-        that fewest others want (`wanted`), those that fewest partitions share, the tightest fit, the first in order. Nodes of
+        that fewest others want (`demand`), those that fewest partitions share, the tightest fit, the first in order. Nodes of
         `shun` and those with a penalty are taken only where the others are too few.
         """
         if shape.nodes > 1 and "," in node_filter.partition:
             each = [node_filter._replace(partition=p) for p in node_filter.partition.split(",")]
-            found = [names for f in each if (names := self.pick(shape, f, own, wanted, needs, shun, first)) is not None]
+            options = [
+                names for f in each if (names := self.pick(shape, f, own, demand, needs, shun, first)) is not None
+            ]
             return max(
-                found, key=lambda names: (-self._badness(names, shun), sum(n in own for n in names)), default=None
+                options, key=lambda names: (-self._badness(names, shun), sum(n in own for n in names)), default=None
             )
-        wanted = wanted or {}
+        demand = demand or {}
         free, gpus, has_room = self.free, shape.gpus_per_node, self._check(needs, shape.gpus_per_node)
         nodes = self._usable_nodes(shape.gpu_type, node_filter)
         fit = [
-            (0 if name == first else 1 if name in own else 2, wanted.get(name, 0), shared, free[name], i)
+            (0 if name == first else 1 if name in own else 2, demand.get(name, 0), shared, free[name], i)
             for name, shared, i in nodes
             if free[name] >= gpus and self._may_span(name, shape) and (has_room is None or has_room(i))
         ]
@@ -84,8 +86,8 @@ class FreeGpus:
         if shape.nodes == 1:
             return (self._nodes[min(must or fit)[-1]].name,)
         fit.sort()
-        chosen = sorted(i for *_, i in [*must, *self._choose_near_nodes(fit, shape.nodes - len(must))])
-        return tuple(self._nodes[i].name for i in chosen)
+        indices = sorted(i for *_, i in [*must, *self._choose_near_nodes(fit, shape.nodes - len(must))])
+        return tuple(self._nodes[i].name for i in indices)
 
     def _better(self, fit: list[_Fit], nodes: int, shun: Collection[str]) -> list[_Fit]:
         """Return the nodes of `fit` that are no bad nodes, with the least bad ones added if the others are fewer than `nodes`."""
@@ -108,7 +110,7 @@ class FreeGpus:
         """Return a check of whether a node (by index) has what a job needs beside so many GPUs, or None if every node has."""
         if needs is GPUS_ONLY or not self._room or needs == GPUS_ONLY:
             return None
-        known: dict[tuple[int, int], Room] = {}
+        room_by_node_kind: dict[tuple[int, int], Room] = {}
 
         def has_room(i: int) -> bool:
             node = self._nodes[i]
@@ -120,9 +122,9 @@ class FreeGpus:
             ):
                 return False
             key = node.threads, node.total.memory_mib if needs.whole_memory else 0
-            if key not in known:
-                known[key] = needs.room_for(gpus, *key)
-            return room.has_room_for(known[key])
+            if key not in room_by_node_kind:
+                room_by_node_kind[key] = needs.room_for(gpus, *key)
+            return room.has_room_for(room_by_node_kind[key])
 
         return has_room
 
@@ -135,9 +137,9 @@ class FreeGpus:
         leaves: dict[str, list[_Fit]] = {}
         for entry in fit:
             leaves.setdefault(self._nodes[entry[-1]].leaf, []).append(entry)
-        chosen: list[_Fit] = []
-        while len(leaves) > 1 and len(chosen) < nodes:
-            need = nodes - len(chosen)
+        picks: list[_Fit] = []
+        while len(leaves) > 1 and len(picks) < nodes:
+            need = nodes - len(picks)
 
             def rank(leaf: str, need: int = need) -> tuple[bool, int, int, str]:
                 some = leaves[leaf]
@@ -145,10 +147,10 @@ class FreeGpus:
                 enough = len(some) >= need
                 return not enough, -min(own, need), len(some) if enough else -len(some), leaf
 
-            chosen += leaves.pop(min(leaves, key=rank))
-        if len(chosen) < nodes and leaves:
-            chosen += next(iter(leaves.values()))
-        return chosen[:nodes]
+            picks += leaves.pop(min(leaves, key=rank))
+        if len(picks) < nodes and leaves:
+            picks += next(iter(leaves.values()))
+        return picks[:nodes]
 
     def count(
         self,

@@ -158,7 +158,7 @@ class _LinkAwareSearch:
 
     def _neighbours(self, *traffic: Traffic | None) -> set[int]:
         return {
-            i for sent in traffic if sent for x in self.topology.links_crossed(sent.nodes) for i in self.users.get(x, ())
+            i for flow in traffic if flow for x in self.topology.links_crossed(flow.nodes) for i in self.users.get(x, ())
         }  # fmt: skip
 
     # -- the search ------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ class _LinkAwareSearch:
                 if (slowdown := self._slowdown(i)) > _HURT and self._may_change(i, sizes):
                     assignment, job = self.assignments[i], self.problem.jobs[i]
                     alone = value(job, assignment.choice, assignment.stays, self.problem.terms)
-                    lost = alone - value(job, assignment.choice, assignment.stays, self.problem.terms, slowdown)
-                    hurt.append((-lost, i))
+                    loss = alone - value(job, assignment.choice, assignment.stays, self.problem.terms, slowdown)
+                    hurt.append((-loss, i))
             if not any([self._better(i, sizes) for _, i in sorted(hurt)]):
                 return
 
@@ -185,9 +185,9 @@ class _LinkAwareSearch:
         old = self.assignments[i]
         near = self._neighbours(old.traffic) - {i}
         before = {k: self._value(k) for k in near}
-        held, wrong = self._value(i), self._value(i, 1.0 + _ERROR)
+        present_value, wrong = self._value(i), self._value(i, 1.0 + _ERROR)
         self._lift(i)
-        best, most = old, held - wrong
+        best, most = old, present_value - wrong
         for assignment in list(self._places(i, old, sizes)):
             self.tries -= 1
             # the neighbours at the old place gain wherever it goes
@@ -195,7 +195,7 @@ class _LinkAwareSearch:
             self.assignments[i] = assignment
             if assignment.traffic is not None:
                 self._send(i, assignment.traffic)
-            gain = self._value(i) - held + sum(self._value(k) - was[k] for k in was)
+            gain = self._value(i) - present_value + sum(self._value(k) - was[k] for k in was)
             if assignment.traffic is not None:
                 self._send(i, assignment.traffic, -1)
             if gain > most:
@@ -241,7 +241,7 @@ class _LinkAwareSearch:
 
     # -- the answer ------------------------------------------------------------------------------------------------
 
-    def outcome(self, before: Allocation, placed: Placement) -> LinkAwareAnswer:
+    def outcome(self, before: Allocation, placement: Placement) -> LinkAwareAnswer:
         problem = self.problem
         moved = frozenset(
             i
@@ -257,5 +257,5 @@ class _LinkAwareSearch:
         waits = [value(a, c, False, problem.terms) for a, c in zip(problem.jobs, self.choice, strict=True) if c is None]
         total = sum(waits) + sum(self._value(i) for i in [*self.assignments, *(i for i in self.senders if i < 0)])
         return LinkAwareAnswer(
-            improved, Placement(nodes, dict(placed.unplaced_reasons), dict(self.free_gpus.free)), total, away
+            improved, Placement(nodes, dict(placement.unplaced_reasons), dict(self.free_gpus.free)), total, away
         )

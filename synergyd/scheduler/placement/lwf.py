@@ -53,8 +53,8 @@ def place_lwf(
     total = {node.name: max(1, node.free, len(work.get(node.name, ()))) for node in capacities}
     load = {node.name: float(sum(work.get(node.name, ()))) for node in capacities}
     # a job placed here without figures of its own counts as typical of what is known, as in `node_work`
-    known = [w for each in work.values() for w in each if w > 0]
-    typical = statistics.median(known) if known else 1.0
+    positive_work = [w for each in work.values() for w in each if w > 0]
+    typical = statistics.median(positive_work) if positive_work else 1.0
     nodes: dict[int, tuple[str, ...]] = {}
     failed: dict[int, str] = {}
     for request in requests:
@@ -84,7 +84,7 @@ def place_lwf(
 def _idlest(free_gpus: FreeGpus, request: PlacementRequest, rank: Callable[[str], _Rank]) -> tuple[str, ...] | None:
     """Return the nodes of least rank inside the partition where the busiest of them is idlest, or None where there are too few."""
     shape, required = request.shape, frozenset(request.node_filter.required_nodes)
-    found = []
+    candidates = []
     for partition in request.node_filter.partition.split(","):
         node_filter = request.node_filter._replace(partition=partition)
         fits = sorted(free_gpus.fitting(shape, node_filter, request.needs), key=rank)
@@ -93,5 +93,5 @@ def _idlest(free_gpus: FreeGpus, request: PlacementRequest, rank: Callable[[str]
         rest = [name for name in free_gpus.better(fits, shape.nodes, request.shun) if name not in must]
         names = (*must, *rest)[: shape.nodes]
         if len(names) == shape.nodes and node_filter.allows(names, {}):
-            found.append(names)
-    return min(found, key=lambda names: max(rank(name) for name in names), default=None)
+            candidates.append(names)
+    return min(candidates, key=lambda names: max(rank(name) for name in names), default=None)

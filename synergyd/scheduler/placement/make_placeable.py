@@ -27,18 +27,18 @@ def make_placeable(problem: Problem, choice: Sequence[int | None], moved: Collec
         return allocation(problem, choice)
     away = {i for i in moved if choice[i] is not None and choice[i] == problem.jobs[i].current}
     away, placement = move_others(problem, choice, away, _ROUNDS)
-    kept = list(choice)
+    result = list(choice)
     while placement.unplaced_reasons:
         # Each turn takes a job that can't be placed out of those to be placed, so this ends.
         for i, job in enumerate(problem.jobs):
             if job.job_id in placement.unplaced_reasons:
-                kept[i] = job.current
+                result[i] = job.current
                 away.discard(i)
-        _, placement = _place(problem, kept, away)
+        _, placement = _place(problem, result, away)
     # Jobs that made way for one that could not start may stay after all.
-    if away and not _place(problem, kept, ())[1].unplaced_reasons:
-        return allocation(problem, kept)
-    return allocation(problem, kept, frozenset(away))
+    if away and not _place(problem, result, ())[1].unplaced_reasons:
+        return allocation(problem, result)
+    return allocation(problem, result, frozenset(away))
 
 
 def move_others(

@@ -108,7 +108,7 @@ class CellIndex(tuple[Cell, ...]):
         These are the best of each shape, without those that another one beats with no more nodes and no more GPUs on each (of
         the same type). Value rises with goodput under every objective, so the front is the same for all of them.
         """
-        kept: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
+        rows: list[tuple[int, int, int, int]] = []  # index, type's number, nodes, GPUs a node
         for number, gpu_type in enumerate(self.types):
             ranked = [
                 (self[i[0]].goodput, nodes, each, i[0])
@@ -123,9 +123,9 @@ class CellIndex(tuple[Cell, ...]):
                         break
                 else:
                     first.append((nodes, each))
-                    kept.append((index, number, nodes, each))
-        table = np.array(kept, dtype=np.intp).reshape(-1, 4)
-        goodput = np.array([self[i].goodput for i, *_ in kept], dtype=np.float64)
+                    rows.append((index, number, nodes, each))
+        table = np.array(rows, dtype=np.intp).reshape(-1, 4)
+        goodput = np.array([self[i].goodput for i, *_ in rows], dtype=np.float64)
         return CellFront(table[:, 0], table[:, 1], table[:, 2], table[:, 3], goodput)
 
     @cached_property
@@ -143,16 +143,16 @@ class CellIndex(tuple[Cell, ...]):
             own.append((gpus, max(own[-1][1] if own else 0.0, self[self.by_gpus[gpu_type, gpus]].goodput)))
         return sizes
 
-    def find_asked_size(self, asked: Shape) -> int | None:
+    def find_asked_size(self, asked_shape: Shape) -> int | None:
         """Return the index of the best Cell of the size asked for: the same shape, else as many GPUs of that type, else of any type.
 
         A shape without a GPU type (`--gres=gpu:4`) matches every type.
         """
-        kind, gpus = asked.gpu_type, asked.gpus
+        kind, gpus = asked_shape.gpu_type, asked_shape.gpus
         if kind:
-            same = self.by_shape.get((kind, asked.nodes, asked.gpus_per_node))
+            same = self.by_shape.get((kind, asked_shape.nodes, asked_shape.gpus_per_node))
         else:
-            every = [self.by_shape.get((t, asked.nodes, asked.gpus_per_node), [])[:1] for t in self.types]
+            every = [self.by_shape.get((t, asked_shape.nodes, asked_shape.gpus_per_node), [])[:1] for t in self.types]
             same = sorted((i for own in every for i in own), key=lambda i: (-self[i].goodput, i))
         if same:
             return same[0]

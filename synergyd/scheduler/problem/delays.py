@@ -82,7 +82,9 @@ def clock_set(history: DelayHistory, by_s: float) -> DelayHistory:
 
     A clock set back by a day would otherwise delay jobs by a day.
     """
-    waiting, running = ({i: time_s + by_s for i, time_s in kept.items()} for kept in (history.waiting, history.running))
+    waiting, running = (
+        {i: time_s + by_s for i, time_s in times.items()} for times in (history.waiting, history.running)
+    )
     return DelayHistory(waiting, running, tuple(w._replace(time_s=w.time_s + by_s) for w in history.waits))
 
 

@@ -28,12 +28,12 @@ def job_parts(jobs: Sequence[JobRequest], capacity: Mapping[str, int]) -> dict[i
     for job in jobs:
         most[job.uid] += CellIndex.build(job.cells).sizes[1]
     parts: dict[int, float] = {}
-    left, users = float(total), len(count)
+    remaining_gpus, users = float(total), len(count)
     for uid in sorted(count, key=lambda uid: (most[uid], uid)) if total > 0 else ():
-        own = left / users
+        own = remaining_gpus / users
         # from here on nobody can use less than `own`: all have the same
         parts[uid] = count[uid] * (total / own)
-        left, users = left - min(own, most[uid]), users - 1
+        remaining_gpus, users = remaining_gpus - min(own, most[uid]), users - 1
     return parts
 
 
@@ -49,10 +49,10 @@ def equal_share(cells: Sequence[Cell], capacity: Mapping[str, int], parts: float
     gpus = total / parts
     best = CellIndex.build(cells).by_size
     usable = {t: capacity.get(t, 0) for t in best}
-    known = sum(usable.values())
-    if known <= 0:
+    usable_gpus = sum(usable.values())
+    if usable_gpus <= 0:
         return 0.0
-    return sum(share / known * _interpolate_goodput(best[t], gpus) for t, share in usable.items())
+    return sum(share / usable_gpus * _interpolate_goodput(best[t], gpus) for t, share in usable.items())
 
 
 def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share: float) -> float | None:
@@ -64,11 +64,11 @@ def finish_time_fairness(age_s: float, progress: Progress, goodput: float, share
     """
     if progress.trained_sequences is None or share <= 0:
         return None
-    left = progress.remaining or 0.0
-    if left > 0 and goodput <= 0:
+    remaining = progress.remaining or 0.0
+    if remaining > 0 and goodput <= 0:
         return None
-    alone_s = (progress.trained_sequences + left) / share
-    rho = (age_s + (left / goodput if left else 0.0)) / alone_s if alone_s > 0 else math.inf
+    alone_s = (progress.trained_sequences + remaining) / share
+    rho = (age_s + (remaining / goodput if remaining else 0.0)) / alone_s if alone_s > 0 else math.inf
     return rho if math.isfinite(rho) else None
 
 

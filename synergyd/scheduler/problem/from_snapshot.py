@@ -128,11 +128,11 @@ def node_capacities(snapshot: Snapshot, jobs: Iterable[JobRequest]) -> tuple[Nod
     for node in snapshot.cluster.nodes:
         if node.gpus > 0:
             key = further.get((node.name, node.gpu_type), node.name)
-            held = own.get(key, [])
-            capacity = _capacity(node, held, key)
+            own_shares = own.get(key, [])
+            capacity = _capacity(node, own_shares, key)
             if penalty := snapshot.penalties.get(node.name):
                 capacity = replace(capacity, penalty=penalty)
-            capacities.append(usable_gpus(capacity, needs, sum(gpus for gpus, _ in held)))
+            capacities.append(usable_gpus(capacity, needs, sum(gpus for gpus, _ in own_shares)))
     return tuple(capacities)
 
 
@@ -163,9 +163,9 @@ def _capacity(node: Node, own: Sequence[tuple[int, NodeNeeds]] = (), key: str = 
     `own`: GPUs and needs of each asking job that runs there. `key`: its name where another type of this node came before.
     """
     whole = any(needs.whole_nodes for _, needs in own)  # one job has all that is in use
-    held = node.gpus_used if whole else sum(gpus for gpus, _ in own)
-    others = max(0, node.gpus_used - held)
-    free = max(node.gpus - others, held) if node.up else 0
+    own_gpus = node.gpus_used if whole else sum(gpus for gpus, _ in own)
+    others = max(0, node.gpus_used - own_gpus)
+    free = max(node.gpus - others, own_gpus) if node.up else 0
     room = node.room
     if room is not None:
         ours = NO_ROOM
@@ -274,12 +274,12 @@ def _impossible(job: Job, snapshot: Snapshot) -> Reason | None:
     where += f" with features {job.features}" if job.features else ""
     where += f" in its reservation {job.reservation}" if job.within else ""
     there = sum(n.gpus for n in usable)
-    named = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
+    need_text = f"min_gpus={need}" if directive.min_gpus and not fixed else f"at least {need} GPU{'s' * (need != 1)}"
     if need > there:
-        return Reason("never-fits", {"need": named, "kinds": kinds, "gpus": there, "where": where})
+        return Reason("never-fits", {"need": need_text, "kinds": kinds, "gpus": there, "where": where})
     if need > up:
-        tried = f" (and not {', '.join(job.avoid)}, where it has just failed)" if job.avoid else ""
-        fields = {"need": named, "kinds": kinds, "up_gpus": up, "gpus": there, "where": where, "tried": tried}
+        avoid_text = f" (and not {', '.join(job.avoid)}, where it has just failed)" if job.avoid else ""
+        fields = {"need": need_text, "kinds": kinds, "up_gpus": up, "gpus": there, "where": where, "tried": avoid_text}
         return Reason("nodes-down", fields)
     return None
 
@@ -351,9 +351,9 @@ def _request(
     nodes: tuple[str, ...] = (),
     discount: float = 1.0,
 ) -> JobRequest:
-    asked = find_requested_cell(cells, job.asked)
-    known = CellIndex.build(cells).sound
-    relative = relative_goodputs(cells, asked) if known else (1.0,) * len(cells)
+    requested_cell = find_requested_cell(cells, job.asked)
+    is_sound = CellIndex.build(cells).sound
+    relative = relative_goodputs(cells, requested_cell) if is_sound else (1.0,) * len(cells)
     return JobRequest(
         job.job_id,
         cells,
@@ -363,7 +363,7 @@ def _request(
         node_filter=make_node_filter(job, job.avoid),
         needs=job.needs,
         max_nodes=job.max_nodes,
-        requested_cell=asked,
+        requested_cell=requested_cell,
         current=current,
         nodes=nodes,
         discount=discount,

@@ -34,9 +34,9 @@ class Allowance:
         self, job: JobRequest, before: int | None, after: int | None
     ) -> tuple[UsageLimit, float] | None:
         """Return the first limit that such a step would go beyond, and what is left of it."""
-        for limit, left in zip(self._limits, self._left, strict=True):
-            if limit.use(job, after) - limit.use(job, before) > max(left, 0) + _EXACT:
-                return limit, max(left, 0)
+        for limit, remaining in zip(self._limits, self._left, strict=True):
+            if limit.use(job, after) - limit.use(job, before) > max(remaining, 0) + _EXACT:
+                return limit, max(remaining, 0)
         return None
 
     def change(self, job: JobRequest, before: int | None, after: int | None) -> None:
@@ -51,21 +51,21 @@ def within_limits(problem: Problem, allocated: Allocation) -> Allocation:
     """
     if not problem.limits:
         return allocated
-    kept = [
+    choices = [
         job.current if picked is not None else None for job, picked in zip(problem.jobs, allocated.choice, strict=True)
     ]
-    allowance = Allowance(problem, kept)
-    order = sorted(range(len(kept)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id))
+    allowance = Allowance(problem, choices)
+    order = sorted(range(len(choices)), key=lambda i: (problem.jobs[i].submit_s, problem.jobs[i].job_id))
     # those that give GPUs back first: others may take them
-    order.sort(key=lambda i: problem.jobs[i].gpus(allocated.choice[i]) > problem.jobs[i].gpus(kept[i]))
+    order.sort(key=lambda i: problem.jobs[i].gpus(allocated.choice[i]) > problem.jobs[i].gpus(choices[i]))
     for i in order:
-        if allowance.allows(problem.jobs[i], kept[i], allocated.choice[i]):
-            allowance.change(problem.jobs[i], kept[i], allocated.choice[i])
-            kept[i] = allocated.choice[i]
-    if tuple(kept) == allocated.choice:
+        if allowance.allows(problem.jobs[i], choices[i], allocated.choice[i]):
+            allowance.change(problem.jobs[i], choices[i], allocated.choice[i])
+            choices[i] = allocated.choice[i]
+    if tuple(choices) == allocated.choice:
         return allocated
-    moved = frozenset(i for i in allocated.moved_jobs if kept[i] == allocated.choice[i])
-    return replace(allocation_of(problem, kept, moved), upper_bound=allocated.upper_bound)
+    moved = frozenset(i for i in allocated.moved_jobs if choices[i] == allocated.choice[i])
+    return replace(allocation_of(problem, choices, moved), upper_bound=allocated.upper_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +102,9 @@ def usage_limits(
     holding = [job for job in jobs if job.job_id not in taking and job.state in _HOLDING and job.node_names]
     bounds = []
     for limit in limits:
-        held = sum(_held_amount(limit, job) for job in holding)
+        outside_use = sum(_held_amount(limit, job) for job in holding)
         own = sum(limit.use(request, request.current) for request in requests)
-        bounds.append(replace(limit, most=max(limit.most - held, own, 0)))
+        bounds.append(replace(limit, most=max(limit.most - outside_use, own, 0)))
     return tuple(bounds)
 
 
@@ -121,7 +121,7 @@ def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple
     """Return the jobs with the Cells beyond Slurm's limits of one job banned. A running job may stay as it is, but not move."""
     if not slurm.job_limits:
         return tuple(requests)
-    found: dict[tuple[int, int], frozenset[int]] = {}
+    banned_by_key: dict[tuple[int, int], frozenset[int]] = {}
     limited = []
     for job in requests:
         own = slurm.job_limits.get(job.job_id, ())
@@ -129,11 +129,15 @@ def with_own_limits(requests: Sequence[JobRequest], slurm: SlurmLimits) -> tuple
             limited.append(job)
             continue
         key = id(job.cells), id(own)  # like jobs share both
-        if key not in found:
-            found[key] = frozenset(
+        if key not in banned_by_key:
+            banned_by_key[key] = frozenset(
                 i for i in range(len(job.cells)) if any(_breaks(x.use(job, i), x.most, x.at_least) for x in own)
             )
-        limited.append(replace(job, banned_cells=job.banned_cells | found[key], own_limits=own) if found[key] else job)
+        limited.append(
+            replace(job, banned_cells=job.banned_cells | banned_by_key[key], own_limits=own)
+            if banned_by_key[key]
+            else job
+        )
     return tuple(limited)
 
 
@@ -161,9 +165,9 @@ def find_exceeded_limit(limits: SlurmLimits, job_id: int, shape: Shape) -> str:
     return ""
 
 
-def format_limit(limit: UsageLimit, left: float) -> str:
+def format_limit(limit: UsageLimit, remaining: float) -> str:
     """Return what is left of a limit over several jobs: `account chem may hold 8 more GPUs (GrpTRES)`."""
-    more = f"{limit.kind} {limit.name} may hold {left:g} more {limit.unit}"
+    more = f"{limit.kind} {limit.name} may hold {remaining:g} more {limit.unit}"
     if limit.slurm:
         return f"{more} ({limit.slurm})"
     return f"{more}: its limit is {limit.configured_limit:g} for all of its jobs"

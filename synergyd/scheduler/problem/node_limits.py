@@ -16,14 +16,14 @@ from synergyd.scheduler.problem.cell_index import CellIndex
 from synergyd.scheduler.problem.records import JobRequest, NodeCapacity, NodeFilter
 
 
-def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], held: int) -> NodeCapacity:
+def usable_gpus(node: NodeCapacity, least: Iterable[NodeNeeds], own_gpus: int) -> NodeCapacity:
     """Return the node with only as many GPUs to hand out as some job could have with its CPUs and memory.
 
-    They are at least those that are `held` by the problem's own jobs.
+    They are at least those that are `own_gpus` by the problem's own jobs.
     """
-    if node.room is None or node.free <= held:
+    if node.room is None or node.free <= own_gpus:
         return node
-    most = held
+    most = own_gpus
     for needs in least:
         for gpus in range(node.free, most, -1):
             if node.room.has_room_for(needs.room_for(gpus, node.threads, node.total.memory_mib)):
@@ -66,8 +66,8 @@ class NodeLimits:
         if barred:
             names = tuple(sorted(barred.union(job.node_filter.excluded_nodes)))
             job = replace(job, node_filter=job.node_filter._replace(excluded_nodes=names))
-        counted = bool(barred or required or job.max_nodes) or not self._plenty(job.needs, largest)
-        if not counted:
+        is_limited = bool(barred or required or job.max_nodes) or not self._plenty(job.needs, largest)
+        if not is_limited:
             return job
         if job.current is not None:
             return replace(job, banned_cells=job.banned_cells | self._out_of_reach(job, shapes))

@@ -74,10 +74,10 @@ def disbelief(job: Job, progress: Progress, max_weight: float) -> Reasons:
 
 def likely_length(progress: Progress, short_first: float) -> Reasons:
     """Return how much is likely left of a job that does not tell, where that counts (ShortFirst)."""
-    left = progress.likely_gpu_s
-    if left is None or short_first <= 0 or progress.likely_evidence <= 0:
+    gpu_s = progress.likely_gpu_s
+    if gpu_s is None or short_first <= 0 or progress.likely_evidence <= 0:
         return ()
-    size, unit = (left / 3600, "GPU hours") if left >= 3600 else (left / 60, "GPU minutes")
+    size, unit = (gpu_s / 3600, "GPU hours") if gpu_s >= 3600 else (gpu_s / 60, "GPU minutes")
     # coarse: it moves a little in each epoch
     return (Reason("likely-length", {"left": f"{float(f'{size:.1g}'):g} {unit}"}),)
 
@@ -115,8 +115,8 @@ def with_claims(
                 if due is not None and due > rules.fairness_bound:
                     late = f"it ends {due:.2f} times as late as on one from its submission on"
                     need = _timely(job, share, goodput, f"even on an equal share of the GPUs {late}")
-        left = job.progress.remaining
-        drag = job.restart.cost.mean_s / max(left, _LEAST_LEFT) if left is not None else 0.0
+        remaining = job.progress.remaining
+        drag = job.restart.cost.mean_s / max(remaining, _LEAST_LEFT) if remaining is not None else 0.0
         factor = short.get(job.job_id, 1.0)
         if relative is not job.relative or need[0] or drag or factor != 1.0:
             job = replace(
@@ -180,12 +180,12 @@ def _length_factors(jobs: Sequence[JobRequest], shares: _Shares, exponent: float
     times: dict[int, float] = {}
     exponents: dict[int, float] = {}
     for job in jobs:
-        left = job.progress.remaining
+        remaining = job.progress.remaining
         if job.progress.is_claim_refuted:
             continue
-        if left is not None and (share := shares.equal_share_goodput(job)) > 0:
-            times[job.job_id] = left / share
-        elif left is None and job.progress.likely_gpu_s is not None and shares.gpus > 0:
+        if remaining is not None and (share := shares.equal_share_goodput(job)) > 0:
+            times[job.job_id] = remaining / share
+        elif remaining is None and job.progress.likely_gpu_s is not None and shares.gpus > 0:
             times[job.job_id] = job.progress.likely_gpu_s / (shares.gpus / len(jobs))
             exponents[job.job_id] = exponent * job.progress.likely_evidence
     refuted = {job.job_id: 1 / _SHORT_REACH for job in jobs if job.progress.is_claim_refuted}
@@ -194,9 +194,10 @@ def _length_factors(jobs: Sequence[JobRequest], shares: _Shares, exponent: float
     middle = max(median(times.values()), _LEAST_TIME_S)
     return refuted | {
         job_id: min(
-            max((middle / max(left, _LEAST_TIME_S)) ** exponents.get(job_id, exponent), 1 / _SHORT_REACH), _SHORT_REACH
+            max((middle / max(length_s, _LEAST_TIME_S)) ** exponents.get(job_id, exponent), 1 / _SHORT_REACH),
+            _SHORT_REACH,
         )
-        for job_id, left in times.items()
+        for job_id, length_s in times.items()
     }
 
 
@@ -247,13 +248,13 @@ def _deadline(job: JobRequest, now_s: float) -> tuple[float, float, str]:
 
     The goodputs are 0 without a deadline, where the work left is not known, or where no Cell can meet it any more.
     """
-    left, until = job.progress.remaining, job.deadline_s
-    if until is None or left is None or left <= 0 or until <= now_s:
+    remaining, until = job.progress.remaining, job.deadline_s
+    if until is None or remaining is None or remaining <= 0 or until <= now_s:
         return 0.0, 0.0, ""
-    need, why = left / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
+    need, why = remaining / (until - now_s), f"so it meets its deadline in {until - now_s:.0f} s"
     best = CellIndex.build(job.cells).best_goodput
     later = until - now_s - job.restart.cost.mean_s
-    anew = left / later if later > 0 else math.inf
+    anew = remaining / later if later > 0 else math.inf
     now = job.cells[job.current].goodput if job.current is not None else 0.0
     reachable = best >= (need if job.current is None else anew) or now >= need
     return (need, anew, why) if reachable else (0.0, 0.0, "")
@@ -277,7 +278,7 @@ def _timely(job: JobRequest, share: float, goodput: float, why: str) -> tuple[fl
     It is what the job has, `goodput`, where the job ends as soon with that as with the share after another restart.
     """
     need = min(share, CellIndex.build(job.cells).best_goodput)
-    left = job.progress.remaining
-    if left and 0 < goodput < need and left / goodput <= job.restart.cost.mean_s + left / need:
+    remaining = job.progress.remaining
+    if remaining and 0 < goodput < need and remaining / goodput <= job.restart.cost.mean_s + remaining / need:
         need = goodput
     return need, need, why

@@ -83,13 +83,13 @@ class NodeCapacity:
 
     def admits(self, node_filter: NodeFilter) -> bool:
         """Return whether a job with this filter may run here."""
-        names, wanted, barred, _, within = node_filter
+        names, features, barred, _, within = node_filter
         if barred and (self.name in barred or self.host in barred):
             return False
         if within and (self.host or self.name) not in within:
             return False
         inside = not names or not self.partitions or any(name in self.partitions for name in names.split(","))
-        return inside and has_features(wanted, self.features)
+        return inside and has_features(features, self.features)
 
 
 @dataclass(frozen=True)

@@ -111,18 +111,18 @@ def _least_repaying_goodput(job: JobRequest, present: float) -> float:
     For a job behind the size that it asked for, a second goodput counts if it is lower: the one at which the job is no longer
     behind, and the restart saves its cost.
     """
-    left = job.progress.remaining
-    if left is None or job.progress.is_claim_refuted or present <= 0:
+    remaining = job.progress.remaining
+    if remaining is None or job.progress.is_claim_refuted or present <= 0:
         return math.inf
-    now_s, cost_s = _BELIEVED * left / present, job.restart.cost.mean_s
+    now_s, cost_s = _BELIEVED * remaining / present, job.restart.cost.mean_s
 
     def saves(least_s: float) -> float:
-        return _BELIEVED * left / (now_s - least_s) if now_s > least_s else math.inf
+        return _BELIEVED * remaining / (now_s - least_s) if now_s > least_s else math.inf
 
-    found = saves(cost_s / job.restart.share)
-    if job.requested_cell is None or (asked := job.cells[job.requested_cell].goodput) <= present:
-        return found
-    return min(found, max(asked, saves(cost_s)))
+    least_goodput = saves(cost_s / job.restart.share)
+    if job.requested_cell is None or (asked_goodput := job.cells[job.requested_cell].goodput) <= present:
+        return least_goodput
+    return min(least_goodput, max(asked_goodput, saves(cost_s)))
 
 
 def _least_life_s(job: JobRequest, restarts: int) -> float:
@@ -136,9 +136,9 @@ def _most(job: JobRequest, restarts: int) -> float | None:
     missing_s = _least_life_s(job, restarts) - job.restart.life_s - restarts * cost_s
     if cost_s <= 0 or missing_s <= 0:
         return None
-    left = job.progress.remaining
+    remaining = job.progress.remaining
     believed = _BELIEVED if job.restart.lost_s else 1.0
-    return 0.0 if left is None or job.progress.is_claim_refuted else believed * left / missing_s
+    return 0.0 if remaining is None or job.progress.is_claim_refuted else believed * remaining / missing_s
 
 
 def with_horizon(job: JobRequest) -> JobRequest:

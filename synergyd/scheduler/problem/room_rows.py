@@ -47,10 +47,10 @@ def _rows(gpu_type: str, nodes: Sequence[NodeCapacity], jobs: Sequence[JobReques
         share = sum(rooms) / gpus  # as much as goes with a GPU: rows of one scale keep the search for prices short
         scaled = {needs: rate.times(1 / share) for needs, rate in rates.items()}
         row = UsageLimit("nodes of type", gpu_type, 0.0, unit=unit, rates={j.job_id: scaled[j.needs] for j in jobs})
-        held = sum(row.use(job, job.current) for job in jobs)
+        present_use = sum(row.use(job, job.current) for job in jobs)
         # `gpus` does not include what jobs hold of nodes that give nothing out
         away = sum(row.use(job, job.current) * _share_away(job, up) for job in jobs if job.current is not None)
-        yield replace(row, most=max(gpus + away, held))
+        yield replace(row, most=max(gpus + away, present_use))
 
 
 def _share_away(job: JobRequest, up: Container[str]) -> float:

@@ -116,9 +116,9 @@ def payback_s(now: float, then: float, cost_s: float) -> float:
     return cost_s * now / (then - now) if then > now else math.inf
 
 
-def find_requested_cell(cells: Sequence[Cell], asked: Shape) -> int | None:
+def find_requested_cell(cells: Sequence[Cell], asked_shape: Shape) -> int | None:
     """Return the index of the best Cell of the size asked for, see CellIndex.requested_index."""
-    return CellIndex.build(cells).find_asked_size(asked)
+    return CellIndex.build(cells).find_asked_size(asked_shape)
 
 
 def same_shape(have: Shape, want: Shape) -> bool:
@@ -131,16 +131,16 @@ def smallest(cells: Sequence[Cell]) -> int:
     return CellIndex.build(cells).smallest
 
 
-def relative_goodputs(cells: Sequence[Cell], asked: int | None) -> Sequence[float]:
+def relative_goodputs(cells: Sequence[Cell], requested_cell: int | None) -> Sequence[float]:
     """Return each Cell's goodput over that of the size asked for, over the smallest Cell's where that is not feasible."""
-    return RelativeGoodput(cells, cells[smallest(cells) if asked is None else asked].goodput)
+    return RelativeGoodput(cells, cells[smallest(cells) if requested_cell is None else requested_cell].goodput)
 
 
-def relative_goodput(cell: Cell, cells: Sequence[Cell], asked: int | None) -> float | None:
+def relative_goodput(cell: Cell, cells: Sequence[Cell], requested_cell: int | None) -> float | None:
     """Return `cell`'s goodput over that of the size asked for, for display, or None where either is not known."""
-    if asked is None or cells[asked].goodput <= 0 or cell.goodput <= 0:
+    if requested_cell is None or cells[requested_cell].goodput <= 0 or cell.goodput <= 0:
         return None
-    return cell.goodput / cells[asked].goodput
+    return cell.goodput / cells[requested_cell].goodput
 
 
 def value(job: JobRequest, choice: int | None, stays: bool, terms: Objective, slowdown: float = 1.0) -> float:

@@ -29,12 +29,12 @@ def with_due(
     share_of: Callable[[JobRequest], float],
 ) -> tuple[JobRequest, ...]:
     """Return the jobs, each with `overdue_s` and `holds_s`. `share_of`: a job's goodput on an equal share, sequences/s."""
-    found = []
+    result = []
     for job in jobs:
         left_s, whole_s = _lengths_s(job, share_of(job), typical_s)
         allowed_s = max(floor_s, _allowed_s(job, bound, left_s, whole_s))
-        found.append(replace(job, overdue_s=job.age_s - allowed_s, holds_s=left_s))
-    return tuple(found)
+        result.append(replace(job, overdue_s=job.age_s - allowed_s, holds_s=left_s))
+    return tuple(result)
 
 
 def _allowed_s(job: JobRequest, bound: float, left_s: float, whole_s: float) -> float:
@@ -50,9 +50,9 @@ def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[
     """
     cells, progress = CellIndex.build(job.cells), job.progress
     at = cells.smallest if job.requested_cell is None else job.requested_cell
-    asked, gpus = cells[at].goodput, cells[at].shape.gpus
-    share = share if share > 0 else asked
-    slower = min(asked, share) or 1.0
+    asked_goodput, gpus = cells[at].goodput, cells[at].shape.gpus
+    share = share if share > 0 else asked_goodput
+    slower = min(asked_goodput, share) or 1.0
     if progress.remaining is not None and not progress.is_claim_refuted and share > 0:
         return progress.remaining / slower, ((progress.trained_sequences or 0.0) + progress.remaining) / share
     had_s = progress.attained_gpu_s / gpus
@@ -61,4 +61,6 @@ def _lengths_s(job: JobRequest, share: float, typical_s: float | None) -> tuple[
         left_s = progress.likely_gpu_s / gpus
     # a job that has had more than that is taken to last as long again
     left_s = max(left_s, had_s) if progress.likely_gpu_s is None or progress.is_claim_refuted else left_s
-    return left_s * asked / slower if asked > 0 else left_s, (had_s + left_s) * (asked / share if share > 0 else 1.0)
+    return left_s * asked_goodput / slower if asked_goodput > 0 else left_s, (had_s + left_s) * (
+        asked_goodput / share if share > 0 else 1.0
+    )

@@ -29,8 +29,8 @@ def compute_upper_bound(full: Instance, prices: Floats, margins: Floats | None =
 def usage(full: Instance, choice: Ints) -> Floats:
     """Return the use of each row [R] by a choice [N] (columns or -1)."""
     counts = np.bincount(full.kind[choice[choice >= 0]], minlength=len(full.use))
-    used: Floats = counts @ full.use
-    return used
+    use: Floats = counts @ full.use
+    return use
 
 
 def objective(full: Instance, choice: Ints) -> float:
@@ -40,10 +40,10 @@ def objective(full: Instance, choice: Ints) -> float:
 
 def feasible(full: Instance, choice: Ints) -> bool:
     """Return whether each job has one column of its own or none, and every row is within its limit."""
-    taken = choice >= 0
+    has_column = choice >= 0
     own: Bools = (choice >= full.indptr[:-1]) & (choice < full.indptr[1:])
     within = usage(full, choice) <= full.limit * (1 + SLACK) + SLACK
-    return bool((own | ~taken).all() and within.all())
+    return bool((own | ~has_column).all() and within.all())
 
 
 def near_columns(full: Instance, prices: Floats, margins: Floats, slack: float) -> tuple[Ints, Ints]:

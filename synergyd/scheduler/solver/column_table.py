@@ -69,7 +69,7 @@ def column_table(problem: Problem) -> ColumnTable:
     order = np.argsort(all_jobs, kind="stable")
     indptr = pointers(np.bincount(all_jobs, minlength=len(requests)).astype(np.intp))
     use, limit = uses.matrix(_stuck_by_limit(problem, movable))
-    made = Instance(
+    instance = Instance(
         indptr,
         np.concatenate([np.array(stays, dtype=np.intp), row])[order],
         np.concatenate([np.zeros(len(stays)), gain[at]])[order],
@@ -78,7 +78,7 @@ def column_table(problem: Problem) -> ColumnTable:
     )
     cells = np.concatenate([np.full(len(stays), _STAY, dtype=np.intp), cell[at]])[order]
     return ColumnTable(
-        instance=made,
+        instance=instance,
         cell=cells,
         job=all_jobs[order],
         running=running,
@@ -102,15 +102,15 @@ def _front(job: JobRequest, terms: Objective) -> CellFront:
     offers = CellIndex.build(job.cells)
     if not job.banned_cells and (job.current is None or terms.max_growth <= 0):
         return offers.front
-    kept = [c.cell for c in columns(job, terms)]
+    indices = [c.cell for c in columns(job, terms)]
     number = {t: i for i, t in enumerate(offers.types)}
-    shapes = [offers[i].shape for i in kept]
+    shapes = [offers[i].shape for i in indices]
     return CellFront(
-        np.array(kept, dtype=np.intp),
+        np.array(indices, dtype=np.intp),
         np.array([number[s.gpu_type] for s in shapes], dtype=np.intp),
         np.array([s.nodes for s in shapes], dtype=np.intp),
         np.array([s.gpus_per_node for s in shapes], dtype=np.intp),
-        np.array([offers[i].goodput for i in kept], dtype=np.float64),
+        np.array([offers[i].goodput for i in indices], dtype=np.float64),
     )
 
 
@@ -213,9 +213,9 @@ class _UseRows:
         """Return (which column, its row of `use`) for each pool that each column's shape fits. A shape on two pools comes twice."""
         wide, high = int(nodes.max(initial=0)) + 1, int(each.max(initial=0)) + 1
         code = ((self._class[job] * max(1, len(self._types)) + kind) * wide + nodes) * high + each
-        seen, which = np.unique(code, return_inverse=True)
+        distinct_codes, which = np.unique(code, return_inverse=True)
         rows: list[list[int]] = []
-        for value in seen.tolist():
+        for value in distinct_codes.tolist():
             rest, size = divmod(value, high)
             rest, count = divmod(rest, wide)
             group, number = divmod(rest, max(1, len(self._types)))

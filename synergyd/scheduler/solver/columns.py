@@ -40,13 +40,13 @@ def columns(job: JobRequest, terms: Objective) -> list[Column]:
     else:
         front, index = cells.front, cells.front.index.tolist()
     base = stay_value(job, terms)
-    kept = []
+    result = []
     for at, cell in enumerate(index):
         if is_growth_refused(job, cell, terms):
             continue
         gain = change_value(job, cell, terms) - base
         if job.current is not None or gain > 0:
             shape = cells[cell].shape
-            kept.append(Column(cell, shape.gpu_type, int(front.nodes[at]), int(front.each[at]), gain))
-    kept.sort(key=lambda c: (-c.gain, c.gpus, c.cell))
-    return kept
+            result.append(Column(cell, shape.gpu_type, int(front.nodes[at]), int(front.each[at]), gain))
+    result.sort(key=lambda c: (-c.gain, c.gpus, c.cell))
+    return result

@@ -23,19 +23,19 @@ def fill(problem: Problem, allocated: Allocation, nodes: Mapping[int, tuple[str,
     The jobs of `allocated` are on `nodes` (by job id).
     """
     free_gpus, choice = FreeGpus(problem.nodes), list(allocated.choice)
-    left = Allowance(problem, choice)
+    allowance = Allowance(problem, choice)
     for i, cell, _ in allocated.assignments(problem):
         free_gpus.take(nodes[problem.jobs[i].job_id], cell.shape.gpus_per_node, problem.jobs[i].needs)
     waiting = [i for i, picked in enumerate(choice) if picked is None and problem.jobs[i].current is None]
     pairs = [(i, column) for i in waiting for column in columns(problem.jobs[i], problem.terms)]
     for i, column in sorted(pairs, key=lambda pair: (-pair[1].gain / pair[1].gpus, problem.jobs[pair[0]].job_id)):
         job = problem.jobs[i]
-        if choice[i] is not None or not left.allows(job, None, column.cell):
+        if choice[i] is not None or not allowance.allows(job, None, column.cell):
             continue
         names = free_gpus.pick(job.cells[column.cell].shape, job.node_filter, needs=job.needs, shun=job.shun)
         if names is not None:
             free_gpus.take(names, column.gpus_per_node, job.needs)
-            left.change(job, None, column.cell)
+            allowance.change(job, None, column.cell)
             choice[i] = column.cell
     return allocation(problem, choice, allocated.moved_jobs, allocated.upper_bound)
 
@@ -54,18 +54,18 @@ def greedy_on_nodes(
     """
     free_gpus = FreeGpus(problem.nodes, problem.spanned_nodes if problem.room else None)
     choice: list[int | None] = [job.current for job in problem.jobs]
-    held: list[tuple[tuple[str, ...], Shape] | None] = [None] * len(choice)
+    places: list[tuple[tuple[str, ...], Shape] | None] = [None] * len(choice)
     gains = [0.0] * len(choice)
     for i, job in enumerate(problem.jobs):
         if job.current is not None:
-            held[i] = (job.nodes, job.cells[job.current].shape)
+            places[i] = (job.nodes, job.cells[job.current].shape)
             free_gpus.take(job.nodes, job.cells[job.current].shape.gpus_per_node, job.needs)
     options = [columns(job, problem.terms) for job in problem.jobs]
-    left = Allowance(problem, choice)
+    allowance = Allowance(problem, choice)
 
     def attempt(i: int, column: Column) -> None:
-        before = held[i]
-        if not left.allows(problem.jobs[i], choice[i], column.cell):
+        before = places[i]
+        if not allowance.allows(problem.jobs[i], choice[i], column.cell):
             return
         job = problem.jobs[i]
         if before:
@@ -73,8 +73,8 @@ def greedy_on_nodes(
         shape = job.cells[column.cell].shape
         names = free_gpus.pick(shape, job.node_filter, before[0] if before else (), needs=job.needs, shun=job.shun)
         if names is not None:
-            left.change(job, choice[i], column.cell)
-            held[i], choice[i], gains[i] = (names, shape), column.cell, column.gain
+            allowance.change(job, choice[i], column.cell)
+            places[i], choice[i], gains[i] = (names, shape), column.cell, column.gain
             free_gpus.take(names, shape.gpus_per_node, job.needs)
         elif before:
             free_gpus.take(before[0], before[1].gpus_per_node, job.needs)
@@ -92,5 +92,5 @@ def greedy_on_nodes(
         # A move in place of a stay can't gain here: no other job is moved for it.
         if column.gain > gains[i] and column.cell != job.current and (grow or job.current is None):
             attempt(i, column)
-    nodes = {job.job_id: own[0] for job, own in zip(problem.jobs, held, strict=True) if own is not None}
+    nodes = {job.job_id: own[0] for job, own in zip(problem.jobs, places, strict=True) if own is not None}
     return allocation(problem, choice, upper_bound=upper_bound), Placement(nodes, {}, free_gpus.free)

@@ -123,13 +123,13 @@ def _kinds(types: Ints, counts: Ints, limit: Floats) -> tuple[Ints, Floats]:
     width = int(counts.max(initial=0)) + 1
     code = types * width
     code += counts
-    seen = np.flatnonzero(np.bincount(code, minlength=1))
+    distinct_codes = np.flatnonzero(np.bincount(code, minlength=1))
     if len(code) == 0:
-        seen = seen[:0]
+        distinct_codes = distinct_codes[:0]
     number = np.zeros(width * max(len(limit), 1) + 1, dtype=np.intp)
-    number[seen] = np.arange(len(seen))
-    use = np.zeros((len(seen), len(limit)))
-    use[np.arange(len(seen)), seen // width] = seen % width
+    number[distinct_codes] = np.arange(len(distinct_codes))
+    use = np.zeros((len(distinct_codes), len(limit)))
+    use[np.arange(len(distinct_codes)), distinct_codes // width] = distinct_codes % width
     np.take(number, code, out=code, mode="clip")
     return code, use
 

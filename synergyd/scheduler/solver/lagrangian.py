@@ -83,9 +83,9 @@ def solve(full: Instance, warm: LagrangianSolution | None = None, effort: Effort
             prices=np.zeros(len(full.limit)),
             temperature=0.0,
         )
-    known = warm is not None and len(warm.prices) == len(full.limit) and warm.temperature > 0
+    is_warm = warm is not None and len(warm.prices) == len(full.limit) and warm.temperature > 0
     target = effort.gap / 10
-    core, guess = _warm(full, warm, target) if warm is not None and known else _cold(full, target)
+    core, guess = _warm(full, warm, target) if warm is not None and is_warm else _cold(full, target)
     margins = best_margins(full, guess.prices)
     bound = compute_upper_bound(full, guess.prices, margins)
     choice = _repair(full, core, guess, effort)
@@ -188,8 +188,8 @@ def _repair(full: Instance, core: ReducedCore, guess: SmoothedDual, effort: Effo
             break
         work.knapsacks(5 * effort.candidates)
         work.fill()
-    taken = work.pick >= 0
-    choice[core.jobs[taken]] = core.column_rows[work.pick[taken]]
+    has_column = work.pick >= 0
+    choice[core.jobs[has_column]] = core.column_rows[work.pick[has_column]]
     return choice
 
 

@@ -129,9 +129,9 @@ def formulate(problem: Problem) -> tuple[Program, list[JobGroup]]:
         for size in sizes:
             terms = [
                 (v, many * (other // size))
-                for (at, other), taken in demand.items()
+                for (at, other), uses in demand.items()
                 if at == q and other >= size
-                for v, many in taken
+                for v, many in uses
             ]
             slots = 0
             for node in pool:
@@ -149,14 +149,14 @@ def _node_slots(
     whole = node.free // size
     if whole == 0:
         return [], 0
-    if all(held % size == 0 for _, held in stays):
-        return [(v, held / size) for v, held in stays], whole
+    if all(gpus % size == 0 for _, gpus in stays):
+        return [(v, gpus / size) for v, gpus in stays], whole
     free = program.variable(0.0, whole)
-    program.row([(free, float(size)), *((v, float(held)) for v, held in stays)], -math.inf, node.free)
-    for v, held in stays:
+    program.row([(free, float(size)), *((v, float(gpus)) for v, gpus in stays)], -math.inf, node.free)
+    for v, gpus in stays:
         # One job alone already takes this many pieces: makes the relaxation tight.
         if program.most[v] == 1:
-            program.row([(free, 1.0), (v, float(whole - (node.free - held) // size))], -math.inf, whole)
+            program.row([(free, 1.0), (v, float(whole - (node.free - gpus) // size))], -math.inf, whole)
     return [(free, -1.0)], 0
 
 
@@ -222,11 +222,12 @@ def read(problem: Problem, groups: list[JobGroup], counts: Ints) -> tuple[list[i
                 i = next(order)
                 # Members are equal in value but may list their Cells differently: look it up in the member's own.
                 picked = columns(problem.jobs[i], problem.terms)
-                wanted = group.columns[number]
+                group_column = group.columns[number]
                 cell = next(
                     c.cell
                     for c in picked
-                    if (c.gpu_type, c.nodes, c.gpus_per_node) == (wanted.gpu_type, wanted.nodes, wanted.gpus_per_node)
+                    if (c.gpu_type, c.nodes, c.gpus_per_node)
+                    == (group_column.gpu_type, group_column.nodes, group_column.gpus_per_node)
                 )
                 choice[i] = cell
                 if cell == problem.jobs[i].current:

@@ -54,7 +54,7 @@ class PrimalRounding:
         sure[torn] = NONE
         bound = self.prices > 0
         scale = np.where(bound, self.prices, 0.0)
-        taken = np.bincount(core.kind[sure[sure >= 0]], minlength=len(core.use)) @ core.use
+        sure_use = np.bincount(core.kind[sure[sure >= 0]], minlength=len(core.use)) @ core.use
         offers = []
         expected = np.zeros(len(core.limit))
         for j in torn:
@@ -69,23 +69,23 @@ class PrimalRounding:
             expected += mean
             offers.append((float(np.abs(uses - mean).max(initial=0.0)), j, likely, uses, mean, regrets))
         # The rest beyond what the torn jobs would take on average is theirs too.
-        left = np.where(bound, core.limit - taken, 0.0) * scale - expected
+        remaining = np.where(bound, core.limit - sure_use, 0.0) * scale - expected
         offers.sort(key=lambda o: (-o[0], o[1]))
         for _, j, likely, uses, mean, regrets in offers:
-            left += mean
-            chosen = int(np.argmin(np.abs(left - uses).sum(axis=1) + regrets))
-            self.pick[j] = likely[chosen]
-            left = left - uses[chosen]
+            remaining += mean
+            best = int(np.argmin(np.abs(remaining - uses).sum(axis=1) + regrets))
+            self.pick[j] = likely[best]
+            remaining = remaining - uses[best]
 
     def count(self) -> None:
         """Compute `free` again from the choice."""
-        core, taken = self.core, self.pick[self.pick >= 0]
-        self.free = core.limit - np.bincount(core.kind[taken], minlength=len(core.use)) @ core.use
+        core, columns = self.core, self.pick[self.pick >= 0]
+        self.free = core.limit - np.bincount(core.kind[columns], minlength=len(core.use)) @ core.use
 
     def gap_to_bound(self) -> float:
         """Return regrets plus price of what is unused: how far the choice is from the dual bound."""
-        taken = self.pick >= 0
-        regrets = self.regret[self.pick[taken]].sum() + self.best[~taken].sum()
+        has_column = self.pick >= 0
+        regrets = self.regret[self.pick[has_column]].sum() + self.best[~has_column].sum()
         return float(regrets + self.prices @ self.free)
 
     def _changes(self) -> tuple[Ints, Ints, Floats, Floats]:
@@ -93,13 +93,13 @@ class PrimalRounding:
         core = self.core
         sits = self.pick >= 0
         at = np.where(sits, self.pick, 0)
-        held = core.use[core.kind[at]] * sits[:, None]
+        present_use = core.use[core.kind[at]] * sits[:, None]
         utility = np.where(sits, core.utility[at], 0.0)
         out = np.flatnonzero(sits)
         job = np.concatenate([self.row, out])
         column = np.concatenate([np.arange(len(core.kind)), np.full(len(out), NONE, dtype=np.intp)])
         gain = np.concatenate([core.utility - utility[self.row], -utility[out]])
-        added = np.concatenate([core.use[core.kind] - held[self.row], -held[out]])
+        added = np.concatenate([core.use[core.kind] - present_use[self.row], -present_use[out]])
         return job, column, gain, added
 
     def _take(self, job: int, column: int) -> Floats:
@@ -183,8 +183,8 @@ class PrimalRounding:
             ready = ready[np.argpartition(score[ready], candidates)[:candidates]]
         ready = ready[np.argsort(score[ready], kind="stable")]
         size = np.rint(core.use[:, r]).astype(np.intp)
-        held = np.where(sits[ready], size[core.kind[at[ready]]], 0)
-        capacity = int(np.floor(self.free[r] + 1e-6)) + int(held.sum())
+        present_sizes = np.where(sits[ready], size[core.kind[at[ready]]], 0)
+        capacity = int(np.floor(self.free[r] + 1e-6)) + int(present_sizes.sum())
         if capacity <= 0 or capacity > _STATES or (np.abs(core.use[own, r] - size[own]) > 1e-9).any():
             return
         cost = np.full(capacity + 1, np.inf)
@@ -198,7 +198,7 @@ class PrimalRounding:
             limit = min(capacity, reach + int(sizes.max(initial=0)))
             fresh = np.full(capacity + 1, np.inf)
             fresh[: reach + 1] = cost[: reach + 1] + self.best[j]
-            taken = np.full(limit + 1, NONE, dtype=np.int32)
+            column_at = np.full(limit + 1, NONE, dtype=np.int32)
             for column, s in zip(span, sizes, strict=True):
                 if s > capacity:
                     continue
@@ -206,16 +206,16 @@ class PrimalRounding:
                 offer = cost[: end - s + 1] + self.regret[column]
                 better = offer < fresh[s : end + 1]
                 np.copyto(fresh[s : end + 1], offer, where=better)
-                np.copyto(taken[s : end + 1], np.int32(column), where=better)
+                np.copyto(column_at[s : end + 1], np.int32(column), where=better)
             cost, reach = fresh, limit
-            steps.append(taken)
+            steps.append(column_at)
         final = cost + self.prices[r] * (capacity - np.arange(capacity + 1))
         state = int(np.argmin(final))
         before = now[ready].sum() + self.prices[r] * self.free[r]
         if self.free[r] >= -1e-6 and not final[state] < before - 1e-12 * (1.0 + abs(before)):
             return
-        for j, taken in zip(ready[::-1], reversed(steps), strict=True):
-            column = int(taken[state]) if state < len(taken) else NONE
+        for j, column_at in zip(ready[::-1], reversed(steps), strict=True):
+            column = int(column_at[state]) if state < len(column_at) else NONE
             self._take(int(j), column)
             if column >= 0:
                 state -= int(size[core.kind[column]])

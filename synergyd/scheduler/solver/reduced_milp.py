@@ -61,9 +61,9 @@ def solve_groups(
     if not len(columns):
         return MilpAnswer(np.full(full.jobs, -1, dtype=np.intp), 0.0)
     members = groups.members
-    kept = np.flatnonzero(groups.first)
-    own = columns[kept]
-    group = groups.group_of[kept]
+    first_columns = np.flatnonzero(groups.first)
+    own = columns[first_columns]
+    group = groups.group_of[first_columns]
     count = np.array([len(m) for m in members], dtype=float)
     n = len(own)
     at_most_one = csr_array((np.ones(n), (group, np.arange(n))), shape=(len(members), n))
@@ -82,19 +82,19 @@ def solve_groups(
 def group_columns(full: Instance, columns: Ints, jobs: Ints) -> ColumnGroups:
     """Group the jobs whose columns are equal in kind and utility."""
     edges = np.flatnonzero(np.diff(jobs, prepend=-1, append=full.jobs + 1))
-    seen: dict[bytes, int] = {}
+    group_numbers: dict[bytes, int] = {}
     members: list[list[int]] = []
     group_of = np.zeros(len(columns), dtype=np.intp)
     first = np.zeros(len(columns), dtype=bool)
     for start, stop in pairwise(edges):
         own = columns[start:stop]
         key = full.kind[own].tobytes() + full.utility[own].tobytes()
-        if key not in seen:
-            seen[key] = len(members)
+        if key not in group_numbers:
+            group_numbers[key] = len(members)
             members.append([])
             first[start:stop] = True
-        members[seen[key]].append(int(jobs[start]))
-        group_of[start:stop] = seen[key]
+        members[group_numbers[key]].append(int(jobs[start]))
+        group_of[start:stop] = group_numbers[key]
     return ColumnGroups(members, group_of, first)
 
 
@@ -113,13 +113,13 @@ def _assign_columns(
     Among identical jobs those that had a column before keep it, the others come in order.
     """
     starts = np.searchsorted(jobs, np.array([m[0] for m in members]))
-    taken: dict[int, list[tuple[int, int]]] = {}
+    columns_by_group: dict[int, list[tuple[int, int]]] = {}
     for column, g, many in zip(own, group, counts, strict=True):
         if many > 0:
-            taken.setdefault(int(g), []).append((int(column), int(many)))
-    for g, offers in taken.items():
+            columns_by_group.setdefault(int(g), []).append((int(column), int(many)))
+    for g, offers in columns_by_group.items():
         rest = list(members[g])
-        left: list[int] = []
+        open_columns: list[int] = []
         for column, many in offers:
             place = int(np.searchsorted(columns[starts[g] :], column)) + int(starts[g])
             number = place - int(starts[g])
@@ -127,8 +127,8 @@ def _assign_columns(
             for j in had[:many]:
                 choice[j] = _same(columns, jobs, j, number)
                 rest.remove(j)
-            left += [number] * (many - len(had[:many]))
-        for number, j in zip(left, rest, strict=False):
+            open_columns += [number] * (many - len(had[:many]))
+        for number, j in zip(open_columns, rest, strict=False):
             choice[j] = _same(columns, jobs, j, number)
 
 

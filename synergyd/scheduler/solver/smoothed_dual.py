@@ -71,9 +71,9 @@ def reduced_core(full: Instance, low: Floats, high: Floats) -> ReducedCore:
         np.subtract(utility, best, out=best)
         keep = best >= np.repeat(floor, np.diff(ptr))
         keep &= best > 0
-        kept = np.flatnonzero(keep)
-        kept_columns.append(kept + start)
-        lens.append(np.diff(np.searchsorted(kept, ptr)))
+        indices = np.flatnonzero(keep)
+        kept_columns.append(indices + start)
+        lens.append(np.diff(np.searchsorted(indices, ptr)))
     at = np.concatenate(kept_columns) if kept_columns else np.zeros(0, dtype=np.intp)
     counts = np.concatenate(lens) if lens else np.zeros(0, dtype=np.intp)
     jobs = np.flatnonzero(counts)
@@ -104,14 +104,14 @@ def smooth(core: ReducedCore, prices: Floats, temperature: float) -> SmoothedDua
     none /= total
     logs = top + np.log(total)
     value = temperature * logs.sum()
-    counted = np.bincount(core.kind, share, minlength=len(core.use))
-    taken = csr_array((share, core.kind, core.ptr), shape=(len(core.jobs), len(core.use))) @ core.use
-    hessian = ((core.use * counted[:, None]).T @ core.use - taken.T @ taken) / temperature
+    mean_use = np.bincount(core.kind, share, minlength=len(core.use))
+    use_by_job = csr_array((share, core.kind, core.ptr), shape=(len(core.jobs), len(core.use))) @ core.use
+    hessian = ((core.use * mean_use[:, None]).T @ core.use - use_by_job.T @ use_by_job) / temperature
     return SmoothedDual(
         prices=prices,
         temperature=temperature,
         value=float(value + prices @ core.limit),
-        gradient=core.limit - counted @ core.use,
+        gradient=core.limit - mean_use @ core.use,
         hessian=hessian,
         entropy_gap=float(value - temperature * (share @ margin)),
         share=share,
@@ -138,13 +138,13 @@ def newton(core: ReducedCore, prices: Floats, temperature: float, steps: int, to
         step = np.clip(step, -now.prices, now.prices + 0.5 * max(now.prices.max(initial=0.0), usual))
         size = 1.0
         for _ in range(12):
-            tried = smooth(core, np.clip(now.prices + size * step, core.low, core.high), temperature)
-            if tried.value <= now.value + 1e-4 * float(now.gradient @ (tried.prices - now.prices)):
+            trial = smooth(core, np.clip(now.prices + size * step, core.low, core.high), temperature)
+            if trial.value <= now.value + 1e-4 * float(now.gradient @ (trial.prices - now.prices)):
                 break
             size *= 0.4
         else:
             break
-        now = tried
+        now = trial
     return now
 
 
