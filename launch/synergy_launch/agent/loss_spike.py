@@ -129,12 +129,12 @@ class SpikeWatch:
         elif self.steps:
             if not self.lasts:  # it was an odd step or two
                 self.spike = self._before
-            self.steps, self.lasts = 0, False
+            self.steps = 0  # `lasts` goes by rank 0's count (`agree`): another rank may not know the loss
         if loss is not None and known and (not spiky or self.lasts):
             self._window.add(loss, batch)
 
     def agree(self, steps: int) -> None:
-        """Take in the number of spiky steps in a row that rank 0 knows of."""
+        """Take in the number of spiky steps in a row that rank 0 knows of, after each `record_step`."""
         self.steps = steps
         self.lasts = self.lasts and steps > 0
 

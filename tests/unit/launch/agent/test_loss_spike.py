@@ -222,6 +222,25 @@ def test_a_lasting_level_becomes_the_usual_one() -> None:
     assert watch.steps == 0, "which the next spike is judged by"
 
 
+def test_all_ranks_answer_a_spike_at_the_same_step() -> None:
+    """Answering takes collectives: a rank that answered alone would wait for the others without end."""
+    first, other, answers = watch_at(300), watch_at(300), 0
+    for number in range(301, 340):
+        loss = 9.0 + 0.01 * number if number < 320 else 2.0 + 0.01 * (number % 7)
+        first.record_step(number, loss, BATCH, finite=True, samples=number * BATCH)
+        other.record_step(number, None, BATCH, finite=True, samples=number * BATCH)  # it does not know the loss
+        steps = first.steps
+        for watch in (first, other):
+            watch.agree(steps)
+        assert (first.is_due, first.is_open) == (other.is_due, other.is_open), number
+        if first.is_due and first.spike is not None:
+            answers += 1
+            answered = replace(first.spike, answer="not-allowed")
+            for watch in (first, other):
+                watch.note_answer(answered)
+    assert answers == 1
+
+
 def test_the_losses_are_kept_over_a_restart() -> None:
     kept = json.loads(json.dumps(watch_at(300).state()))
     watch = SpikeWatch(kept)
