@@ -112,3 +112,14 @@ def test_a_refusal_is_logged_once_and_tried_again(site: Site, caplog: pytest.Log
     site.slurm.refuse = {}
     site.epoch(5)
     assert 2 not in site.slurm.jobs
+
+
+def test_what_was_refused_is_forgotten_with_its_allocation(site: Site) -> None:
+    del site.slurm.jobs[1]
+    site.slurm.refuse = {"scancel 2": ("Access denied", True)}
+    pass_epochs(site, UNCLAIMED_S + 20)
+    allocations = site.daemon.joined_allocations
+    assert allocations._refused
+    del site.slurm.jobs[2]
+    site.epoch(5)
+    assert not allocations._refused
