@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -162,3 +163,5 @@ def test_a_run_that_ended_for_a_loss_spike_is_started_again_whatever_crashed_bef
     spikes = tuple(Crash(100, NOW_S - 60 * n, "spike") for n in range(MOST_RETURNS))
     assert not may_restart(spikes, Crash(450, NOW_S, "spike")) and may_restart(spikes[1:], Crash(450, NOW_S, "spike"))
     assert may_restart(spikes, Crash(450, NOW_S + WITHIN_S, "spike"))
+    ahead = tuple(replace(one, step=500) for one in spikes)
+    assert may_restart(ahead, Crash(450, NOW_S, "exit")), "a run that went back by itself has not crashed"
