@@ -227,7 +227,7 @@ def read_recorded_queue(
 ) -> tuple[dict[str, tuple[int, int]], Replay]:
     """Return the cluster and the trace of a daemon's database.
 
-    The cluster is the one in `told`, else the recorded one with the options that were given in their place.
+    The cluster is the one in `groups`, else the recorded one with the options that were given in their place.
     """
     from synergy_sim.cli.database import recorded_cluster, recorded_jobs
 
