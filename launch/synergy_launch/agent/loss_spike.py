@@ -117,8 +117,10 @@ class SpikeWatch:
         if samples is not None:
             self._positions.append((step, samples))
         before, self._newest = self._newest, loss
-        if finite and loss is not None and loss == before:
-            return  # a run that logs every so many steps tells it until the next
+        is_same = finite and loss is not None and loss == before
+        # a run that logs every so many steps tells a loss until the next; a collapsed model's own may be the same at each step
+        if is_same and (samples is None or not self.steps):
+            return
         known = loss is not None and math.isfinite(loss)
         spiky = not finite or (loss is not None and known and self._window.is_spiky(loss, batch))
         if spiky:

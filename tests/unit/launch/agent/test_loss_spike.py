@@ -368,6 +368,13 @@ def test_without_a_checkpoint_from_before_it_goes_on(tmp_path: Path) -> None:
     assert rig.agent.status["spike"]["answer"] == "no-checkpoint" and steps_saved(tmp_path) == [50]
 
 
+def test_a_loss_that_stays_at_one_value_keeps_no_checkpoint_waiting(tmp_path: Path) -> None:
+    rig = run(tmp_path, 145, mended=False)
+    for number in range(146, 180):
+        rig.step(number, loss=9.0, samples=number * BATCH)
+    assert rig.agent.status["spike"]["answer"] == "no-restart" and steps_saved(tmp_path)[-1] > 150
+
+
 def test_sigterm_in_the_middle_replaces_no_good_checkpoint(tmp_path: Path) -> None:
     rig = run(tmp_path, 145, more={"grace_s": 100})
     step(rig, 146, 9.0)
