@@ -195,7 +195,7 @@ class PlanGuard:
         """
         ended = self.ending or code in (0, *_NOT_THE_PLANS)
         kind = kind or self.kind(code)
-        ended |= kind == "spike"  # the agent has judged steps enough, whatever this node has seen of them
+        self._past |= kind == "spike"  # the agent has judged steps enough, whatever this node has seen of them
         if ended or self._allocation.job_id is None or self.is_past_first_steps or self._has_got_past():
             self.failure = None
             return None

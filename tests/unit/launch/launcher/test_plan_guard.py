@@ -255,6 +255,7 @@ def test_a_loss_spike_is_no_failure_of_the_plan(tmp_path: Path) -> None:
         made.look({"state": "training", "step": step, "checkpoint_step": 50})
     made.fault = Fault(kind="spike", spike=LossSpike(step=51, checkpoint_step=50, answer="skipped"))
     assert made.conclude(1) is None and not made.again
+    assert made.is_past_first_steps, "else it would not be started again in place"
     assert run_history.read_history(tmp_path, 9).failed == ()
 
 
