@@ -85,7 +85,7 @@ class WouldHaveLedger:
 
     @staticmethod
     def _after(row: WouldHave, job: Job, predicted: Predicted | None, seconds: float) -> WouldHave:
-        """Return the account after `seconds` in which the job was as `job` and would have been as `said`."""
+        """Return the account after `seconds` in which the job was as `job` and would have been as `predicted`."""
         if seconds <= 0:
             return row
         if job.state is JobState.PENDING:

@@ -8,7 +8,7 @@ Nobody raises the limit of one whose job an admin has given more time: a user ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +30,7 @@ class JoinedAllocations:
     def end(self, unclaimed: Iterable[int], now_s: float) -> None:
         """End those that have been without a run for UNCLAIMED_S. `unclaimed`: all that are without one now."""
         self._since_s = {job_id: min(self._since_s.get(job_id, now_s), now_s) for job_id in unclaimed}
+        self._forget_refusals("ended", self._since_s)
         for job_id, since_s in self._since_s.items():
             if now_s - since_s >= UNCLAIMED_S and self._is_done(
                 job_id, "ended", partial(self.slurm.end_allocation, job_id)
@@ -38,9 +39,14 @@ class JoinedAllocations:
 
     def extend(self, short: Iterable[tuple[int, str]]) -> None:
         """Give allocations the time limit of their jobs. `short`: those that would end before, with the TimeLimit that they need."""
-        for job_id, limit in short:
+        limits = dict(short)
+        self._forget_refusals("extended", limits)
+        for job_id, limit in limits.items():
             if self._is_done(job_id, "extended", partial(self.slurm.update, job_id, {"TimeLimit": limit})):
                 log.info("allocation %d has TimeLimit=%s now, as its job", job_id, limit)
+
+    def _forget_refusals(self, action: str, present: Collection[int]) -> None:
+        self._refused = {(done, job_id) for done, job_id in self._refused if done != action or job_id in present}
 
     def _is_done(self, job_id: int, done: str, write: Callable[[], None]) -> bool:
         """Write to an allocation; return whether that succeeded. If not, it is tried again at the next epoch."""

@@ -56,7 +56,7 @@ def update_profile(
     after six one odd report moves a correction by at most a tenth. Values that are missing, not finite or not positive are passed
     over. Model, batches, resharding, rebatching and accepts are taken as reported, except for the parts of accepts that a single
     GPU can't tell. What was measured with other kernels is forgotten. With the `shape` that it ran on, the plan and its step time
-    are remembered for `refined`.
+    are remembered for `refine_figures`.
     """
     if is_changed(
         profile.kernels or UNKNOWN, report.kernels or UNKNOWN
@@ -247,7 +247,7 @@ def _round_logarithm(logarithm: float) -> float:
 
 
 def _round_memory_logarithm(logarithm: float) -> float:
-    """Return the same as `_rounded`, but just above 1 in place of 1 where memory was measured.
+    """Return the same as `_round_logarithm`, but just above 1 in place of 1 where memory was measured.
 
     Exactly 1 marks a profile whose memory never was measured.
     """

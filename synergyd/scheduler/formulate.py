@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from synergy_core.records import JobState
+from synergy_core.records import Job, JobState
 from synergy_core.restarts import RestartBudget, RestartCost
 
 from synergyd.scheduler.epoch import Draft, Stage
 from synergyd.scheduler.give_back import ForcedShrinks, give_back
 from synergyd.scheduler.preemption import stoppable
 from synergyd.scheduler.problem.first_start import within_reach
-from synergyd.scheduler.problem.from_snapshot import classify_job, node_capacities, untouched_reason
+from synergyd.scheduler.problem.from_snapshot import UntouchedJob, classify_job, node_capacities
 from synergyd.scheduler.problem.gpu_limits import usage_limits, with_own_limits
 from synergyd.scheduler.problem.node_limits import NodeLimits
 from synergyd.scheduler.problem.priorities import weights, with_claims, with_need_bonus, without_partial_nodes
@@ -36,10 +36,9 @@ def _classify(draft: Draft) -> Draft:
     # a peer goes by its paper, which knows of one cost for all jobs
     restarts = {} if draft.by_rule else inputs.restarts
     usual = RestartBudget(cost=RestartCost(mean_s=rules.restarts.cost_s))
-    pending = (job for job in snapshot.jobs if job.state is JobState.PENDING)
-    others_wait = any(untouched_reason(job, snapshot.time_s) is None for job in pending)
-    classified = tuple(
-        classify_job(
+
+    def classify(job: Job, others_wait: bool = False) -> JobRequest | UntouchedJob:
+        return classify_job(
             job,
             snapshot,
             inputs.cells.get(job.job_id, ()),
@@ -52,8 +51,11 @@ def _classify(draft: Draft) -> Draft:
             sizes_fixed=draft.policy.sizes_fixed,
             others_wait=others_wait,
         )
-        for job in snapshot.jobs
-    )
+
+    waiting = {job.job_id: classify(job) for job in snapshot.jobs if job.state is JobState.PENDING}
+    # a job that no node can take, such as one that asks for a thousand GPUs, is nobody to give GPUs back to
+    others_wait = any(isinstance(one, JobRequest) for one in waiting.values())
+    classified = tuple(waiting.get(job.job_id) or classify(job, others_wait) for job in snapshot.jobs)
     return replace(draft, requests_in_order=classified)
 
 

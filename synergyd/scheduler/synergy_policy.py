@@ -56,7 +56,7 @@ def by_prices(problem: Problem, effort: Effort) -> Allocation:
     rigid = movable & ~np.array([a.stoppable for a in problem.jobs], dtype=np.bool_)
     gain = columns.stay - waits  # below 0 where a stop is better than going on, as Sia's form may have it
     hold = np.where(columns.running, np.where(rigid, np.maximum(gain, 1e-3), gain), 0.0)
-    margin = 0.25 * (float(hold[movable].mean()) if movable.any() else 1.0)
+    margin = 0.25 * (float(np.abs(hold[movable]).mean()) if movable.any() else 1.0)
     solution: LagrangianSolution | None = None
     for _ in range(_HOLDS):
         instance_with_hold = replace(instance, utility=instance.utility + hold[columns.job])

@@ -117,8 +117,10 @@ class SpikeWatch:
         if samples is not None:
             self._positions.append((step, samples))
         before, self._newest = self._newest, loss
-        if finite and loss is not None and loss == before:
-            return  # a run that logs every so many steps tells it until the next
+        is_same = finite and loss is not None and loss == before
+        # a run that logs every so many steps tells a loss until the next; a collapsed model's own may be the same at each step
+        if is_same and (samples is None or not self.steps):
+            return
         known = loss is not None and math.isfinite(loss)
         spiky = not finite or (loss is not None and known and self._window.is_spiky(loss, batch))
         if spiky:
@@ -129,12 +131,12 @@ class SpikeWatch:
         elif self.steps:
             if not self.lasts:  # it was an odd step or two
                 self.spike = self._before
-            self.steps, self.lasts = 0, False
+            self.steps = 0  # `lasts` goes by rank 0's count (`agree`): another rank may not know the loss
         if loss is not None and known and (not spiky or self.lasts):
             self._window.add(loss, batch)
 
     def agree(self, steps: int) -> None:
-        """Take in the number of spiky steps in a row that rank 0 knows of."""
+        """Take in the number of spiky steps in a row that rank 0 knows of, after each `record_step`."""
         self.steps = steps
         self.lasts = self.lasts and steps > 0
 

@@ -21,8 +21,8 @@ def choose_exchange(
 ) -> tuple[Exchange, str]:
     """Return the exchange of this run, and why it is not the requested one ("" where it is). Raises UsageError.
 
-    `told`: the launcher's; `asked`: the script's own, where the launcher told none. A way that can't be taken is refused to a script. For
-    the launcher it becomes exact: its plan may be another for the next start.
+    `planned`: the launcher's; `asked`: the script's own, where the launcher planned none. A way that can't be taken is refused to a
+    script. For the launcher it becomes exact: its plan may be another for the next start.
     """
     requested = parse_exchange(asked, ARGUMENT) if planned == EXACT and asked else planned
     if planned == EXACT and is_removed(asked):

@@ -61,11 +61,11 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
 
     Without a step gained since it is started at most `most` times in WINDOW_S; while it gains steps, always. Only crashes of the same
     cause, or of none that is known, are at the same step again. One from outside, by SIGKILL, a signal that stopped the run or a fault of
-    the GPU, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent.
+    the GPU, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent, and is no crash for others.
     """
     if crash.cause == "spike":
         return sum(c.cause == "spike" and abs(crash.at_s - c.at_s) < WITHIN_S for c in earlier) < MOST_RETURNS
-    no_further = [c for c in earlier if c.step >= crash.step]
+    no_further = [c for c in earlier if c.step >= crash.step and c.cause != "spike"]
     late = [c for c in no_further if abs(crash.at_s - c.at_s) < WINDOW_S]  # whichever way a clock was set
     if len(late) >= most:
         return False

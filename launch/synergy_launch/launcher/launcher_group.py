@@ -211,8 +211,10 @@ class LauncherGroup:
         time.sleep(_BREATH_S)
 
     def is_known_to_all(self, run: int) -> bool:
-        """Return whether every connected node has said that it knows of `run`. Launchers before 0.3 never say so."""
-        return all(peer.heard_run >= run for peer in self.peers if peer.rank > 0 and not peer.is_closed)
+        """Return whether every node of the run that is not lost has said that it knows of `run`. Launchers before 0.3 never say so."""
+        return self.is_connected and all(
+            peer.heard_run >= run for peer in self.peers if peer.rank > 0 and not peer.is_closed
+        )
 
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""

@@ -65,6 +65,7 @@ _BEFORE = {
 _CONTAINERS = ("apptainer", "singularity", "enroot", "docker", "podman", "podman-hpc", "shifter")
 _STARTERS = ("mpirun", "mpiexec", "srun", "horovodrun", "composer", "colossalai", "fabric", "lightning", "msrun")
 _SHEBANG_BYTES = 256
+_PIP_EXEC = b"'''exec'"  # second line of what pip installs where the path of python is too long for a first one
 # Accelerate's configuration: keys that only describe the machine, or are off
 _CONFIG_PLACE = (
     "compute_environment",
@@ -149,13 +150,14 @@ def check_script(script: str) -> None:
     """Raise UsageError where the file `script` can't be read, or is no Python script by its first line."""
     try:
         with Path(script).open("rb") as file:
-            first = file.read(_SHEBANG_BYTES).partition(b"\n")[0]
+            first, _, rest = file.read(_SHEBANG_BYTES).partition(b"\n")
     except OSError:
         what = "does not exist or can't be read"
         raise UsageError(f"script {script!r}", what, "name a training script, or -m MODULE") from None
     if first.startswith(b"\x7fELF"):
         raise UsageError(f"script {script!r}", "is a program, not a Python script", f"{WHERE} train.py ...")
-    if first.startswith(b"#!") and not script.endswith(".py") and b"python" not in first:
+    is_python = script.endswith(".py") or b"python" in first or rest.startswith(_PIP_EXEC)
+    if first.startswith(b"#!") and not is_python:
         right = f"start it without {WHERE}, and in it {WHERE} train.py ..., in place of torchrun or python"
         raise UsageError(f"script {script!r}", "is a shell script, not Python", right)
 

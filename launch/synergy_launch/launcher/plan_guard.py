@@ -194,10 +194,12 @@ class PlanGuard:
         are told what follows.
         """
         ended = self.ending or code in (0, *_NOT_THE_PLANS)
+        kind = kind or self.kind(code)
+        self._past |= kind == "spike"  # the agent has judged steps enough, whatever this node has seen of them
         if ended or self._allocation.job_id is None or self.is_past_first_steps or self._has_got_past():
             self.failure = None
             return None
-        kind, plan = kind or self.kind(code), self.plan
+        plan = self.plan
         kind = wire_report.FAULTS.get(kind, kind)
         if plan is not None and kind == "exit" and (fault := self._own_fault(code, plan)):
             self.failure, self._fault = None, fault

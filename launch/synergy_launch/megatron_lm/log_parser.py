@@ -177,6 +177,7 @@ class Log:
         if line.loss is None and not line.nan:
             return
         self.spikes.record_step(line.iteration, line.loss, line.batch or 0, finite=not line.nan, samples=None)
+        self.spikes.agree(self.spikes.steps)
         if self.spikes.is_due and self.spikes.spike is not None:
             self.spikes.note_answer(replace(self.spikes.spike, answer="own-order"))
 

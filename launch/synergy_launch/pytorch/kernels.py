@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from synergy_core.kernels import TORCH_RMS_NORM, Kernels
+from synergy_core.kernels import TORCH_RMS_NORM, UNKNOWN, Kernels
 
 _TORCH = tuple(int(part) if part.isdecimal() else 0 for part in torch.__version__.split(".")[:2])
 _FUSED_NORMS = ("transformer_engine", "apex", "liger_kernel", "flash_attn", "torch.nn")
@@ -18,7 +18,17 @@ _ATTENTION = {
 
 
 def detect_kernels(model: torch.nn.Module, optimizer: Any = None) -> Kernels:
-    """Return what the classes of the model's modules and of the optimizer tell; what they do not tell is not known."""
+    """Return what the classes of the model's modules and of the optimizer tell; what they do not tell is not known.
+
+    Attributes of a user's classes may run any code: where that fails, nothing is known, and training goes on.
+    """
+    try:
+        return _detect(model, optimizer)
+    except Exception:
+        return UNKNOWN
+
+
+def _detect(model: torch.nn.Module, optimizer: Any) -> Kernels:
     kinds = {type(module) for module in model.modules()}
     engine = any(_is_of(kind, ("transformer_engine",)) for kind in kinds)
     compiled = any(_is_of(kind, ("torch._dynamo",)) for kind in kinds)

@@ -62,7 +62,7 @@ def classify_job(
     """
     usable = _usable(cells, job.directive)
     history = _History(age_s, progress, weight, restarts)
-    untouched = untouched_reason(job, snapshot.time_s)
+    untouched = _untouched_reason(job, snapshot.time_s)
     if untouched:
         return _leave(job, usable, current_plan, untouched)
     fixed = fixed_reason(job)
@@ -210,7 +210,7 @@ def _usable(cells: tuple[Cell, ...], directive: Directive | None) -> CellIndex:
     )
 
 
-def untouched_reason(job: Job, now_s: float) -> Reason | None:
+def _untouched_reason(job: Job, now_s: float) -> Reason | None:
     """Return why Synergy may not touch this job at all; None if it may."""
     if job.directive_error:
         return Reason("directive-error", {"error": job.directive_error})

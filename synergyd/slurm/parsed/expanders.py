@@ -68,7 +68,8 @@ def find_short_limits(rows: Iterable[JobRow], beside: Mapping[int, tuple[JobRow,
     They were made with the rest of the job's limit, which an admin may have raised since.
     """
     for row in rows:
-        for other in beside.get(row.job_id, ()):
+        # a job that waits again has no end either
+        for other in beside.get(row.job_id, ()) if state_from_row(row) is JobState.RUNNING else ():
             if other.end_s is None or other.start_s is None:
                 continue
             if row.end_s is None:

@@ -83,6 +83,13 @@ def test_a_lower_limit_or_one_that_was_rounded_changes_nothing(joined: Site, mor
     assert joined.slurm.jobs[2].time_limit_s == 3600.0
 
 
+@pytest.mark.parametrize(("state", "limit_s"), [("RUNNING", None), ("COMPLETING", 3600.0), ("SUSPENDED", 3600.0)])
+def test_it_is_unlimited_only_beside_a_job_that_runs_so(joined: Site, state: str, limit_s: float | None) -> None:
+    joined.slurm.set(1, state=state, end_s=None)
+    joined.epoch()
+    assert joined.slurm.jobs[2].time_limit_s == limit_s
+
+
 def test_what_only_bears_the_name_keeps_its_limit(site: Site) -> None:
     now_s = site.slurm.now_s
     site.slurm.set(2, time_limit_s=60.0, start_s=now_s, end_s=now_s + 60)
@@ -112,3 +119,14 @@ def test_a_refusal_is_logged_once_and_tried_again(site: Site, caplog: pytest.Log
     site.slurm.refuse = {}
     site.epoch(5)
     assert 2 not in site.slurm.jobs
+
+
+def test_what_was_refused_is_forgotten_with_its_allocation(site: Site) -> None:
+    del site.slurm.jobs[1]
+    site.slurm.refuse = {"scancel 2": ("Access denied", True)}
+    pass_epochs(site, UNCLAIMED_S + 20)
+    allocations = site.daemon.joined_allocations
+    assert allocations._refused
+    del site.slurm.jobs[2]
+    site.epoch(5)
+    assert not allocations._refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synergy_core.records import Action, Cell, Decision, Job, Snapshot
+from synergy_core.records import Action, Cell, Decision, Directive, Job, Snapshot
 from synergy_core.restarts import RestartBudget, RestartCost
 
 from synergyd.scheduler.policies import load_policy
@@ -120,6 +120,13 @@ def test_gpus_beyond_the_requested_size_go_to_those_that_wait(asked: int, shrink
     assert {0, 1} <= ban_costly_restarts(request).banned_cells
     assert (1 in ban_costly_restarts(replace(request, others_wait=True)).banned_cells) != shrinks
     assert 0 in ban_costly_restarts(replace(request, others_wait=True)).banned_cells
+
+
+def test_a_job_that_can_never_start_makes_nobody_give_gpus_back() -> None:
+    full, other = job(1, asked=2, nodes=("n1",), gpus=4), job(2, directive=Directive(min_gpus=64))
+    found = decided(RestartBudget(cost=COST, life_s=400.0), runs=full, others=(other,))
+    [at_requested_size] = [a for a in found.alternatives if a.cell.shape.gpus == 2]
+    assert "and another to come back" in at_requested_size.why_not, at_requested_size
 
 
 def test_what_a_refuted_job_says_is_left_is_no_life() -> None:

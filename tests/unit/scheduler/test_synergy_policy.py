@@ -12,6 +12,7 @@ from synergyd.scheduler.epoch_answer import solve
 from synergyd.scheduler.exact_policy import ExactPolicy
 from synergyd.scheduler.placement.place import make_placement_requests, place
 from synergyd.scheduler.problem.records import NodeCapacity, Problem
+from synergyd.scheduler.solver.greedy import greedy
 from synergyd.scheduler.solver.lagrangian import Effort
 from synergyd.scheduler.synergy_policy import SynergyPolicy
 from tests.unit.scheduler.builders import ask, brute_force, cell, cells
@@ -100,3 +101,16 @@ def test_running_jobs_run_on_under_heavy_weights() -> None:
 def test_effort_is_a_gap() -> None:
     loose = SynergyPolicy(exact_columns=0, effort=Effort(gap=0.5)).allocate(mixed(1))
     assert loose.upper_bound >= loose.objective
+
+
+@pytest.mark.parametrize("seed", [1, 6, 9])
+def test_no_job_is_stopped_for_good_where_waiting_is_worth_more_than_running(seed: int) -> None:
+    """In Sia's form with a small wait_cost: prices are still tried until every job that may not stop runs."""
+    problem, draw = mixed(seed), random.Random(seed)
+    jobs = []
+    for one in problem.jobs:
+        stoppable = one.current is not None and draw.random() < 0.5
+        jobs.append(replace(one, stoppable=stoppable, weight=draw.choice([1.0, 1.0, 5.0])))
+    terms = replace(problem.terms, form="sia", exponent=-0.5, wait_cost=0.02)
+    problem = replace(problem, jobs=tuple(jobs), terms=terms)
+    assert PRICES.allocate(problem).objective > greedy(problem).objective

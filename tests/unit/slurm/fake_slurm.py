@@ -361,7 +361,7 @@ class FakeSlurm:
             case "AdminComment":
                 self.comments[job_id] = value
             case "TimeLimit":
-                self.set(job_id, time_limit_s=60.0 * int(value))
+                self.set(job_id, time_limit_s=None if value == "UNLIMITED" else 60.0 * int(value))
             case "Nice":
                 self.set(job_id, priority=max(2, self.jobs[job_id].priority + self.jobs[job_id].nice - int(value)))
                 self.set(job_id, nice=int(value))

@@ -222,6 +222,25 @@ def test_a_lasting_level_becomes_the_usual_one() -> None:
     assert watch.steps == 0, "which the next spike is judged by"
 
 
+def test_all_ranks_answer_a_spike_at_the_same_step() -> None:
+    """Answering takes collectives: a rank that answered alone would wait for the others without end."""
+    first, other, answers = watch_at(300), watch_at(300), 0
+    for number in range(301, 340):
+        loss = 9.0 + 0.01 * number if number < 320 else 2.0 + 0.01 * (number % 7)
+        first.record_step(number, loss, BATCH, finite=True, samples=number * BATCH)
+        other.record_step(number, None, BATCH, finite=True, samples=number * BATCH)  # it does not know the loss
+        steps = first.steps
+        for watch in (first, other):
+            watch.agree(steps)
+        assert (first.is_due, first.is_open) == (other.is_due, other.is_open), number
+        if first.is_due and first.spike is not None:
+            answers += 1
+            answered = replace(first.spike, answer="not-allowed")
+            for watch in (first, other):
+                watch.note_answer(answered)
+    assert answers == 1
+
+
 def test_the_losses_are_kept_over_a_restart() -> None:
     kept = json.loads(json.dumps(watch_at(300).state()))
     watch = SpikeWatch(kept)
@@ -347,6 +366,13 @@ def test_without_a_checkpoint_from_before_it_goes_on(tmp_path: Path) -> None:
     for number in range(21, 60):
         step(rig, number, math.nan)
     assert rig.agent.status["spike"]["answer"] == "no-checkpoint" and steps_saved(tmp_path) == [50]
+
+
+def test_a_loss_that_stays_at_one_value_keeps_no_checkpoint_waiting(tmp_path: Path) -> None:
+    rig = run(tmp_path, 145, mended=False)
+    for number in range(146, 180):
+        rig.step(number, loss=9.0, samples=number * BATCH)
+    assert rig.agent.status["spike"]["answer"] == "no-restart" and steps_saved(tmp_path)[-1] > 150
 
 
 def test_sigterm_in_the_middle_replaces_no_good_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -147,6 +148,19 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(job: Job) -> None:
     assert [c.step for c in job.history.crashes] == [30] and job.history.failed == ()
 
 
+def test_a_run_that_ends_for_a_loss_spike_in_its_first_steps_goes_on_with_its_plan(job: Job) -> None:
+    body = """
+        first = len(runs.read_text().split()) == 1
+        status(step=5, checkpoint_step=5)
+        time.sleep(0.5)
+        if first:
+            (run / "loss-spike").write_text(json.dumps({"step": 6, "answer": "skipped", "checkpoint_step": 5}))
+        sys.exit(first)
+    """
+    code, runs, said = job.run(body)
+    assert (code, runs, job.history.failed) == (0, ["planned", "planned"], ()), said
+
+
 @pytest.mark.parametrize("second", [10, 5])
 def test_a_script_that_fails_at_the_same_step_again_ends_with_its_own_code(job: Job, second: int) -> None:
     """Its checkpoint may be so near that the second run has fewer steps than first ones: that is not its plan's fault."""
@@ -162,3 +176,5 @@ def test_a_run_that_ended_for_a_loss_spike_is_started_again_whatever_crashed_bef
     spikes = tuple(Crash(100, NOW_S - 60 * n, "spike") for n in range(MOST_RETURNS))
     assert not may_restart(spikes, Crash(450, NOW_S, "spike")) and may_restart(spikes[1:], Crash(450, NOW_S, "spike"))
     assert may_restart(spikes, Crash(450, NOW_S + WITHIN_S, "spike"))
+    ahead = tuple(replace(one, step=500) for one in spikes)
+    assert may_restart(ahead, Crash(450, NOW_S, "exit")), "a run that went back by itself has not crashed"

@@ -113,6 +113,16 @@ def test_the_first_node_hears_when_all_others_know_of_a_run(nodes: list[Launcher
     until([nodes[0], nodes[2]], lambda: nodes[0].is_known_to_all(2))
 
 
+def test_a_node_that_has_not_connected_knows_of_no_run(seals: Seals, port: int) -> None:
+    first, second = (LauncherGroup(at(rank), "127.0.0.1", 1000) for rank in (0, 1))
+    until([first, second], lambda: second.is_connected)
+    first.tell(NextRun(1, 3, NODES, PLAN))
+    until([first, second], lambda: [peer.heard_run for peer in first.peers] == [1])
+    assert not first.is_known_to_all(1), "n3 is yet to come, and to be told"
+    for one in (first, second):
+        one.close()
+
+
 @pytest.mark.timeout(60)
 def test_a_message_ends_a_wait(nodes: list[LauncherGroup]) -> None:
     nodes[2].report_end(0, 7, "memory")

@@ -130,6 +130,8 @@ def test_what_is_not_exact_is_one_line_that_says_what_to_write(line: str, messag
     [
         (b"import torch\n", ""),
         (b"#!/usr/bin/env python3\n", ""),
+        # by pip, where the path is too long for a kernel's first line
+        (b"#!/bin/sh\n'''exec' " + b"/deep" * 60 + b"/bin/python3 \"$0\" \"$@\"\n' '''\nimport re\n", ""),
         (
             b"#!/bin/bash\ntorchrun t.py\n",
             "is a shell script, not Python; start it without synergy-launch, and in it synergy-launch train.py",

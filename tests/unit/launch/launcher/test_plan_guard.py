@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from synergy_core.errors import UnavailableError
-from synergy_core.job_report import Fault, Report
+from synergy_core.job_report import Fault, LossSpike, Report
 from synergy_core.records import Plan, Shape
 from synergy_core.wire import plan_file
 from synergy_core.wire import report as wire_report
@@ -246,6 +246,17 @@ def test_a_plan_is_kept_where_its_node_was_at_fault(
     assert (made.again, made.waits) == (again, not again)
     kept = run_history.read_history(tmp_path, 9)
     assert (kept.returns, kept.failed) == (1, (PLAN,) if fails else ())
+
+
+def test_a_loss_spike_is_no_failure_of_the_plan(tmp_path: Path) -> None:
+    """It may last from the first step after a checkpoint on, and fast steps may be seen late."""
+    made = guard(PlanFile(9, PLAN, "ctl:1", asked=ASKED), tmp_path)
+    for step in (51, 60):
+        made.look({"state": "training", "step": step, "checkpoint_step": 50})
+    made.fault = Fault(kind="spike", spike=LossSpike(step=51, checkpoint_step=50, answer="skipped"))
+    assert made.conclude(1) is None and not made.again
+    assert made.is_past_first_steps, "else it would not be started again in place"
+    assert run_history.read_history(tmp_path, 9).failed == ()
 
 
 def test_another_nodes_word_on_the_first_steps_counts(tmp_path: Path) -> None:

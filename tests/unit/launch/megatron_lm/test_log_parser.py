@@ -269,3 +269,16 @@ def test_a_loss_spike_is_told() -> None:
         log.parse_piece(line(number, loss=9.0 + 0.01 * number, last=1000))
     spike = log.spikes.spike
     assert (spike.step, spike.loss, spike.answer) == (301, 9.0, "own-order")
+
+
+def test_a_second_loss_spike_is_told_too() -> None:
+    log = Log()
+    for number in range(1, 301):
+        log.parse_piece(line(number, loss=2.0 + 0.01 * (number % 7), last=1000))
+    for first in (301, 601):
+        for number in range(first, first + 12):
+            log.parse_piece(line(number, loss=9.0 + 0.01 * number, last=1000))
+        for number in range(first + 12, first + 300):
+            log.parse_piece(line(number, loss=2.0 + 0.01 * (number % 7), last=1000))
+    spike = log.spikes.spike
+    assert spike is not None and (spike.step, spike.answer) == (601, "own-order")

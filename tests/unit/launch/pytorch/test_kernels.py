@@ -64,3 +64,12 @@ def test_a_compiled_model_is_known() -> None:
     inside[1].compile(backend="eager")  # type: ignore[index]
     assert detect_kernels(torch.compile(whole, backend="eager")).compiled is True  # type: ignore[arg-type]
     assert detect_kernels(inside).compiled is True
+
+
+def test_a_model_whose_attributes_fail_tells_nothing_and_trains() -> None:
+    class Lazy(torch.nn.Module):
+        @property
+        def config(self) -> object:
+            raise ValueError("not loaded yet")
+
+    assert detect_kernels(Lazy()) == Kernels()
