@@ -135,6 +135,7 @@ class Agent:
         self._refused: tuple[int, int] | None = None
         self._lost = LostLoss()
         self._spikes = SpikeWatch()
+        self._may_skip = False  # rank 0 may go back to skip the examples that led to a spike
         self._is_postponed = False  # a checkpoint that was due at a harmful state
         self.checkpointer.more_history = lambda: {"spikes": self._spikes.state()}
         self.status.remarks = self._progress_notes
@@ -382,9 +383,11 @@ class Agent:
         known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
         known += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
         known.append(self._lost.in_a_row)  # a rank may not know the loss
-        known.append(self._spikes.steps if self.ranks.rank == 0 else 0)
-        request, stop, peak_bytes, batch, due, busy, failed, lost, spiky = self.ranks.maximum(known)
+        skips = int(self._spikes.can_skip and self.settings.skip_spikes)
+        known += [self._spikes.steps, skips] if self.ranks.rank == 0 else [0, 0]
+        request, stop, peak_bytes, batch, due, busy, failed, lost, spiky, skips = self.ranks.maximum(known)
         self._spikes.agree(spiky)
+        self._may_skip = bool(skips)
         self._lost.record_lost_steps(lost, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
@@ -430,7 +433,7 @@ class Agent:
     @property
     def _is_state_harmful(self) -> bool:
         """Return whether the present state is not to replace a good checkpoint, to which the run may go back soon."""
-        return self._lost.is_harmful or (self._spikes.is_open and self._spikes.can_skip and self.settings.skip_spikes)
+        return self._lost.is_harmful or (self._spikes.is_open and self._may_skip)
 
     def _show_spike(self) -> None:
         self.status.update(spike=asdict(self._spikes.spike) if self._spikes.spike else None)

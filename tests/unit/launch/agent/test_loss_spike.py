@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from synergy_core.records import Plan
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.checkpoint import replace_meta, verify
+from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.loss_spike import (
     BEFORE_STEPS,
     LASTING_STEPS,
@@ -373,6 +374,20 @@ def test_a_loss_that_stays_at_one_value_keeps_no_checkpoint_waiting(tmp_path: Pa
     for number in range(146, 180):
         rig.step(number, loss=9.0, samples=number * BATCH)
     assert rig.agent.status["spike"]["answer"] == "no-restart" and steps_saved(tmp_path)[-1] > 150
+
+
+def test_a_checkpoint_waits_on_all_ranks_where_it_waits_on_rank_0(tmp_path: Path) -> None:
+    """A node whose launcher has not found the job's plan file does not know of skip_spikes=yes."""
+
+    class SecondRank(OneProcess):
+        rank, world = 1, 2
+
+        def maximum(self, values: Sequence[int]) -> list[int]:
+            return [*values[:-2], 1, 1]  # rank 0 is in a spike, and may skip examples
+
+    rig = run(tmp_path, 149, more={"skip_spikes": False})
+    rig.agent.ranks = SecondRank()
+    assert not rig.agent.look(150, loss=None).save
 
 
 def test_sigterm_in_the_middle_replaces_no_good_checkpoint(tmp_path: Path) -> None:
