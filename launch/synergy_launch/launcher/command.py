@@ -120,31 +120,7 @@ def _run_with_guard(
     folder = Path(checkpoint) if checkpoint else None
     own = _own_plan(options, allocation)
     guard = PlanGuard(allocation, plan_file, folder, first_step_s=first_step_s, own=own)
-    # a job that is not Synergy's ends as it would without Synergy
-    crashes = read_number(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
-    in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
-    group, able, several = None, in_place != "0", len(allocation.nodes) > 1
-
-    def new_group() -> LauncherGroup:
-        secret = job_secret.read_secret(os.environ)
-        return LauncherGroup(allocation, slurm.find_address(allocation.nodes[0]), os.getuid(), secret)
-
-    def start(number: int, names: tuple[str, ...], joining: Membership) -> MoreNodes:
-        return MoreNodes(number, names, joining, allocation, os.environ)
-
-    if able and (plan_file or in_place == "nodes") and allocation.job_id is not None and several:
-        group = new_group()
-    # torchrun's nodes end together; others' do where the user says so by `nodes`, the word of before 0.3
-    mends = in_place == "nodes" or not several or member is not None
-    torchruns = options.runner == "torchrun"
-    # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
-    grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
-    grows = grows and more_nodes.can_start_steps(os.environ)
-    grow = Grow(new_group, start) if grows and allocation.node_rank == 0 else None
-    restarts = Restarts(
-        allocation, folder, crashes=crashes, group=group, able=able, mends=mends, mends_checkpoints=torchruns, grow=grow,
-        member=member,
-    )  # fmt: skip
+    restarts = _make_restarts(options, allocation, plan_file, folder, member)
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
     starter = _starter(options, allocation)
@@ -164,21 +140,11 @@ def _run_with_guard(
             guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
     starter.close()
-    group = restarts.group
     if guard.waits and not guard.ending and allocation.job_id is not None:
-        failed = None
-        if guard.tells and guard.failure is not None:
-            # the followed order must be told here if the run failed before any other report
-            told = restarts.report_part if restarts.report_part.number else None
-            over = {**describe_launcher(allocation), "ended": True}
-            failed = status_to_report(
-                over, allocation.job_id, allocation.restarts, guard.failure, told, fault=guard.fault
-            )
-        lost = restarts.mends and group is not None and bool(group.lost_ranks)
-        most_s = LOST_HOLD_S if lost else HOLD_S
-        hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
+        _hold_for_daemon(allocation, allocation.job_id, guard, restarts)
     code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code
     output.close()
+    group = restarts.group
     restarts.close(0.0 if guard.ending else LEAVE_S)
     alone = restarts.is_alone
     if group is not None:
@@ -186,6 +152,57 @@ def _run_with_guard(
     if alone:
         more_nodes.release(os.environ)
     return code
+
+
+def _make_restarts(
+    options: LaunchOptions,
+    allocation: JobAllocation,
+    plan_file: PlanFile | None,
+    folder: Path | None,
+    member: Membership | None,
+) -> Restarts:
+    """Return what starts this node's runs again without a requeue, as far as the environment and the kind of job allow it."""
+    # a job that is not Synergy's ends as it would without Synergy
+    crashes = read_number(os.environ, "SYNERGY_CRASH_RESTARTS", int, CRASHES) if plan_file else 0
+    in_place = os.environ.get("SYNERGY_IN_PLACE", "1")
+    able, several = in_place != "0", len(allocation.nodes) > 1
+
+    def new_group() -> LauncherGroup:
+        secret = job_secret.read_secret(os.environ)
+        return LauncherGroup(allocation, slurm.find_address(allocation.nodes[0]), os.getuid(), secret)
+
+    def start(number: int, names: tuple[str, ...], joining: Membership) -> MoreNodes:
+        return MoreNodes(number, names, joining, allocation, os.environ)
+
+    is_grouped = able and several and (plan_file or in_place == "nodes") and allocation.job_id is not None
+    # a heterogeneous job has no other like it, and a step elsewhere would not be in this one's container
+    grows = able and plan_file is not None and allocation.job_id is not None and allocation.het_group is None
+    grows = grows and more_nodes.can_start_steps(os.environ)
+    return Restarts(
+        allocation,
+        folder,
+        crashes=crashes,
+        group=new_group() if is_grouped else None,
+        able=able,
+        # torchrun's nodes end together; others' do where the user says so by `nodes`, the word of before 0.3
+        mends=in_place == "nodes" or not several or member is not None,
+        mends_checkpoints=options.runner == "torchrun",
+        grow=Grow(new_group, start) if grows and allocation.node_rank == 0 else None,
+        member=member,
+    )
+
+
+def _hold_for_daemon(allocation: JobAllocation, job_id: int, guard: PlanGuard, restarts: Restarts) -> None:
+    """Wait for the daemon to requeue the job, and report how the run failed if its plan failed at once."""
+    failed, group = None, restarts.group
+    if guard.tells and guard.failure is not None:
+        # the followed order must be told here if the run failed before any other report
+        followed = restarts.report_part if restarts.report_part.number else None
+        over = {**describe_launcher(allocation), "ended": True}
+        failed = status_to_report(over, job_id, allocation.restarts, guard.failure, followed, fault=guard.fault)
+    lost = restarts.mends and group is not None and bool(group.lost_ranks)
+    most_s = LOST_HOLD_S if lost else HOLD_S
+    hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
 
 
 def _starter(options: LaunchOptions, allocation: JobAllocation) -> Starter:
