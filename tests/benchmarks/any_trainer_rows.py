@@ -293,10 +293,6 @@ ROWS = (
         loop="global:64", environment={"CPU_AS_GPU": "cpu"},
     ),
     Row(
-        name="fsdp_tp_example.py", repository="examples", folder="distributed/tensor_parallelism", script=("fsdp_tp_example.py",),
-        environment={"CPU_AS_GPU": "cpu"},
-    ),
-    Row(
         name="imagenet main.py", repository="examples", folder="imagenet", script=("main.py",), prepare=images, checkpoint="{here}",
         loop="gpu:--batch-size,resume:--resume=checkpoint.pth.tar",
         arguments=words_of(
@@ -375,7 +371,19 @@ ROWS = (
         arguments=words_of("--trainer.max_epochs=1000 --data.batch_size=8 --trainer.enable_progress_bar=false"),
     ),
     Row(
-        name="sequence_parallel_example.py", repository="examples", folder="distributed/tensor_parallelism",
-        script=("sequence_parallel_example.py",), environment={"CPU_AS_GPU": "cpu"},
+        name="fsdp_tp_example.py, 9 lines", repository="examples", folder="distributed/tensor_parallelism", script=("fsdp_tp_example.py",),
+        checkpoint="{here}/out", environment={"CPU_AS_GPU": "cpu"}, lines=9, patch="fsdp_tp_example.diff", changes=(
+            ("fsdp_tp_example.py", "dim=256, n_layers=2, n_heads=16, vocab_size=32000", "dim=16, n_layers=1, n_heads=4, vocab_size=64"),
+            ("fsdp_tp_example.py", "randint(32000, (1024, 256))", "randint(64, (1024, 16))"),
+            ("fsdp_tp_example.py", "num_iterations = 10", "num_iterations = 1000"),
+            ("llama2_model.py", "F.scaled_dot_product_attention(xq, xk, xv, is_causal=True)",  # no such operator for a DTensor on a CPU
+             "type(xq).from_local(F.scaled_dot_product_attention(xq.to_local(), xk.to_local(), xv.to_local(), is_causal=True), "
+             "xq.device_mesh, xq.placements)"),
+        ),
+    ),
+    Row(
+        name="sequence_parallel_example.py, 10 lines", repository="examples", folder="distributed/tensor_parallelism",
+        script=("sequence_parallel_example.py",), checkpoint="{here}/out", environment={"CPU_AS_GPU": "cpu"}, lines=10,
+        patch="sequence_parallel_example.diff", changes=(("sequence_parallel_example.py", "num_iters = 10", "num_iters = 1000"),),
     ),
 )  # fmt: skip
