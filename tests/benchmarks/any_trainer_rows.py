@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 
+DEEPSPEED = "SYNERGY_TEST_DEEPSPEED"  # a folder with deepspeed and what it needs
 HF4 = "SYNERGY_TEST_TRANSFORMERS4"  # a folder with transformers 4, for scripts that 5 does not run
 
 
@@ -218,6 +219,18 @@ def wiki(here: Path) -> None:
     (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(22_000)))
 
 
+def cifar(here: Path) -> None:
+    """Make a module in the place of torchvision, whose data set downloads."""
+    (here / "torchvision.py").write_text(
+        "import types, torch\n"
+        "transforms = types.SimpleNamespace(Compose=list, ToTensor=list, Normalize=lambda *_: 0)\n"
+        "def CIFAR10(**_):\n"
+        "    made = torch.Generator().manual_seed(0)\n"
+        "    return torch.utils.data.TensorDataset(torch.rand(512, 3, 32, 32, generator=made), torch.arange(512) % 10)\n"
+        "datasets = types.SimpleNamespace(CIFAR10=CIFAR10)\n"
+    )
+
+
 def mnist(here: Path) -> None:
     """Make Lightning's own files of MNIST, of random images."""
     import torch
@@ -380,6 +393,11 @@ ROWS = (
              "type(xq).from_local(F.scaled_dot_product_attention(xq.to_local(), xk.to_local(), xv.to_local(), is_causal=True), "
              "xq.device_mesh, xq.placements)"),
         ),
+    ),
+    Row(
+        name="cifar10_deepspeed.py, 6 lines", repository="DeepSpeedExamples", folder="training/cifar", script=("cifar10_deepspeed.py",),
+        prepare=cifar, checkpoint="{here}/out", stand_in="", needs=(DEEPSPEED,), environment={"DS_ACCELERATOR": "cpu"}, lines=6,
+        patch="cifar10_deepspeed.diff", arguments=words_of("--dtype bf16 --stage 2 --epochs 1000"),
     ),
     Row(
         name="sequence_parallel_example.py, 10 lines", repository="examples", folder="distributed/tensor_parallelism",
