@@ -413,6 +413,21 @@ local function unread_line(script)
   return select(2, text:sub(1, first):gsub("\n", ""))
 end
 
+-- The number of the first line before the first command that means to be a directive and is not read as one, such as
+-- `#synergy tp=2` or one with blanks before it; nil where there is none in the first G.max_header bytes.
+local function odd_line(script)
+  local head = "\n" .. script:sub(1, G.max_header)
+  head = head:sub(1, (head:find(COMMAND)))
+  if not head:lower():find("synergy", 1, true) then return nil end
+  local at = 1
+  while true do
+    local first, last = head:find("\n[ \t]*#+[ \t]*[sS][yY][nN][eE][rR][gG][yY][ \t:]+[%w_]+=", at)
+    if not first then return nil end
+    if not head:find("^" .. DIRECTIVE, first) then return select(2, head:sub(1, first):gsub("\n", "")) end
+    at = last
+  end
+end
+
 -- What of a key and its value has no effect any more, as {code, values} each.
 local function retired(key, value)
   if key.kind == "retired" then return {{code = "retired", values = {key = key.name}}} end
@@ -818,6 +833,8 @@ function M.submit(job_desc, part_list, submit_uid)
     pcall(function()
       local line = unread_line(script)
       if line then slurm.log_user("%s", message(line, {code = "unread_line", values = {}})) end
+      line = odd_line(script)
+      if line then slurm.log_user("%s", message(line, {code = "odd_line", values = {}})) end
     end)
     if #directive == 0 then return slurm.SUCCESS end
     ok, text = pcall(refusal, job_desc, directive, submit_uid)

@@ -114,6 +114,8 @@ local messages = {
     "drop --no-requeue, or write resize=no"},
   unread_line = {"it stands after the first command, so it is not read",
     "move it above the first command"},
+  odd_line = {"it is not spelt as a directive, so it is not read",
+    "begin the line with #SYNERGY and a blank"},
   no_launch = {"the script never calls synergy-launch",
     "unless something that it starts does, the job keeps the size it asks for"},
   late = {"deadline={deadline} can't be met: {why}",

@@ -129,7 +129,7 @@ def _gpus(visible_gpus: int | None, asks: bool) -> Finding:
         needed_gpus, whose = sum(map(int, counts)), f"Slurm says of {node}"
     if visible_gpus is None:
         return Finding("GPUs", None, f"{needed_gpus} by Slurm; without torch nobody looks", "see torch above")
-    right = "see nvidia-smi, Gres= in slurm.conf and gres.conf"
+    right = "see nvidia-smi or rocm-smi, Gres= in slurm.conf and gres.conf"
     return Finding("GPUs", visible_gpus == needed_gpus, f"torch sees {visible_gpus}, {whose} {needed_gpus}", right)
 
 

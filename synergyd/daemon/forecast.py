@@ -15,7 +15,7 @@ from synergy_core.records import Cluster, Job, JobState, Measurement, ModelSpec,
 from synergyd.control.cell_cache import CellCache
 from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.daemon import user_models
-from synergyd.jobmodel.batch_advice import advise, remark
+from synergyd.jobmodel.batch_advice import advise, measured_gain, remark
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.fit.profile_file import read_profile
 from synergyd.jobmodel.job_planner import JobPlanner
@@ -47,7 +47,7 @@ class BatchAdvisor:
         """Return `result` with advice on the batch range and on the exchange between replicas."""
         advice, hint = self._advice(planner)
         if advice is not None and planner.job.state is JobState.RUNNING:
-            advice += planner.exchange_remark()
+            advice += measured_gain(planner.job, planner.profile) + planner.exchange_remark()
         return replace(result, advice=advice, hint=hint)
 
     def _advice(self, planner: JobPlanner) -> tuple[str | None, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 
+DEEPSPEED = "SYNERGY_TEST_DEEPSPEED"  # a folder with deepspeed and what it needs
 HF4 = "SYNERGY_TEST_TRANSFORMERS4"  # a folder with transformers 4, for scripts that 5 does not run
 
 
@@ -218,6 +219,18 @@ def wiki(here: Path) -> None:
     (here / "data" / "wikitext-2.txt").write_text("".join(_sentence(draw, 8) + "\n" for _ in range(22_000)))
 
 
+def cifar(here: Path) -> None:
+    """Make a module in the place of torchvision, whose data set downloads."""
+    (here / "torchvision.py").write_text(
+        "import types, torch\n"
+        "transforms = types.SimpleNamespace(Compose=list, ToTensor=list, Normalize=lambda *_: 0)\n"
+        "def CIFAR10(**_):\n"
+        "    made = torch.Generator().manual_seed(0)\n"
+        "    return torch.utils.data.TensorDataset(torch.rand(512, 3, 32, 32, generator=made), torch.arange(512) % 10)\n"
+        "datasets = types.SimpleNamespace(CIFAR10=CIFAR10)\n"
+    )
+
+
 def mnist(here: Path) -> None:
     """Make Lightning's own files of MNIST, of random images."""
     import torch
@@ -291,10 +304,6 @@ ROWS = (
     Row(
         name="FSDP2 example.py", repository="examples", folder="distributed/FSDP2", script=("example.py",), checkpoint="{here}/checkpoints",
         loop="global:64", environment={"CPU_AS_GPU": "cpu"},
-    ),
-    Row(
-        name="fsdp_tp_example.py", repository="examples", folder="distributed/tensor_parallelism", script=("fsdp_tp_example.py",),
-        environment={"CPU_AS_GPU": "cpu"},
     ),
     Row(
         name="imagenet main.py", repository="examples", folder="imagenet", script=("main.py",), prepare=images, checkpoint="{here}",
@@ -375,7 +384,26 @@ ROWS = (
         arguments=words_of("--trainer.max_epochs=1000 --data.batch_size=8 --trainer.enable_progress_bar=false"),
     ),
     Row(
-        name="sequence_parallel_example.py", repository="examples", folder="distributed/tensor_parallelism",
-        script=("sequence_parallel_example.py",), environment={"CPU_AS_GPU": "cpu"},
+        name="fsdp_tp_example.py, 9 lines", repository="examples", folder="distributed/tensor_parallelism", script=("fsdp_tp_example.py",),
+        checkpoint="{here}/out", environment={"CPU_AS_GPU": "cpu"}, lines=9, patch="fsdp_tp_example.diff", changes=(
+            ("fsdp_tp_example.py", "dim=256, n_layers=2, n_heads=16, vocab_size=32000", "dim=16, n_layers=1, n_heads=4, vocab_size=64"),
+            ("fsdp_tp_example.py", "randint(32000, (1024, 256))", "randint(64, (1024, 16))"),
+            ("fsdp_tp_example.py", "num_iterations = 10", "num_iterations = 1000"),
+            ("llama2_model.py", "F.scaled_dot_product_attention(xq, xk, xv, is_causal=True)",  # no such operator for a DTensor on a CPU
+             "type(xq).from_local(F.scaled_dot_product_attention(xq.to_local(), xk.to_local(), xv.to_local(), is_causal=True), "
+             "xq.device_mesh, xq.placements)"),
+        ),
+    ),
+    Row(
+        name="cifar10_deepspeed.py, 6 lines", repository="DeepSpeedExamples", folder="training/cifar", script=("cifar10_deepspeed.py",),
+        prepare=cifar, checkpoint="{here}/out", stand_in="", needs=(DEEPSPEED,), environment={"DS_ACCELERATOR": "cpu"}, lines=6,
+        patch="cifar10_deepspeed.diff", arguments=words_of("--dtype bf16 --stage 2 --epochs 1000"),
+        # DeepSpeed's own Adam takes minutes to compile
+        changes=(("cifar10_deepspeed.py", '"eps": 1e-8,', '"eps": 1e-8, "torch_adam": True,'),),
+    ),
+    Row(
+        name="sequence_parallel_example.py, 10 lines", repository="examples", folder="distributed/tensor_parallelism",
+        script=("sequence_parallel_example.py",), checkpoint="{here}/out", environment={"CPU_AS_GPU": "cpu"}, lines=10,
+        patch="sequence_parallel_example.diff", changes=(("sequence_parallel_example.py", "num_iters = 10", "num_iters = 1000"),),
     ),
 )  # fmt: skip

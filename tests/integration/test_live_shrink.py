@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from synergyd.store.store import open_store
 from tests.integration.daemon_site import story, until_beat, until_steps
 from tests.integration.test_in_place import last_step, shown, steps
-from tests.throwaway import light_job
+from tests.throwaway import last_node_log, light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, remember_programs, synergyd
 
@@ -20,7 +21,7 @@ GPUS = 2  # of each node
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
     with make_cluster([NodeGroup("cpu", 4, GPUS)], epoch_s=1) as cluster:
-        remember_programs(cluster, light_jobs=("wide", "later", "small"))
+        remember_programs(cluster, light_jobs=("wide", "later", "small", "log"))
         with synergyd(cluster):
             until_beat(cluster)
             yield cluster
@@ -84,3 +85,26 @@ def test_a_script_whose_later_steps_need_all_nodes_is_requeued(cluster: SlurmClu
     cluster.wait_for(lambda: cluster.state(other) == "RUNNING", 120, "the other job's start")
     cluster.wait_for(lambda: last_step(cluster, job).get("restarts") == 1, 120, "its requeue")
     assert "would not work on fewer nodes: srun hostname" in story(cluster, job)
+
+
+def test_a_node_leaves_a_run_whose_last_node_alone_reports(cluster: SlurmCluster) -> None:
+    """Megatron-LM's log is on the last rank's node, and the first node follows the daemon's orders."""
+    script, arguments = Path(last_node_log.__file__), last_node_log.ARGUMENTS
+    size, options = f"min_gpus={2 * GPUS} max_gpus={4 * GPUS}", ("--nodes=4",)
+    job = light_job.submit(cluster, "log", gpus=GPUS, directive=size, options=options, script=script, beside=arguments)
+    cluster.wait_for(
+        lambda: last_step(cluster, job).get("dp") == 4 * GPUS and is_live(cluster, job), 180, "a live run on four nodes"
+    )
+    cluster.wait_for(lambda: last_step(cluster, job)["step"] >= 20, 120, "steps on four nodes")
+    other = small(cluster, 2)
+    cluster.wait_for(lambda: cluster.state(other) == "RUNNING", 120, "the other job's start")
+    cluster.wait_for(lambda: last_step(cluster, job).get("dp") == 2 * GPUS, 60, "steps on two nodes")
+    cluster.wait_for(lambda: "resized live" in story(cluster, job), 60, "the story")
+    assert (cluster.state(job), shown(cluster, job, "Restarts"), shown(cluster, job, "NumNodes")) == (
+        "RUNNING",
+        "0",
+        "2",
+    )
+    log = steps(cluster, job)
+    assert [line["step"] for line in log] == list(range(1, len(log) + 1)), "no step is lost"
+    assert "Killed" not in light_job.output(cluster, job)

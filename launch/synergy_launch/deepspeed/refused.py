@@ -74,7 +74,8 @@ def _of_state(engine: Any) -> Iterator[tuple[bool, str, str]]:
 
 
 def _of_checkpoints(engine: Any) -> Iterator[tuple[bool, str, str]]:
-    caller = not engine.managed_gradient_accumulation()
+    manages = getattr(engine, "managed_gradient_accumulation", None)  # not in 0.19.2, whose engine always does
+    caller = manages is not None and not manages()
     yield caller, "managed_gradient_accumulation is false", "true: task.step counts the micro-batches"
     elastic = engine.config.get("elasticity", {}).get("enabled")
     yield bool(elastic), "DeepSpeed's own elasticity is on, which chooses a batch", "without it: the plan has the batch"

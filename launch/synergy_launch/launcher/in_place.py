@@ -120,6 +120,7 @@ class Restarts:
         self._heard_join = 0  # the latest such order
         self._alone_since: float | None = None  # the time at which a node beside the allocation lost the first one
         self._order: ReportAnswer | None = None  # heard, and not followed yet; set by the reporter's thread
+        self._proposal: Plan | None = None  # a batch heard and not passed on yet; set by the reporter's thread
         self._said_at: float | None = None  # the time when the other nodes were told of it
         self._acknowledged = self._present = 0  # checkpoints on request: of earlier runs, of this one
         self._step, self._step_s = 0, 0.0
@@ -149,8 +150,8 @@ class Restarts:
     def report(self) -> InPlace | None:
         """Return what reports say of the restarts; None where this launcher can't restart anything.
 
-        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes. Where another node
-        than the first one reports, as for Megatron-LM's log, orders do not reach the first one: it promises to follow none.
+        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes. The first node alone
+        follows orders: another one that reports because it is not connected promises none.
         """
         if not self.can_restart or (self._is_follower and not self.report_part.order):
             return None
@@ -266,6 +267,9 @@ class Restarts:
             return
         self._listen(self.group)
         self._watch_growth(self.group)
+        if self._proposal is not None:
+            proposal, self._proposal = self._proposal, None
+            self.group.propose_batch(proposal)
         if self._order is not None and self._said_at is None:
             self._said_at = self._monotonic()
             self._tell(self._order.order, self._order.plan, self._order.nodes)
@@ -278,6 +282,35 @@ class Restarts:
             self.group.wait(timeout_s)
         else:
             time.sleep(timeout_s)
+
+    def share_status(self, own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the present run's status: `own`, of this node's processes, or on the first node what another one's say.
+
+        Megatron-LM's log, for example, is written on the last node. Other nodes pass theirs on to the first one, which reports it.
+        """
+        group, number = self.group, self.report_part.number
+        if own is not None and group is not None and not group.first and group.is_connected:
+            group.pass_on_status(number, own)
+        if own is None and group is not None and group.first and group.status is not None and group.status[0] == number:
+            own = group.status[1]
+        return None if own is None else dict(own)
+
+    @property
+    def is_reported_by_first(self) -> bool:
+        """Return whether the first node reports what this one's processes say."""
+        return self._is_follower and self.group is not None and self.group.is_connected
+
+    def propose(self, plan: Plan) -> None:
+        """Have the batch of `plan` proposed on all other nodes, too; called by the reporter's thread."""
+        self._proposal = plan
+
+    def take_proposal(self) -> Plan | None:
+        """Return the plan whose batch the first node has passed on since the last call, or None."""
+        group = self.group
+        if group is None or group.first or group.proposal is None:
+            return None
+        plan, group.proposal = group.proposal, None
+        return plan
 
     def look(self, status: Mapping[str, Any] | None) -> None:
         """Take in the run's present status."""

@@ -9,6 +9,8 @@ that they belong to this job and incarnation; after that the lines are plain:
     hold                         no run follows; the daemon is asked to requeue the job
     mends                        what follows a failure is decided for all nodes together from now on
     heard NUMBER                 a node knows of that run
+    status RUN STATUS            what a node's processes say of a run, as JSON without spaces, where they say anything
+    batch PLAN                   the batch that the daemon proposes, for the node whose processes hear proposals
 
 A connection that is closed before `ended` is a lost node: its launcher is gone. One over which nothing comes any more may be a node without
 power or a network out of order for a while. Nothing here blocks but the connect, for a second, and `wait`.
@@ -22,8 +24,9 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from synergy_core.errors import SynergyError, UsageError
 from synergy_core.job_report import Fault
@@ -52,7 +55,7 @@ _KEEPALIVE = (
     ("TCP_KEEPCNT", LOST_S // _PROBE_S - 1),
     ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
 )
-_MENDS = "mends"
+_MENDS, _BATCH = "mends", "batch "
 _BREATH_S = 0.02  # after each wait: whoever sends without end keeps no launcher busy
 
 
@@ -139,8 +142,8 @@ class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
     Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind, in the order in which they came), `lost_ranks` and
-    `silent_ranks` (by rank: since when, by `monotonic`), which may connect anew; the others hear `word`, and `mends` once the first node
-    has set it.
+    `silent_ranks` (by rank: since when, by `monotonic`), which may connect anew, and `status` (run, status) from the node whose processes
+    have one; the others hear `word`, `proposal`, and `mends` once the first node has set it.
     """
 
     allocation: JobAllocation
@@ -153,6 +156,8 @@ class LauncherGroup:
     lost_ranks: set[int] = field(default_factory=set)
     silent_ranks: dict[int, float] = field(default_factory=dict)
     word: NextRun | None = None
+    status: tuple[int, Mapping[str, Any]] | None = None
+    proposal: Plan | None = None
     mends: bool = False
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
@@ -161,6 +166,7 @@ class LauncherGroup:
     peers: list[_Peer] = field(default_factory=list)  # open connections
     _next_try_s: float = 0.0
     _answer_due_s: float = 0.0
+    _passed_on: tuple[int, Mapping[str, Any]] | None = None  # the status sent last over the present connection
     _strangers: int = 0  # listeners that did not answer as the first node does
     _seen_signatures: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
 
@@ -225,9 +231,23 @@ class LauncherGroup:
 
     def report_end(self, run: int, code: int, kind: str, fault: Fault | None = None) -> None:
         """Send to the first node that run `run` has ended here, with `code` and `kind`, for `fault` if that is known."""
-        detail = "" if fault is None else " " + json.dumps(encode(fault), separators=(",", ":")).replace(" ", "\\u0020")
+        detail = "" if fault is None else f" {_compact(encode(fault))}"
         for peer in self.peers:
             peer.say(f"ended {run} {code} {kind}{detail}")
+
+    def pass_on_status(self, run: int, status: Mapping[str, Any]) -> None:
+        """Send to the first node what this node's processes say of `run`, if it is news."""
+        if self._passed_on == (run, status):
+            return
+        self._passed_on = run, dict(status)
+        for peer in self.peers:
+            peer.say(f"status {run} {_compact(status)}")
+
+    def propose_batch(self, plan: Plan) -> None:
+        """Send to all other nodes the batch of `plan`, which the daemon proposes."""
+        for peer in self.peers:
+            if peer.rank > 0:
+                peer.say(f"{_BATCH}{plan_text(plan)}")
 
     def close(self) -> None:
         for peer in self.peers:
@@ -278,6 +298,7 @@ class LauncherGroup:
             peer = _Peer(_keep_alive(self._dial_first_node()), greeting=asked)
             peer.say(line)
             self.peers.append(peer)
+            self._passed_on = None
 
     def _dial_first_node(self) -> socket.socket:
         """Return a connection to the first port that somebody listens on. Raises OSError where nobody does."""
@@ -307,6 +328,7 @@ class LauncherGroup:
             self.mends = self.mends or line == _MENDS
             word = next_run(line)
             self.word = word or self.word
+            self.proposal = _read_proposal(line) or self.proposal
             if word is not None and word.number:
                 peer.say(f"heard {word.number}")
         elif len(words) == 2 and words[0] == "heard" and words[1].isdecimal() and len(words[1]) < 8:
@@ -314,6 +336,8 @@ class LauncherGroup:
         elif len(words) in (4, 5) and words[0] == "ended" and all(w.isdecimal() and len(w) < 8 for w in words[1:3]):
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
             self.faults[peer.rank] = _read_fault(words[4]) if len(words) == 5 else None
+        elif len(words) == 3 and words[0] == "status" and words[1].isdecimal() and len(words[1]) < 8:
+            self.status = _read_status(int(words[1]), words[2]) or self.status
 
     def _greet(self, peer: _Peer, line: str) -> None:
         """Take the first line of `peer`, which shows who it is; close a peer of another user or job."""
@@ -370,6 +394,26 @@ def _keep_alive(connection: socket.socket) -> socket.socket:
 def _is_silence(error: OSError) -> bool:
     """Return whether a connection broke because nothing came from the other host; one that a host closes breaks otherwise."""
     return isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def _compact(record: object) -> str:
+    """Return `record` as JSON without a space, so that it is one word of a line."""
+    return json.dumps(record, separators=(",", ":")).replace(" ", "\\u0020")
+
+
+def _read_status(run: int, text: str) -> tuple[int, Mapping[str, Any]] | None:
+    try:
+        status = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return (run, status) if isinstance(status, dict) else None
+
+
+def _read_proposal(line: str) -> Plan | None:
+    try:
+        return plan_from_text(line.removeprefix(_BATCH), "batch") if line.startswith(_BATCH) else None
+    except UsageError:
+        return None
 
 
 def _read_fault(text: str) -> Fault | None:

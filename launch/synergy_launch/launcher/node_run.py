@@ -120,7 +120,7 @@ class _NodeRun:
                 self._kill(child)
             elif supervisor:
                 supervisor.ask(self._requests, child, self._command.has_torchrun)
-            status = read_status(self._run_dir, supervisor)
+            status = restarts.share_status(read_status(self._run_dir, supervisor))
             restarts.look(status)
             restarts.poll()
             self._note_mending()
@@ -137,7 +137,7 @@ class _NodeRun:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if self._errors is not None:
             self._errors.join(2.0)  # a grandchild may hold the pipe
-        last = read_status(self._run_dir, supervisor)
+        last = restarts.share_status(read_status(self._run_dir, supervisor))
         guard.look(last)
         restarts.look(last)
         status = run_folder.read_status(self._run_dir) or {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from synergy_core.job_report import EarlyFailure, Fault
+from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer, status_to_report
 
@@ -49,7 +50,8 @@ _WAITING_S = 0.5
 class StatusReports:
     """Reports of one node's run; `poll` is called in the launcher's loop. A job that started without a daemon looks for one.
 
-    An agent writes its status on the first node, Megatron-LM its log on the last one; no other node reports. `failure`: the failure of the
+    An agent writes its status on the first node, Megatron-LM its log on the last one, which reports only where it can't pass its status on
+    to the first one; no other node reports. `failure`: the failure of the
     run before this one, in the same incarnation, and `fault` what ended it, where it is known; each report says both. `request` is the
     checkpoint request heard last, counted over the incarnation's runs. `requested` is the latest of them that the processes know.
     """
@@ -85,6 +87,10 @@ class StatusReports:
 
     def poll(self) -> None:
         """Offer a status that has changed, or look for a daemon where there is none yet."""
+        if self._restarts is not None and (proposal := self._restarts.take_proposal()) is not None:
+            self._propose_batch(proposal)
+        if self._is_reported_by_first:
+            return
         if self._reporter is not None:
             self._offer(self._reporter, self._stall)
         elif self._reports and time.monotonic() > self._ask_at:
@@ -95,8 +101,9 @@ class StatusReports:
         """Send the last status, how the run failed where it did so early, and what ended it where that is known."""
         self._failure, self._fault = failure or self._failure, fault or self._fault
         if self._reporter is not None:
-            self._sent = {}
-            self._offer(self._reporter, None, ended=True)
+            if "step" in self._sent or not self._is_reported_by_first:
+                self._sent = {}
+                self._offer(self._reporter, None, ended=True)
             self._reporter.close()
         if self._gpus is not None:
             self._gpus.close()
@@ -126,14 +133,24 @@ class StatusReports:
             if self._restarts is not None:
                 self._restarts.hear(told)
             return
+        self._propose_batch(told.plan)
+        if self._restarts is not None:
+            self._restarts.propose(told.plan)
+
+    @property
+    def _is_reported_by_first(self) -> bool:
+        return self._restarts is not None and self._restarts.is_reported_by_first
+
+    def _propose_batch(self, plan: Plan) -> None:
         try:
-            run_folder.propose_batch(self._run_dir, told.plan)
+            run_folder.propose_batch(self._run_dir, plan)
         except OSError as error:  # a full or cleaned /tmp must not end the training
             click.echo(f"synergy-launch: {self._run_dir}: batch can't be handed over ({error.strerror})", err=True)
 
     def _offer(self, reporter: Reporter, stall: StallDetector | None, *, ended: bool = False) -> None:
         job_id, restarts = self._allocation.job_id, self._allocation.restarts
         status = read_status(self._run_dir, self._supervisor)
+        status = status if self._restarts is None else self._restarts.share_status(status)
         if status is not None and self._restarts is not None and isinstance(status.get("checkpoint_requests"), int):
             status["checkpoint_requests"] += self._restarts.acknowledged_checkpoints
         if self._failure is not None:

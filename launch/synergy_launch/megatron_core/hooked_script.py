@@ -48,7 +48,7 @@ def install() -> None:
 
 
 class ScriptRun:
-    """One process of the run. The last rank, whose log the launcher reads, reports and hears the daemon."""
+    """One process of the run. The last rank, on the node with the log, tells the rest of its reports and hears proposals."""
 
     def __init__(self, measures: bool = True) -> None:
         self._measures = measures

@@ -17,7 +17,7 @@ _LIMIT = 1 << 20  # bytes
 def read_figures(path: Path) -> dict[str, dict[str, float]]:
     """Return GPU type -> figure -> number from a TOML file with a table for each type.
 
-    Raises UsageError naming the file: unreadable, not TOML, a name that is no figure, or a value that is no number.
+    Raises UsageError naming the file: unreadable, not TOML, without a type, a name that is no figure, or a value that is no number.
     """
     where = str(path)
     try:
@@ -26,6 +26,8 @@ def read_figures(path: Path) -> dict[str, dict[str, float]]:
         raise UsageError(where, f"cannot be read: {error.strerror}", "give what `profiles measure` wrote") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(where, f"not TOML ({error})", "give what `profiles measure` wrote") from None
+    if not data:  # lines GpuType= of slurm.conf, for example, are comments to TOML
+        raise UsageError(where, "it names no GPU type", "write [TYPE] and below it figure = number")
     for name, table in data.items():
         if not isinstance(table, dict):
             raise UsageError(where, f"{name} is no table", "write [TYPE] and below it figure = number")

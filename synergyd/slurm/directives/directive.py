@@ -116,7 +116,7 @@ def notes(script: str) -> tuple[tuple[int, str], ...]:
                 numbered_notes.append((number, "; ".join(message("unread_line", {}))))
             numbered_notes += [(number, remark) for remark in _obsolete_remarks(line)]
         elif re.match(r"\s*#+\s*synergy(?=[\s:]|$)", line, re.IGNORECASE):
-            numbered_notes.append((number, f"is not read; a line begins with {PREFIX} and a blank"))
+            numbered_notes.append((number, "; ".join(message("odd_line", {}))))
         at += len(line) + 1
     return tuple(numbered_notes)
 

@@ -176,6 +176,7 @@ MESSAGES: Mapping[str, tuple[str, str]] = {
     "mixed_gpus": ("the job asks for several kinds of GPU at once", "write one --gres=gpu:TYPE:N, or resize=no"),
     "no_requeue": ("--no-requeue keeps Synergy from resizing", "drop --no-requeue, or write resize=no"),
     "unread_line": ("it stands after the first command, so it is not read", "move it above the first command"),
+    "odd_line": ("it is not spelt as a directive, so it is not read", "begin the line with #SYNERGY and a blank"),
     "no_launch": (
         "the script never calls synergy-launch",
         "unless something that it starts does, the job keeps the size it asks for",

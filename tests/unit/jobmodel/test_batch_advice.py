@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synergy_core.records import Directive, Job, JobState, Measurement, Plan, Profile, Shape
 
-from synergyd.jobmodel.batch_advice import BatchAdvice, advise, remark
+from synergyd.jobmodel.batch_advice import BatchAdvice, advise, measured_gain, remark
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.model.spec import load_model
 
@@ -117,3 +117,20 @@ def test_the_sentence() -> None:
         " With global_batch=64:512 in its #SYNERGY line it would end 31% sooner on these GPUs, by the noise scale of 912 sequences "
         "that it measures."
     )
+
+
+@pytest.mark.parametrize(("step_s", "how"), [(0.8, "23% more"), (1.1, "10% less")])
+def test_a_batch_that_has_moved_is_checked_by_measured_steps(step_s: float, how: str) -> None:
+    """At a noise scale of 5000 an example of a batch of 128 is worth 0.988 of one of 64."""
+    task = planner(Directive(global_batch=(64, 128)), 5000.0)
+    large = Measurement(replace(PLAN, global_batch=128), SHAPE, step_s, 4)
+    profile = replace(task.profile, global_batch=128, measured=(*task.profile.measured, large))
+    words = f" Its global batch of 128 makes {how} progress a second than 64 did, by its measured steps and its noise scale."
+    assert measured_gain(task.job, profile) == words
+    for other in (
+        replace(profile, global_batch=64),
+        replace(profile, noise_scale=None),
+        replace(profile, measured=(replace(profile.measured[0], samples=3), large)),
+        replace(profile, measured=(replace(profile.measured[0], plan=replace(PLAN, micro_batch=2)), large)),
+    ):
+        assert measured_gain(task.job, other) == ""

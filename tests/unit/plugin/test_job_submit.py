@@ -83,6 +83,27 @@ def test_jobs_without_a_directive_are_not_touched(slurm: Controller, script: str
     assert outcome.job == left | ({"script": script} if script is not None else {})
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["#synergy tp=2", "  #SYNERGY tp=2", "\t#Synergy\ttp=2", "# SYNERGY tp=2", "##SYNERGY tp=2", "#SYNERGY: tp=2"],
+)
+def test_a_line_that_means_to_be_a_directive_is_said(slurm: Controller, line: str) -> None:
+    said = "it is not spelt as a directive, so it is not read; begin the line with #SYNERGY and a blank"
+    for before, after in (("", ""), ("#SYNERGY max_gpus=16\n", "#SYNERGY min_gpus=2\n")):
+        script = f"#!/bin/bash\n{before}# of Synergy a = 1\n{line}\n{after}srun synergy-launch t.py\n"
+        number = 3 + bool(before)
+        outcome = slurm.submit(script)
+        assert (outcome.rc, outcome.said) == (0, [f"#SYNERGY in script line {number}: {said}"])
+        assert (number, said) in notes(script)
+
+
+@pytest.mark.parametrize(
+    "line", ["# Synergy resizes it", "# synergy: see the docs", "# synergyctl --x=2", "true\n#synergy tp=2"]
+)
+def test_a_remark_is_no_directive(slurm: Controller, line: str) -> None:
+    assert slurm.submit(f"#!/bin/bash\n{line}\nsrun x\n").said == []
+
+
 def test_a_line_that_comes_too_late_is_said_beside_one_that_is_read(slurm: Controller) -> None:
     outcome = slurm.submit(f"{SCRIPT}#SYNERGY tp=2\n")
     line = SCRIPT.count("\n") + 1

@@ -35,6 +35,11 @@ HOSTILE: dict[str, str] = {
     "long #SYNERGY lines": filled("#SYNERGY # " + "é" * 2000 + "\n"),
     "32 long #SYNERGY lines": filled("#SYNERGY # " + "é" * 2000 + "\n", end="true\n", size=32 * 4012 + 5),
     "almost #SYNERGY lines": filled("#SYNERGYX\n"),
+    "almost lines of other cases": filled("  ##  synergy tp\n"),
+    "lines of other cases": filled("#SYNERGY tp=2\n", end=" #synergy tp=2\n", size=32 * 14),
+    "blanks before almost a line": filled(
+        " " * 1000 + "#" * 1000 + " " * 1000 + "synergy" + " " * 500 + "a" * 500 + "\n"
+    ),
     "number signs": filled("#"),
     "line ends": filled("\n"),
     "line ends, then a directive": filled("\n", end="#SYNERGY tp=2\n"),

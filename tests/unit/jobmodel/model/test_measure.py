@@ -124,6 +124,8 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ("[", "not TOML"),
         ("a = 1", "a is no table"),
+        ("", "it names no GPU type"),
+        ("#SYNERGY GpuType=a100 peak_tflops=312", "it names no GPU type"),
         ("[a]\nspeed = 1", "no figure is called 'speed'"),
         ("[a]\npeak_tflops = 'x'", "it must be a finite number"),
         ("[a]\npeak_tflops = nan", "it must be a finite number"),

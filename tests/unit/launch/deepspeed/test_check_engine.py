@@ -93,3 +93,9 @@ def test_what_can_go_on() -> None:
     check_engine(engine(torch_autocast_enabled=True, torch_autocast_dtype=torch.bfloat16), 4)
     plain = optimizer(torch.optim.Adam)
     check_engine(engine(zero_optimization_stage=0, basic_optimizer=plain, optimizer=plain), 4)
+
+
+def test_an_engine_of_019_2_does_not_say_who_counts() -> None:
+    older = engine()
+    del older.managed_gradient_accumulation
+    check_engine(older, 4)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synergy_core.errors import UsageError
@@ -19,6 +20,7 @@ from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
+from synergy_launch.agent.run_folder import read_proposed_batch
 from synergy_launch.launcher import in_place
 from synergy_launch.launcher import launcher_group as groups
 from synergy_launch.launcher.allocation import JobAllocation
@@ -26,6 +28,7 @@ from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun, next_run
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.stall_detector import STOPPED_S, StoppedRanks, has_stopped_process
+from synergy_launch.launcher.status_reports import StatusReports
 
 PLAN = Plan(dp=4, global_batch=8)
 NODES = ("n1", "n2", "n3")
@@ -295,7 +298,7 @@ def test_an_order_reaches_all_nodes_before_the_first_ends_its_run(job: list[Node
 
 
 def test_a_node_that_follows_no_order_promises_none(job: list[Node]) -> None:
-    """The last rank's node reports for Megatron-LM, and the daemon would wait for it in vain."""
+    """A node that can't pass its status on reports it, and the daemon would wait for it in vain."""
     first, *others = (node.restarts for node in job)
     poll_until(job, lambda: all(each.can_restart for each in (first, *others)))
     assert first.report is not None and first.report.live
@@ -305,6 +308,41 @@ def test_a_node_that_follows_no_order_promises_none(job: list[Node]) -> None:
             each.report_part, order=3
         )  # an order at which its run began is confirmed all the same
         assert each.report is not None and (each.report.order, each.report.live) == (3, False)
+
+
+def test_the_first_node_reports_what_another_nodes_processes_say(job: list[Node], tmp_path: Path) -> None:
+    """Megatron-LM's log is on the last node, where its processes also hear of a batch."""
+    first, middle, last = (node.restarts for node in job)
+    poll_until(job, lambda: all(each.can_restart for each in (first, middle, last)))
+    assert not first.is_reported_by_first and last.is_reported_by_first
+    status: dict[str, object] = {"state": "waiting", "step": 7, "checkpoint_step": 7, "note": "two words"}
+    assert (last.share_status(status), middle.share_status(None)) == (status, None)
+    poll_until(job, lambda: first.share_status(None) == status)
+    assert first.share_status({"step": 9}) == {"step": 9}, "its own processes know better"
+    first.propose(Plan(dp=6, global_batch=48))
+    told = StatusReports(last.allocation, None, tmp_path, None, None, last)
+
+    def has_heard() -> bool:
+        told.poll()
+        return read_proposed_batch(tmp_path) == (48, 1)
+
+    poll_until(job, has_heard)
+    first.report_part = replace(first.report_part, number=1)
+    assert first.share_status(None) is None, "it is about the run before"
+
+
+@pytest.mark.parametrize(
+    "line", ["status 0 [1]", "status x {}", "status 0 {", "status 0 {} {}", "batch dp=x", "batch "]
+)
+def test_a_status_or_batch_that_says_nothing_changes_nothing(job: list[Node], line: str) -> None:
+    first, last = job[0].restarts, job[2].restarts
+    poll_until(job, lambda: all(each.can_restart for each in (first, last)))
+    assert first.group is not None and last.group is not None
+    for each in (*first.group.peers, *last.group.peers):
+        each.say(line)
+    last.share_status({"step": 1})
+    poll_until(job, lambda: first.share_status(None) == {"step": 1})
+    assert last.take_proposal() is None and all(each.can_restart for each in (first, last))
 
 
 @pytest.mark.parametrize("mends", [True, False])

@@ -126,6 +126,7 @@ def test_every_key_and_message_of_the_readers_has_a_case() -> None:
         "late",
         "no_launch",
         "unread_line",
+        "odd_line",
         "retired",  # a remark: the line is read
         "retired_word",
     }
