@@ -27,6 +27,13 @@ def cluster() -> Iterator[SlurmCluster]:
             yield cluster
 
 
+@pytest.fixture(autouse=True)
+def emptied(cluster: SlurmCluster) -> Iterator[None]:
+    yield
+    cluster.run("scancel", "--user=root", check=False)
+    cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout, 120, "the queue to be empty")
+
+
 def wide(cluster: SlurmCluster, name: str, after: str = "") -> int:
     """A job that may have one to four nodes, running on all four."""
     job = light_job.submit(
@@ -74,17 +81,6 @@ def test_nodes_leave_a_running_job_for_another_job(cluster: SlurmCluster) -> Non
     print(f"4 -> 2 nodes: trains again after {log[at]['time'] - log[at - 1]['time']:.1f} s")
     assert "Killed" not in light_job.output(cluster, job), "the tasks on the nodes that left have ended by themselves"
     until_steps(cluster, job, steps=int(log[-1]["step"]) + 20, timeout_s=120)
-    for each in (job, other):
-        cluster.run("scancel", str(each))
-    cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout, 60, "an empty queue")
-
-
-def test_a_script_whose_later_steps_need_all_nodes_is_requeued(cluster: SlurmCluster) -> None:
-    job = wide(cluster, "later", after="srun hostname\n")
-    other = small(cluster, 2)
-    cluster.wait_for(lambda: cluster.state(other) == "RUNNING", 120, "the other job's start")
-    cluster.wait_for(lambda: last_step(cluster, job).get("restarts") == 1, 120, "its requeue")
-    assert "would not work on fewer nodes: srun hostname" in story(cluster, job)
 
 
 def test_a_node_leaves_a_run_whose_last_node_alone_reports(cluster: SlurmCluster) -> None:
@@ -108,3 +104,12 @@ def test_a_node_leaves_a_run_whose_last_node_alone_reports(cluster: SlurmCluster
     log = steps(cluster, job)
     assert [line["step"] for line in log] == list(range(1, len(log) + 1)), "no step is lost"
     assert "Killed" not in light_job.output(cluster, job)
+
+
+# last: from then on the daemon knows what a requeue costs these jobs, and takes nothing from a young one for another that waits
+def test_a_script_whose_later_steps_need_all_nodes_is_requeued(cluster: SlurmCluster) -> None:
+    job = wide(cluster, "later", after="srun hostname\n")
+    other = small(cluster, 2)
+    cluster.wait_for(lambda: cluster.state(other) == "RUNNING", 120, "the other job's start")
+    cluster.wait_for(lambda: last_step(cluster, job).get("restarts") == 1, 120, "its requeue")
+    assert "would not work on fewer nodes: srun hostname" in story(cluster, job)
