@@ -98,12 +98,12 @@ def script_table(text: str, folder: Path, directive: Directive) -> list[str]:
     A relative path is that of a file in the working directory, else in `folder`, the batch script's.
     """
     try:
-        meant, (nodes, gpus) = find_translation(text), _requested_size(text)
+        translation, (nodes, gpus) = find_translation(text), _requested_size(text)
         if nodes and gpus:
-            check_processes(meant, [Shape("", nodes, gpus)])
+            check_processes(translation, [Shape("", nodes, gpus)])
     except UsageError as error:
         return _row("command", f"{error.what}; {error.right}" if error.right else error.what)
-    command = ("-m",) * meant.module + (meant.script, *meant.arguments)
+    command = ("-m",) * translation.module + (translation.script, *translation.arguments)
     if not Path(command[0]).is_file() and (folder / command[0]).is_file():
         command = (str(folder / command[0]), *command[1:])
     low, high = directive.global_batch or (0, 0)

@@ -56,8 +56,8 @@ def lines(data: ExplainJson) -> list[str]:
     if data.kernels:
         out.append(f"  kernels   {one_line(data.kernels)}")
     activity = data.report.gpu_activity if data.report is not None else None
-    if activity is not None and (told := activity_message(activity, whole_run=data.achieved is None)):
-        out.append(f"  on a node {told}")
+    if activity is not None and (activity_text := activity_message(activity, whole_run=data.achieved is None)):
+        out.append(f"  on a node {activity_text}")
     if data.alternatives:
         out.append("alternatives")
         out += [f"  {one_line(text)}" for text in data.alternatives]

@@ -108,25 +108,25 @@ def status(
     if me and user:
         raise UsageError("--me", "--user is given too", "give one of them")
     user = pwd.getpwuid(os.geteuid()).pw_name if me else user
-    chosen = Selection(user=user, partition=partition, state=(state or "").upper(), sort=sort)
+    selection = Selection(user=user, partition=partition, state=(state or "").upper(), sort=sort)
     with context.backend() as backend:
         only = None if job is None else backend.job_id(job)
         if as_json:
-            click.echo(json.dumps(encode(chosen.of(backend.status(only))), indent=1))
+            click.echo(json.dumps(encode(selection.of(backend.status(only))), indent=1))
         elif watch:
-            _watch(backend, only, chosen)
+            _watch(backend, only, selection)
         else:
-            console().print(table(chosen.of(backend.status(only)), headline(backend)))
+            console().print(table(selection.of(backend.status(only)), headline(backend)))
 
 
-def _watch(backend: Backend, only: int | None, chosen: Selection) -> None:
+def _watch(backend: Backend, only: int | None, selection: Selection) -> None:
     line, read_s = headline(backend), time.monotonic()
     try:
-        with Live(table(chosen.of(backend.status(only)), line), console=console(), refresh_per_second=2) as live:
+        with Live(table(selection.of(backend.status(only)), line), console=console(), refresh_per_second=2) as live:
             for news in backend.watch(only):
                 if time.monotonic() - read_s > HEADLINE_S:
                     line, read_s = headline(backend), time.monotonic()
-                live.update(table(chosen.of(news), line))
+                live.update(table(selection.of(news), line))
     except KeyboardInterrupt:
         pass
 
@@ -187,11 +187,11 @@ def _age(seconds: float) -> str:
 
 def format_totals(jobs: Sequence[JobStatus]) -> str:
     """Return a line such as `3 jobs: 2 hold 48 GPUs (asked for 24), 1 waits for 8`."""
-    held, rest = [job for job in jobs if job.gpus], [job for job in jobs if not job.gpus]
+    holders, rest = [job for job in jobs if job.gpus], [job for job in jobs if not job.gpus]
     parts = []
-    if held:
-        gpus, asked = sum(job.gpus for job in held), sum(job.asked_gpus for job in held)
-        parts.append(f"{len(held)} hold{'s' * (len(held) == 1)} {_count(gpus, 'GPU')} (asked for {asked})")
+    if holders:
+        gpus, asked_gpus = sum(job.gpus for job in holders), sum(job.asked_gpus for job in holders)
+        parts.append(f"{len(holders)} hold{'s' * (len(holders) == 1)} {_count(gpus, 'GPU')} (asked for {asked_gpus})")
     if rest:
         parts.append(f"{len(rest)} wait{'s' * (len(rest) == 1)} for {sum(job.asked_gpus for job in rest)}")
     return ": ".join([_count(len(jobs), "job"), *([", ".join(parts)] if parts else [])])
@@ -200,10 +200,10 @@ def format_totals(jobs: Sequence[JobStatus]) -> str:
 def _plain_jobs_message(data: StatusJson) -> list[str]:
     if not data.plain_jobs:
         return []
-    held = (
+    text = (
         f"{_count(data.plain_jobs, 'plain job')} with GPUs, without a #SYNERGY line: {data.plain_held_gpus} GPUs held"
     )
-    return [held + ("; synergyctl usage --would-have counts what a line would change" if data.dry_run else "")]
+    return [text + ("; synergyctl usage --would-have counts what a line would change" if data.dry_run else "")]
 
 
 def _count(number: int, noun: str) -> str:
@@ -211,7 +211,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _add_plain_row(grid: FittedTable, job: ExpectedJob, now_s: float) -> None:
-    known = (
+    cells = (
         job.slurm_name or str(job.job_id),
         one_line(job.name, 24),
         one_line(job.user, 16),
@@ -219,4 +219,4 @@ def _add_plain_row(grid: FittedTable, job: ExpectedJob, now_s: float) -> None:
         f"0/{job.gpus}",
     )
     start = format_expected(job.start, now_s)
-    grid.add_row(*known, *"-------", start, one_line(job.why, 60))
+    grid.add_row(*cells, *"-------", start, one_line(job.why, 60))

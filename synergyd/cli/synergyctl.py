@@ -57,8 +57,8 @@ class Verbs(click.Group):
         if verb not in VERBS:
             return None
         module, attribute, _ = VERBS[verb]
-        found: click.Command = getattr(importlib.import_module(module), attribute)
-        return found
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -66,8 +66,8 @@ class CellCache:
 
     def learn_prior(self, programs: Mapping[int, tuple[tuple[Measurement, ...], ...]], cluster: Cluster) -> None:
         """Learn the prior of each user's jobs that are not measured yet from what that user's `programs` have measured."""
-        known = self.learn_figures(cluster)
-        self._priors.learn(programs, lambda gpu_type: known.get(gpu_type) or figures(gpu_type))
+        figures_by_type = self.learn_figures(cluster)
+        self._priors.learn(programs, lambda gpu_type: figures_by_type.get(gpu_type) or figures(gpu_type))
 
     def learn_figures(self, cluster: Cluster) -> dict[str, GpuFigures]:
         """Return `figures` with those of all GPU types of `cluster`."""
@@ -87,16 +87,16 @@ class CellCache:
 
         `profiles` is by job id. `has_model` returns whether a job's model is known without its profile.
         """
-        jobs, to_fit, known = tuple(jobs), [], self.learn_figures(cluster)
+        jobs, to_fit, figures_by_type = tuple(jobs), [], self.learn_figures(cluster)
         priors = {job.job_id: self._priors.prior_for(job.uid) for job in jobs}
         self._coarse.renew({job.job_id: profiles[job.job_id] for job in jobs}, priors)
         for job in jobs:
             profile = profiles[job.job_id]
             if profile.measured and profile.model is None and not has_model(job):
                 in_use = self._coarse.coarsen(job.job_id, profile, self._priors.prior_for(job.uid))
-                kept = self._by_job.get(job.job_id)
-                if kept is None or (kept[0].profile, kept[0].prior) != in_use:
-                    to_fit.append(JobPlanner(job, in_use[0], None, known, prior=in_use[1]).to_fit())
+                entry = self._by_job.get(job.job_id)
+                if entry is None or (entry[0].profile, entry[0].prior) != in_use:
+                    to_fit.append(JobPlanner(job, in_use[0], None, figures_by_type, prior=in_use[1]).to_fit())
         fit_ahead(one for one in to_fit if one is not None)
 
     def cells(
@@ -130,9 +130,9 @@ class CellCache:
             job.batch_cap,
             job.exact,
         )
-        kept = self._by_job.get(job.job_id)
-        if kept is not None and kept[0] == key and not self._can_advise(kept[1]):
-            return kept[1]
+        entry = self._by_job.get(job.job_id)
+        if entry is not None and entry[0] == key and not self._can_advise(entry[1]):
+            return entry[1]
         model = model_of(profile)
         alike = (*key, model, job.directive_error, job.node_names)
         answer = self._by_inputs.pop(alike, None)
@@ -145,8 +145,10 @@ class CellCache:
         return answer
 
     def _search(self, job: Job, inputs: CellInputs, model: ModelSpec | None, cluster: Cluster) -> CellSearchResult:
-        known, bans = self.learn_figures(cluster), inputs.bans
-        planner = JobPlanner(job, inputs.profile, model, known, inputs.present, dict(bans.memory), inputs.prior)
+        figures_by_type, bans = self.learn_figures(cluster), inputs.bans
+        planner = JobPlanner(
+            job, inputs.profile, model, figures_by_type, inputs.present, dict(bans.memory), inputs.prior
+        )
         possible = planner.cells(cluster)
         # the values that an epoch derives from them are kept with them
         cells = CellIndex(cell for cell in possible if not bans.is_banned(cell))

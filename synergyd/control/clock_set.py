@@ -40,11 +40,11 @@ def with_clock_set(life: JobLifecycle, by_s: float) -> JobLifecycle:
     times: dict[str, Any] = {name: _shift(getattr(life, name), by_s) for name in TIMES}
     hangs = replace(life.hangs, until_s=_shift(life.hangs.until_s, by_s))
     refusals = tuple(replace(r, at_s=_shift(r.at_s, by_s)) for r in life.refusals)
-    kept: dict[str, Any] = {
+    histories: dict[str, Any] = {
         "moves": life.moves.with_clock_set(by_s),
         "restart_history": life.restart_history.with_clock_set(by_s),
     }
-    return replace(life, failures=failures, refusals=refusals, hangs=hangs, **kept, **times)
+    return replace(life, failures=failures, refusals=refusals, hangs=hangs, **histories, **times)
 
 
 def read_back(life: JobLifecycle, now_s: float, times: ResizeTimes) -> JobLifecycle:

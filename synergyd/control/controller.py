@@ -259,17 +259,17 @@ class Controller:
                 self._track(job_id, again)
                 self.jobs[job_id].count_earlier_time(now_s)
         for job_id in profiles.keys() | reports.keys():
-            kept = self.jobs.get(job_id) or self._unseen.setdefault(
+            tracked = self.jobs.get(job_id) or self._unseen.setdefault(
                 job_id, TrackedJob(lifecycle=JobLifecycle(job_id, 0.0))
             )
-            kept.profile = kept.profile or profiles.get(job_id)
-            if kept.report is None and job_id in reports:
+            tracked.profile = tracked.profile or profiles.get(job_id)
+            if tracked.report is None and job_id in reports:
                 report, heard_s = reports[job_id]
-                kept.take_report(report, min(heard_s, now_s))
+                tracked.take_report(report, min(heard_s, now_s))
 
     def _track(self, job_id: int, lifecycle: JobLifecycle) -> None:
-        kept = self._unseen.pop(job_id, None)
-        self.jobs[job_id] = replace(kept, lifecycle=lifecycle) if kept else TrackedJob(lifecycle=lifecycle)
+        unseen_job = self._unseen.pop(job_id, None)
+        self.jobs[job_id] = replace(unseen_job, lifecycle=lifecycle) if unseen_job else TrackedJob(lifecycle=lifecycle)
 
     # -- one function an event -----------------------------------------------------------------------------------------
 
@@ -301,8 +301,8 @@ class Controller:
     def _withdraw_lost_targets(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs = [o for t in self.jobs.values() for o in self.faults.note_lost_nodes(t, up, now_s)]
         for job_id in self.in_transit:
-            if lost := self.jobs[job_id].lost_target(up):
-                outputs += self._tell(job_id, Unwanted(f"{', '.join(lost)} can't take jobs now"), now_s)
+            if lost_nodes := self.jobs[job_id].lost_target(up):
+                outputs += self._tell(job_id, Unwanted(f"{', '.join(lost_nodes)} can't take jobs now"), now_s)
         return outputs
 
     def _take_snapshot(self, event: SnapshotTaken, now_s: float) -> list[Output]:
@@ -315,13 +315,13 @@ class Controller:
                 tracked.attained_gpu_s += tracked.job.shape.gpus * (max(0.0, event.passed_s) + tracked.before_s)
                 tracked.before_s = 0.0
                 tracked.last_running_job = tracked.job
-        found = [
+        outputs = [
             o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
         ]
         tracked_jobs = self.jobs if self.live else {}
         losses = {i: loss for i, t in tracked_jobs.items() if (loss := loss_event(t, self._cluster)) is not None}
-        found += [o for job_id, loss in losses.items() for o in self._tell(job_id, loss, now_s)]
-        return [*found, *self.faults.look(self._cluster.nodes, now_s)]
+        outputs += [o for job_id, loss in losses.items() for o in self._tell(job_id, loss, now_s)]
+        return [*outputs, *self.faults.look(self._cluster.nodes, now_s)]
 
     def _take_reports(self, event: ReportsReceived, now_s: float) -> list[Output]:
         latest = event.reports[-1] if event.reports else None
@@ -343,13 +343,19 @@ class Controller:
         tracked.take_report(latest, now_s)
         outputs += tell_crash(tracked, before)
         sizes = self.size_changes
-        learnt, unlearnt = learn_safely(tracked, event, self.shared_profiles, sizes) if self.learns else ({}, [])
+        learnt_profiles, unlearnt = (
+            learn_safely(tracked, event, self.shared_profiles, sizes) if self.learns else ({}, [])
+        )
         outputs += unlearnt
         if begun is not None:
             outputs += self._tell(latest.job_id, begun, now_s)
         follows = follow_up(tracked, event, self.failed_plans)
         costs, restarted = self.restart_budgets.measure(tracked, latest, now_s)
-        outputs += [KeepReport(latest, now_s, {**learnt, **follows.profiles, **costs}), *follows.outputs, *restarted]
+        outputs += [
+            KeepReport(latest, now_s, {**learnt_profiles, **follows.profiles, **costs}),
+            *follows.outputs,
+            *restarted,
+        ]
         outputs += self.faults.take_report(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._tell(latest.job_id, follows.event, now_s)
@@ -409,8 +415,8 @@ class Controller:
         outputs, together = list[Output](), is_stall_common(self.jobs.values())
         for job_id, tracked in self.jobs.items():
             outputs += review_health(tracked, now_s)
-            found = review_time(tracked, now_s, self.restart_budgets.lead_s(tracked))
-            for one in (*found, *self.faults.review(tracked, now_s, self.times, together=together)):
+            time_outputs = review_time(tracked, now_s, self.restart_budgets.lead_s(tracked))
+            for one in (*time_outputs, *self.faults.review(tracked, now_s, self.times, together=together)):
                 outputs += self._tell(job_id, one, now_s) if isinstance(one, Wanted | Hung) else [one]
         return outputs + self.faults.drains(now_s, drains)
 
@@ -423,32 +429,32 @@ class Controller:
         before, name = tracked.lifecycle, type(event).__name__
         step = advance(before, event, now_s, self.times, tracked.report)
         tracked.lifecycle = step.life
-        sent = tuple(type(i).__name__ for i in step.instructions)
+        instruction_names = tuple(type(i).__name__ for i in step.instructions)
         changed = step.life != before or step.story
-        if changed or sent:
-            self.log.append(StoryEntry(now_s, job_id, name, before.state, step.life.state, sent))
+        if changed or instruction_names:
+            self.log.append(StoryEntry(now_s, job_id, name, before.state, step.life.state, instruction_names))
         outputs = [Remember(step.life, before.state, name, step.story)] if changed else []
-        learnt = (
+        learnt_profiles = (
             self._forget(tracked) if step.life.state is GONE else self.failed_plans.ban_unresizable(tracked, before)
         )
-        return [*outputs, *([KeepReport(None, now_s, learnt)] if learnt else []), *step.instructions]
+        return [*outputs, *([KeepReport(None, now_s, learnt_profiles)] if learnt_profiles else []), *step.instructions]
 
     def _forget(self, tracked: TrackedJob) -> dict[str, Profile]:
         """Forget a job that has left the queue, but not what it has taught.
 
         Return the parts of it that are to be stored.
         """
-        job_id, learnt, gpu_s = tracked.lifecycle.job_id, {}, tracked.attained_gpu_s
+        job_id, learnt_profiles, gpu_s = tracked.lifecycle.job_id, {}, tracked.attained_gpu_s
         if tracked.job is not None:
             self.durations.add(gpu_s, tracked.job.asked.gpus)
         if (job := tracked.job or tracked.last_running_job) is not None:
-            learnt = self.size_changes.note_end(job, tracked.report, gpu_s / max(1, job.shape.gpus))
-            learnt |= self.lengths.record_end(job, gpu_s) if tracked.reports_length is False else {}
+            learnt_profiles = self.size_changes.note_end(job, tracked.report, gpu_s / max(1, job.shape.gpus))
+            learnt_profiles |= self.lengths.record_end(job, gpu_s) if tracked.reports_length is False else {}
         self.shared_profiles.forget(job_id)
         self.failed_plans.forget(job_id)
         self.restart_budgets.forget(job_id)
         del self.jobs[job_id]
-        return learnt
+        return learnt_profiles
 
     def _of_jobs(self, value: Callable[[TrackedJob], _Value | None]) -> dict[int, _Value]:
         """Return `value` by job id, for the jobs that have one."""

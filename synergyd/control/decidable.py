@@ -108,8 +108,8 @@ def _is_unmeasured(job: Job, tracked: TrackedJob, now_s: float) -> bool:
         return False  # its reports may never say how long a step takes: they did not at its first start
     if tracked.report is None or tracked.report.step_s is not None:
         return False
-    seen = [job] if tracked.job is None else [job, tracked.job]
-    return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= most_s) for j in seen)
+    versions = [job] if tracked.job is None else [job, tracked.job]
+    return not any(j.gives_back or (j.cut_s is not None and j.cut_s - now_s <= most_s) for j in versions)
 
 
 def _with_loss(job: Job, tracked: TrackedJob) -> Job:

@@ -53,7 +53,7 @@ def pump(controller: Controller, event: ControlEvent, shell: Shell) -> None:
 def collect_inputs(
     controller: Controller,
     snapshot: Snapshot,
-    found: Mapping[int, FoundCells],
+    forecasts: Mapping[int, FoundCells],
     *,
     settings: Settings,
     observes_delays: bool,
@@ -66,14 +66,14 @@ def collect_inputs(
 ) -> EpochInputs:
     """Collect what an epoch decides from.
 
-    `found` and all other mappings are by job id; `delays`: the history that the epoch before has left, which
+    `forecasts` and all other mappings are by job id; `delays`: the history that the epoch before has left, which
     `observes_delays` continues.
     """
     deciding, now_s = controller.decidable_snapshot(snapshot), snapshot.time_s
     return EpochInputs(
         snapshot=deciding,
-        cells={job_id: one.cells for job_id, one in found.items()},
-        no_cell_reasons={job_id: one.why_none for job_id, one in found.items() if one.why_none},
+        cells={job_id: one.cells for job_id, one in forecasts.items()},
+        no_cell_reasons={job_id: one.why_none for job_id, one in forecasts.items() if one.why_none},
         current_plans=current_plans,
         ages_s=controller.ages_s(now_s),
         progress=progress,

@@ -102,16 +102,16 @@ class FailedPlans:
         if failure.plan is None:
             return {}
         key = f"{PREFIX}{_MEMORY if failure.kind in _NEED_MEMORY else _PLAN}:{program_mark(job)}:{gpu_type}"
-        known, plan = self._profile(key), _same(failure.plan)
-        bias = known.memory
+        profile, plan = self._profile(key), _same(failure.plan)
+        bias = profile.memory
         if failure.kind == "memory" and least_memory is not None and 0 < least_memory < math.inf:
             bias = max(bias, min(_LARGEST_BIAS, least_memory * _JUST_ABOVE))
-        if any(m.plan == plan for m in known.measured) and bias == known.memory:
+        if any(m.plan == plan for m in profile.measured) and bias == profile.memory:
             return {}
-        others = tuple(m for m in known.measured if m.plan != plan)
+        others = tuple(m for m in profile.measured if m.plan != plan)
         measured = (*others, Measurement(plan, Shape(gpu_type, 1, plan.gpus), math.inf))[-_PLANS:]
         self._of_job.setdefault(job.job_id, set()).add((key, plan))
-        return self._keep(key, replace(known, memory=bias, measured=measured, samples=len(measured)))
+        return self._keep(key, replace(profile, memory=bias, measured=measured, samples=len(measured)))
 
     def ban_unresizable(self, tracked: TrackedJob, before: JobLifecycle) -> dict[str, Profile]:
         """Ban resizes of the job's program if its script was just found not to survive one.
@@ -137,10 +137,16 @@ class FailedPlans:
         """Allow again what the job has banned."""
         changed: dict[str, Profile] = {}
         for key, plan in self._of_job.pop(job_id, ()):
-            known = self._profile(key)
-            left = tuple(m for m in known.measured if m.plan != plan)
+            profile = self._profile(key)
+            remaining_bans = tuple(m for m in profile.measured if m.plan != plan)
             changed |= self._keep(
-                key, replace(known, memory=known.memory if left else 1.0, measured=left, samples=len(left))
+                key,
+                replace(
+                    profile,
+                    memory=profile.memory if remaining_bans else 1.0,
+                    measured=remaining_bans,
+                    samples=len(remaining_bans),
+                ),
             )
         return changed
 
@@ -156,8 +162,8 @@ class FailedPlans:
         return self._profiles.get(_program_name(key), {}).get(key, Profile())
 
     def _keep(self, key: str, profile: Profile) -> dict[str, Profile]:
-        kept = self._profiles.setdefault(_program_name(key), {})
-        kept[key] = profile
+        program_profiles = self._profiles.setdefault(_program_name(key), {})
+        program_profiles[key] = profile
         self._profiles[_program_name(key)] = self._profiles.pop(_program_name(key))  # the latest last
         self._index(_program_name(key))
         while len(self._profiles) > _PROGRAMS:

@@ -73,8 +73,8 @@ class FaultMonitor:
     def take_fault(self, tracked: TrackedJob, report: Report, now_s: float) -> list[Output]:
         """Take in what ended a run of the job, where its launcher knows: once, for the job's story and its node's record."""
         fault, job, before = report.fault, tracked.job, tracked.report
-        known = tracked.last_fault or (before and before.fault and (before.restarts, before.fault))
-        if fault is None or known == (report.restarts, fault):
+        last_fault = tracked.last_fault or (before and before.fault and (before.restarts, before.fault))
+        if fault is None or last_fault == (report.restarts, fault):
             return []
         tracked.last_fault = (report.restarts, fault)
         life = tracked.lifecycle
@@ -85,9 +85,9 @@ class FaultMonitor:
 
     def note_lost_nodes(self, tracked: TrackedJob, up: frozenset[str], now_s: float) -> list[Output]:
         """Note the nodes that Slurm took the job off just now because they can't take jobs any more. `up`: the nodes that can."""
-        found = tracked.lose_nodes(up, now_s)
-        names = tracked.node_loss[1] if found and tracked.node_loss is not None else ()
-        return [*found, *_remember_nodes(self.nodes.lose(names, tracked.lifecycle.job_id, now_s))]
+        outputs = tracked.lose_nodes(up, now_s)
+        names = tracked.node_loss[1] if outputs and tracked.node_loss is not None else ()
+        return [*outputs, *_remember_nodes(self.nodes.lose(names, tracked.lifecycle.job_id, now_s))]
 
     def look(self, nodes: Iterable[Node], now_s: float) -> list[Output]:
         """Look at the nodes as Slurm shows them now."""
@@ -126,9 +126,9 @@ class FaultMonitor:
         # before its first step the place is that of the checkpoint, whatever the fault
         moved = began is not None and began[0] == job.restarts and report.step > began[2]
         if hangs.count and report.step == hangs.step and (elsewhere or moved):
-            found = [*_remember_nodes(self.nodes.take_back(job.job_id)), *self._learn(tracked, job, stalled_s)]
+            outputs = [*_remember_nodes(self.nodes.take_back(job.job_id)), *self._learn(tracked, job, stalled_s)]
             text = f"no step for {format_duration(stalled_s)}, after step {report.step} as before: its own script's, so it goes on"
-            return [*found, *_warn_once(tracked, job, "left alone", text)]
+            return [*outputs, *_warn_once(tracked, job, "left alone", text)]
         if elsewhere:
             changed = self.nodes.take_back(job.job_id)
         else:
@@ -161,11 +161,11 @@ class FaultMonitor:
             del self.pauses[next(iter(self.pauses))]
         return [Remember(tracked.lifecycle, life.state, "Paused")]
 
-    def drains(self, now_s: float, wanted: bool) -> list[Output]:
-        """Return the nodes to be drained, if draining is `wanted`."""
+    def drains(self, now_s: float, may_drain: bool) -> list[Output]:
+        """Return the nodes to be drained, or none unless draining is allowed (`may_drain`)."""
         self.nodes.forget_weak_records(now_s)
-        found: list[RememberNodes | DrainNode] = self.nodes.drains(now_s) if wanted else []
-        return [*found]
+        outputs: list[RememberNodes | DrainNode] = self.nodes.drains(now_s) if may_drain else []
+        return [*outputs]
 
     def _take_in_idleness(
         self, tracked: TrackedJob, job: Job, idle_s: float, now_s: float, times: ResizeTimes, *, together: bool
@@ -173,21 +173,21 @@ class FaultMonitor:
         report, stepped = tracked.report, has_stepped(tracked, job)
         since = f"step {report.step}" if report is not None and stepped else "its start"
         text = f"no CPU time and no GPU used for {format_duration(idle_s)}, and no step since {since}: {IDLE}"
-        found = _warn_once(tracked, job, "idle", text)
+        outputs = _warn_once(tracked, job, "idle", text)
         least = tracked.smallest
         reclaims = (
             times.idle_s and idle_s >= times.idle_s and not job.paused and not (tracked.form or tracked.keeps_size)
         )
         # it would lose all of its steps, its script does what comes after training, or a file system is out
         if report is not None and stepped and (report.checkpoint_step is None or tracked.is_training_over or together):
-            return found
+            return outputs
         silent = tracked.report is None or tracked.report.restarts != job.restarts
         begun = silent and job.start_s is not None and now_s - job.start_s - idle_s > _BEGINS_S
         if not reclaims or begun or least is None or least.shape.gpus >= job.shape.gpus:
-            return found
+            return outputs
         present = Target(job.shape, job.node_names, tracked.lifecycle.plan)
         cause = f"its GPUs did nothing for {format_duration(idle_s)}, so it goes on with its smallest size"
-        return [*found, Wanted(least, cause, tracked.checkpoints_taken, present, Target(job.asked))]
+        return [*outputs, Wanted(least, cause, tracked.checkpoints_taken, present, Target(job.asked))]
 
 
 def is_stall_common(jobs: Iterable[TrackedJob]) -> bool:

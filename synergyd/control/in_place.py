@@ -54,13 +54,13 @@ def loss_event(tracked: TrackedJob, cluster: Cluster) -> NodesLost | None:
         return None
     if job.state is not JobState.RUNNING or tracked.is_training_over:
         return None
-    lost = set(report.in_place.lost_nodes) - set(tracked.lifecycle.joined_nodes)
-    lost -= {node.name for node in cluster.nodes if node.up} if lost else set()
-    kept = tuple(name for name in job.node_names if name not in lost)
-    if kept == job.node_names or kept[:1] != job.node_names[:1]:
+    lost_names = set(report.in_place.lost_nodes) - set(tracked.lifecycle.joined_nodes)
+    lost_names -= {node.name for node in cluster.nodes if node.up} if lost_names else set()
+    remaining_names = tuple(name for name in job.node_names if name not in lost_names)
+    if remaining_names == job.node_names or remaining_names[:1] != job.node_names[:1]:
         return None
     present = Target(job.shape, job.node_names, tracked.lifecycle.plan)
-    return NodesLost(report.restarts, kept, report.plan, present)
+    return NodesLost(report.restarts, remaining_names, report.plan, present)
 
 
 def restart_event(report: Report) -> RestartedInPlace | None:
@@ -82,10 +82,10 @@ def clear_speed_of_last_report(tracked: TrackedJob, now_s: float) -> list[KeepRe
 def tell_crash(tracked: TrackedJob, before: Report | None) -> list[Remember]:
     """Return a line for the job's story if its newest report tells of a crash that `before` did not."""
     report, life = tracked.report, tracked.lifecycle
-    known = (
+    known_crashes = (
         before.in_place.crashes if before and before.in_place and report and before.restarts == report.restarts else 0
     )
-    if report is None or report.in_place is None or report.in_place.crashes <= known:
+    if report is None or report.in_place is None or report.in_place.crashes <= known_crashes:
         return []
     text = f"{report.in_place.describe_crash()}: started again in place from its last checkpoint"
     return [Remember(life, life.state, "Crashed", (text,))]

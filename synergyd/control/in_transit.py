@@ -14,16 +14,16 @@ from synergyd.control.resize.lifecycle import IN_TRANSIT, JobLifecycle
 
 def decisions_under_way(lives: Mapping[int, JobLifecycle]) -> dict[int, Decision]:
     """Return by job id the decisions of earlier epochs that are being carried out: their GPUs are spoken for."""
-    found = {}
+    decisions = {}
     for job_id, life in lives.items():
         if life.stopping:
-            found[job_id] = Decision(job_id, Action.WAIT, None, (), text_reason(life.cause))
+            decisions[job_id] = Decision(job_id, Action.WAIT, None, (), text_reason(life.cause))
         elif life.state in IN_TRANSIT and life.target is not None:
             shape = life.target.shape
             plan = life.target.plan or Plan(dp=shape.gpus, global_batch=shape.gpus)
             cell = Cell(shape, plan, 0.0, 1.0, 0.0, 0.0, 0)
-            found[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, text_reason(life.cause))
-    return found
+            decisions[job_id] = Decision(job_id, Action.RESIZE, cell, life.target.nodes, text_reason(life.cause))
+    return decisions
 
 
 def with_changes_done(snapshot: Snapshot, deciding: Mapping[int, Decision]) -> Snapshot:

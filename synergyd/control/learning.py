@@ -26,10 +26,10 @@ def learn(
         if tracked.job is not None and tracked.job.directive is not None and tracked.job.directive.comm:
             tracked.exchange_losses = after_exchange(tracked.exchange_losses, report, profile.noise_scale)
     tracked.profile = profile
-    learnt = {f"job:{tracked.lifecycle.job_id}": profile}
+    profiles = {f"job:{tracked.lifecycle.job_id}": profile}
     if tracked.job is None:
-        return learnt
-    return learnt | shared.learn(tracked.job, profile) | sizes.learn(tracked.job, event.reports[-1])
+        return profiles
+    return profiles | shared.learn(tracked.job, profile) | sizes.learn(tracked.job, event.reports[-1])
 
 
 def learn_safely(
@@ -43,7 +43,7 @@ def learn_safely(
         return learn(tracked, event, shared, sizes), []
     except Exception as error:
         text = f"its report can't be learnt from: {type(error).__name__}: {one_line(str(error), 100)}"
-        restarts, known = event.reports[-1].restarts, tracked.unlearnt
+        restarts, warned_incarnation = event.reports[-1].restarts, tracked.unlearnt
         tracked.unlearnt = restarts
         life = tracked.lifecycle
-        return {}, [] if known == restarts else [Remember(life, life.state, "Warning", (text,))]
+        return {}, [] if warned_incarnation == restarts else [Remember(life, life.state, "Warning", (text,))]

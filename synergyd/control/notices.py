@@ -79,20 +79,20 @@ def idle_week_notices(parts: Iterable[Usage], from_s: float, to_s: float, dates:
 
     `parts`: all usage that touches the week. `dates`: the week in words. A notice has the same key whenever it is made.
     """
-    held, idle = Count[str](), dict[str, Count[int]]()
+    gpu_s_by_user, idle = Count[str](), dict[str, Count[int]]()
     for whole in parts:
         if (part := clip_usage(whole, from_s, to_s)) is None:
             continue
-        held[part.user] += part.gpus * part.held_s  # type: ignore[assignment]
+        gpu_s_by_user[part.user] += part.gpus * part.held_s  # type: ignore[assignment]
         idle.setdefault(part.user, Count())[part.of_job or part.job_id] += part.gpus * part.idle_s  # type: ignore[assignment]
     notices = []
     for user, jobs in idle.items():
         if (whole_gpu_s := sum(jobs.values())) < _LEAST_WEEK_GPU_S:
             continue
-        named = ", ".join(
+        job_list = ", ".join(
             f"job {job_id} {seconds / 3600:.1f}" for job_id, seconds in jobs.most_common(_JOBS) if seconds >= 360.0
         )
-        text = f"{whole_gpu_s / 3600:.1f} of your {held[user] / 3600:.1f} GPU hours {dates} did nothing: {named}"
+        text = f"{whole_gpu_s / 3600:.1f} of your {gpu_s_by_user[user] / 3600:.1f} GPU hours {dates} did nothing: {job_list}"
         notices.append(
             Notice(
                 key=f"{IDLE_WEEK}.{from_s:.0f}.{user}"[:96], event=IDLE_WEEK, job_id=0, user=user, at_s=to_s, text=text
@@ -108,11 +108,11 @@ def late_deadlines(controller: Controller, cells: Mapping[int, CellSource], now_
         for i, t in controller.jobs.items()
         if t.job is not None and _until_s(t.job) not in (None, t.lifecycle.late_deadline)
     }
-    known = controller.progress(due.values()) if due else {}
+    progress = controller.progress(due.values()) if due else {}
     for job_id, job in due.items():
         until_s, tracked = _until_s(job) or 0.0, controller.jobs[job_id]
         offered = cells[job_id].cells if job_id in cells else ()
-        if why := deadline_obstacle(until_s, known[job_id].remaining, offered, now_s):
+        if why := deadline_obstacle(until_s, progress[job_id].remaining, offered, now_s):
             tracked.lifecycle = replace(tracked.lifecycle, late_deadline=until_s)
             yield Remember(tracked.lifecycle, tracked.lifecycle.state, DEADLINE, (why,))
 
@@ -121,14 +121,14 @@ def _until_s(job: Job) -> float | None:
     return job.directive.deadline_s if job.directive is not None else None
 
 
-def deadline_obstacle(until_s: float, left: float | None, cells: Sequence[Cell], now_s: float) -> str:
-    """Return why the deadline can't be met, or "" if it may be. `left`: sequences at the smallest batch; None: not known."""
+def deadline_obstacle(until_s: float, remaining: float | None, cells: Sequence[Cell], now_s: float) -> str:
+    """Return why the deadline can't be met, or "" if it may be. `remaining`: sequences at the smallest batch; None: not known."""
     if until_s <= now_s:
-        return "its deadline can't be met: it has passed" if left is None or left > 0 else ""
+        return "its deadline can't be met: it has passed" if remaining is None or remaining > 0 else ""
     best = max((cell.goodput for cell in cells), default=0.0)
-    if left is None or best <= 0 or left / best <= until_s - now_s:
+    if remaining is None or best <= 0 or remaining / best <= until_s - now_s:
         return ""
     return (
-        f"its deadline can't be met: what is left takes {format_duration(left / best)} on the best of its sizes, "
+        f"its deadline can't be met: what is left takes {format_duration(remaining / best)} on the best of its sizes, "
         f"and the deadline is in {format_duration(until_s - now_s)}"
     )

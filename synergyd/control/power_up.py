@@ -43,11 +43,11 @@ class PowerUps:
         """
         if not (self._first_seen or self._asleep or any(n.wakeable for n in cluster.nodes)):
             return cluster
-        found = tuple(self._see(node, now_s) for node in cluster.nodes)
+        nodes = tuple(self._see(node, now_s) for node in cluster.nodes)
         self._asleep = {n.name for n in cluster.nodes if n.wakeable and not n.waking}
         self._first_seen = {name: since for name, since in self._first_seen.items() if name in cluster.by_name}
         self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if name in cluster.by_name}
-        return Cluster(found)
+        return Cluster(nodes)
 
     def note_answer(
         self, wake: Wake, answer: CarriedOut | Refused, tracked: TrackedJob | None, now_s: float

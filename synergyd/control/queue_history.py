@@ -37,7 +37,7 @@ class QueueHistory:
         jobs = {job.job_id: job_row(job) for job in snapshot.jobs}
         nodes = {f"{n.name} {n.gpu_type}": node_row(n) for n in snapshot.cluster.nodes if n.gpus > 0}
         absent_ids = [job_id for job_id in self._jobs if job_id not in jobs]
-        told = {
+        summary = {
             "whole": whole,
             "goodput_gpus": decided_gpus(snapshot.jobs, decisions),
             "plain_gpus": plain_gpus(snapshot),
@@ -48,8 +48,8 @@ class QueueHistory:
             "points": [report_point(r) for job_id in jobs if (r := reports.get(job_id)) and self._is_due(r, now_s)],
         }
         self._jobs, self._nodes = jobs, nodes
-        self._points = {job_id: kept for job_id, kept in self._points.items() if job_id in jobs}
-        return {key: value for key, value in told.items() if value is not False and value != []}
+        self._points = {job_id: point for job_id, point in self._points.items() if job_id in jobs}
+        return {key: value for key, value in summary.items() if value is not False and value != []}
 
     def _is_due(self, report: Report, now_s: float) -> bool:
         first_s, last_s, last = self._points.get(report.job_id, (now_s, now_s, None))
@@ -104,12 +104,16 @@ def decided_gpus(jobs: Iterable[Job], decisions: Iterable[Decision]) -> float:
     A value of 1 is as much as one GPU does in a job of the size that was asked for. A job whose goodput can't be
     predicted counts with the GPUs that it is to have, and with no more than it asked for.
     """
-    asked = {job.job_id: job.asked.gpus for job in jobs}
+    requested_gpus = {job.job_id: job.asked.gpus for job in jobs}
     total = 0.0
     for d in decisions:
-        if d.cell is not None and d.job_id in asked:
+        if d.cell is not None and d.job_id in requested_gpus:
             relative = d.relative_goodput
-            total += min(d.cell.shape.gpus, asked[d.job_id]) if relative is None else asked[d.job_id] * relative
+            total += (
+                min(d.cell.shape.gpus, requested_gpus[d.job_id])
+                if relative is None
+                else requested_gpus[d.job_id] * relative
+            )
     return total
 
 
@@ -133,12 +137,12 @@ def free_nodes(cluster: Cluster, jobs: Iterable[Job]) -> dict[str, Counter[int]]
     for job in jobs:
         if job.state is not JobState.PENDING:
             own.update({(name, job.shape.gpu_type): job.shape.gpus_per_node for name in job.node_names})
-    found: dict[str, Counter[int]] = {}
+    counts_by_type: dict[str, Counter[int]] = {}
     for node in cluster.nodes:
         if node.up and node.gpus > 0:
             others = max(0, node.gpus_used - own[(node.name, node.gpu_type)])
-            found.setdefault(node.gpu_type, Counter())[max(0, node.gpus - others)] += 1
-    return found
+            counts_by_type.setdefault(node.gpu_type, Counter())[max(0, node.gpus - others)] += 1
+    return counts_by_type
 
 
 def take_shape(free: dict[str, Counter[int]], shape: Shape) -> bool:
@@ -148,11 +152,11 @@ def take_shape(free: dict[str, Counter[int]], shape: Shape) -> bool:
     for nodes in (free[t] for t in types):
         if each <= 0 or sum(count for gpus, count in nodes.items() if gpus >= each) < shape.nodes:
             continue
-        left = shape.nodes
+        nodes_to_take = shape.nodes
         for gpus in sorted(g for g in nodes if g >= each):
-            taken = min(left, nodes[gpus])
-            nodes[gpus] -= taken
-            nodes[gpus - each] += taken
-            left -= taken
+            node_count = min(nodes_to_take, nodes[gpus])
+            nodes[gpus] -= node_count
+            nodes[gpus - each] += node_count
+            nodes_to_take -= node_count
         return True
     return False

@@ -101,10 +101,10 @@ class RestartBudgets:
         story = () if times.is_first_start and not in_place else (restart_message(times),)
         if in_place:  # none of them is the incarnation's first start
             number = max(1, life.orders)
-            learnt = self.live_costs.learn(job, replace(times, restarts=number, requeue_s=0.0))
+            learnt_profiles = self.live_costs.learn(job, replace(times, restarts=number, requeue_s=0.0))
         else:
-            learnt = self.costs.learn(job, times)
-        return learnt, [Remember(tracked.lifecycle, life.state, "Restarted", story)]
+            learnt_profiles = self.costs.learn(job, times)
+        return learnt_profiles, [Remember(tracked.lifecycle, life.state, "Restarted", story)]
 
 
 def can_change_live(tracked: TrackedJob, job: Job) -> bool:

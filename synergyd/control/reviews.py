@@ -25,8 +25,8 @@ def review_batch(tracked: TrackedJob | None, event: BatchReviewed) -> list[Outpu
     job = tracked.job if tracked else None
     if tracked is None or job is None or tracked.lifecycle.state is not ResizeState.RUNNING:
         return []
-    if taken := [*take_back(tracked), *take_back_exchange(tracked)]:
-        return taken
+    if withdrawals := [*take_back(tracked), *take_back_exchange(tracked)]:
+        return withdrawals
     report = event.report or (tracked.without_contention(tracked.report) if tracked.report else None)
     noise = event.noise_scale if tracked.profile is None else tracked.profile.noise_scale
     plan = better_batch(job, report, event.cells, noise)
@@ -57,8 +57,8 @@ def _too_soon(tracked: TrackedJob, job: Job, report: Report | None, plan: Plan) 
 def take_back(tracked: TrackedJob) -> list[Output]:
     """Take back a larger batch at which the job's loss does worse: the next epoch chooses below it."""
     life, worse, report = tracked.lifecycle, tracked.losses.worse, tracked.report
-    lost = report.batch_bound if report is not None and report.restarts == life.incarnation else None
-    bound = min(filter(None, (worse.good if worse is not None else None, lost)), default=0)
+    reported_bound = report.batch_bound if report is not None and report.restarts == life.incarnation else None
+    bound = min(filter(None, (worse.good if worse is not None else None, reported_bound)), default=0)
     if not bound or (life.batch_cap and life.batch_cap <= bound):
         return []
     tracked.lifecycle = replace(life, batch_cap=bound)
@@ -96,8 +96,8 @@ def review_health(tracked: TrackedJob, now_s: float) -> list[Output]:
         tracked.warning_kinds = (0, frozenset())
         return []
     present = warnings(report, tracked.heard_s, now_s)
-    known = tracked.warning_kinds[1] if tracked.warning_kinds[0] == job.restarts else frozenset()
-    fresh = tuple(w.text for w in present if w.kind not in known)
+    known_kinds = tracked.warning_kinds[1] if tracked.warning_kinds[0] == job.restarts else frozenset()
+    fresh = tuple(w.text for w in present if w.kind not in known_kinds)
     tracked.warning_kinds = (job.restarts, frozenset(w.kind for w in present))
     return [Remember(tracked.lifecycle, tracked.lifecycle.state, "Warning", fresh)] if fresh else []
 
@@ -156,8 +156,8 @@ def review_time(tracked: TrackedJob, now_s: float, lead_s: float) -> list[Output
     by_limit = job.cut_s is None or (life.walltime.ends_s is not None and life.walltime.ends_s <= job.cut_s)
     if life.walltime.can_begin_anew and by_limit and not job.paused:
         present = Target(job.shape, job.node_names, life.plan)
-        cause, asked = "its time limit begins anew", Target(job.asked)
-        return [Wanted(present, cause, tracked.checkpoints_taken, present, asked, is_due=True)]
+        cause, requested_target = "its time limit begins anew", Target(job.asked)
+        return [Wanted(present, cause, tracked.checkpoints_taken, present, requested_target, is_due=True)]
     restarts, before_s = tracked.final_checkpoint
     if restarts == job.restarts and due < before_s + lead_s:
         return []

@@ -232,8 +232,8 @@ class TrackedJob:
             return Tick()
         contested = False
         if now is not None and self.waits_for_nodes and not has_room(target, now, self.job):
-            lost = self.lost_target(frozenset(n.name for n in now.nodes if n.up))  # the next epoch decides anew
-            contested = not lost and has_room(replace(target, nodes=()), now, self.job)
+            lost_nodes = self.lost_target(frozenset(n.name for n in now.nodes if n.up))  # the next epoch decides anew
+            contested = not lost_nodes and has_room(replace(target, nodes=()), now, self.job)
         return Tick(has_room(target, now or cluster, self.job), self.reason, contested)
 
     def lost_target(self, up: frozenset[str]) -> list[str]:
@@ -299,12 +299,12 @@ class TrackedJob:
         life = self.lifecycle
         if not life.refusals:
             return []
-        kept = current_refusals(life.refusals, life.refused_starts, self.refusing_nodes, cluster, now_s)
-        names = {name for refusal in kept for name in refusal.nodes}
+        refusals = current_refusals(life.refusals, life.refused_starts, self.refusing_nodes, cluster, now_s)
+        names = {name for refusal in refusals for name in refusal.nodes}
         self.refusing_nodes = {n: self.refusing_nodes.get(n, cluster.by_name[n]) for n in names if n in cluster.by_name}
-        if kept == life.refusals:
+        if refusals == life.refusals:
             return []
-        self.lifecycle = replace(life, refusals=kept)
+        self.lifecycle = replace(life, refusals=refusals)
         return [Remember(self.lifecycle, life.state, "RefusalsForgotten")]
 
     @property

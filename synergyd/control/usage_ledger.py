@@ -195,8 +195,8 @@ class UsageLedger:
                 predicted_ratio=change.ratio(job.gpus) if change is not None else 0.0,
                 before_goodput=change.goodput if change is not None else None,
             )
-        self._open[job.job_id] = made = _Open(part, job.restarts, seen_s=now_s)
-        return made
+        self._open[job.job_id] = open_part = _Open(part, job.restarts, seen_s=now_s)
+        return open_part
 
     def _follow_changes(self, now: _Open, job: Holding, until_s: float) -> None:
         """Cut the part of a run that trains with another plan or on other GPUs since the last look, or holds others."""

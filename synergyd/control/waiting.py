@@ -81,9 +81,9 @@ def count_held_back_time(tracked: TrackedJob, passed_s: float, now_s: float) -> 
 
     One that has never started, and is held back as this daemon sees it first, was so before.
     """
-    kept = is_held_back(tracked, now_s)
-    if kept and not tracked.is_seen and tracked.job is not None and not tracked.job.restarts:
+    is_held = is_held_back(tracked, now_s)
+    if is_held and not tracked.is_seen and tracked.job is not None and not tracked.job.restarts:
         tracked.kept_s = max(0.0, now_s - tracked.lifecycle.submit_s)
-    elif kept:
+    elif is_held:
         tracked.kept_s += max(0.0, passed_s)
     tracked.is_seen = tracked.job is not None

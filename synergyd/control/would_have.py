@@ -58,8 +58,8 @@ class WouldHaveLedger:
             if now is not None and _restarts(job, prediction, now):
                 lost_s = self._restart_s * now.speed
                 row = replace(row, changes=row.changes + 1, useful_s=row.useful_s - lost_s)
-            wanted = now.shape.gpus if now is not None else 0
-            self._kept[job.job_id] = (replace(row, to_s=now_s, wanted_gpus=wanted), job, now)
+            wanted_gpus = now.shape.gpus if now is not None else 0
+            self._kept[job.job_id] = (replace(row, to_s=now_s, wanted_gpus=wanted_gpus), job, now)
         # one that has ended since did so in the middle of the time, as the mean goes
         ended = [
             replace(self._after(row, job, prediction, min(now_s - row.to_s, self._longest_s) / 2), to_s=now_s)

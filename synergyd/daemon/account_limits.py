@@ -73,7 +73,7 @@ class JobUse:
 
 def describe_use(
     row: JobRow,
-    known: SubmittedJob,
+    submitted_job: SubmittedJob,
     gpu_type_of_node: Mapping[str, str],
     now_s: float,
     partitions: Mapping[str, PartitionRow],
@@ -95,9 +95,9 @@ def describe_use(
         partition=row.partition,
         qos=row.qos,
         holds=shape_from_row(row, gpu_type_of_node) if using else None,
-        requested_shape=known.requested_shape,
+        requested_shape=submitted_job.requested_shape,
         # if a job asks by GPU, the CPUs of a node are those of the size that it had when it was first seen
-        cpus_per_node=1.0 if per_gpu else row.num_cpus / nodes if using else float(known.cpus_per_node),
+        cpus_per_node=1.0 if per_gpu else row.num_cpus / nodes if using else float(submitted_job.cpus_per_node),
         cpus_per_gpu=per_gpu,
         memory_per_node=0.0 if memory_per_gpu else memory,
         memory_per_gpu=memory_per_gpu,
@@ -231,7 +231,7 @@ class Accounting:
 
     def _holders(self, use: JobUse, leaf: Association | None, rates: _Rates) -> Iterator[_Bound]:
         """Yield the limits on one user's and one account's jobs in a QOS, and MaxJobs of the association where no QOS sets it."""
-        taken: set[tuple[str, str]] = set()
+        limit_keys: set[tuple[str, str]] = set()
         for qos in self._qos(use):
             rules = self._qos_rules(qos.name)
             user = _holder(qos.users.get(use.uid), rules.user)
@@ -242,13 +242,13 @@ class Accounting:
             ):
                 source = _Source(kind, f"{name} in QOS {qos.name}", qos)
                 for tres, usage in holder.tres.items():
-                    if (what, tres) not in taken:
+                    if (what, tres) not in limit_keys:
                         yield from rates.bounds(source, f"MaxTRESPer{what}", tres, usage)
-                if (what, "") not in taken:
+                if (what, "") not in limit_keys:
                     yield from _jobs(source.kind, source.name, f"MaxJobsPer{what}", holder.jobs)
-                taken |= {(what, tres) for tres in holder.tres}
-                taken |= {(what, "")} if holder.jobs.limit is not None else set()
-        if leaf is not None and ("User", "") not in taken:
+                limit_keys |= {(what, tres) for tres in holder.tres}
+                limit_keys |= {(what, "")} if holder.jobs.limit is not None else set()
+        if leaf is not None and ("User", "") not in limit_keys:
             source = _source(leaf)
             yield from _jobs(source.kind, source.name, "MaxJobs", leaf.user_jobs)
 
@@ -263,15 +263,19 @@ class Accounting:
             yield from rates.minutes(source, "GrpTRESMins", tres, usage)
             return
         for bound in rates.minutes(source, "GrpTRESMins", tres, usage, own=True):
-            asked, left = rates.use.requested_shape, bound.limit - bound.used_amount
-            enough = bound.rate.count_use(asked.gpu_type, asked.nodes, asked.gpus_per_node) if left > 0 else 0.0
-            yield bound._replace(limit=max(left, enough, 0.0), used_amount=0.0)
+            requested_shape, left_min = rates.use.requested_shape, bound.limit - bound.used_amount
+            enough = (
+                bound.rate.count_use(requested_shape.gpu_type, requested_shape.nodes, requested_shape.gpus_per_node)
+                if left_min > 0
+                else 0.0
+            )
+            yield bound._replace(limit=max(left_min, enough, 0.0), used_amount=0.0)
 
     def _wall(self, use: JobUse, source: _Source, usage: Usage) -> Iterator[_Bound]:
         if usage.limit is None or use.limit_min is None or (usage.used < usage.limit and not self.rules.safe):
             return
-        rate, left = Rate(per_job=use.limit_min, per_gpu=0.0), max(0.0, usage.limit - usage.used)
-        yield _Bound(source.kind, source.name, "GrpWall", "", "minutes", left, 0.0, rate, is_per_job=True)
+        rate, left_min = Rate(per_job=use.limit_min, per_gpu=0.0), max(0.0, usage.limit - usage.used)
+        yield _Bound(source.kind, source.name, "GrpWall", "", "minutes", left_min, 0.0, rate, is_per_job=True)
 
 
 class _Rates:
@@ -310,8 +314,8 @@ class _Rates:
             return
         holds = None
         if use.holds is not None:
-            left = use.limit_min if use.left_min is None else use.left_min
-            holds = left * rate.count_use(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
+            left_min = use.limit_min if use.left_min is None else use.left_min
+            holds = left_min * rate.count_use(use.holds.gpu_type, use.holds.nodes, use.holds.gpus_per_node)
         unit = f"minutes of {_unit(tres)}"
         rate = rate.times(use.limit_min)
         yield _Bound(source.kind, source.name, slurm, tres, unit, usage.limit, usage.used, rate, own, holds=holds)
@@ -356,14 +360,14 @@ def _in_force(
     quality: Sequence[_Source], chain: Sequence[_Source], pick: Callable[[Limits], Tres]
 ) -> Iterator[tuple[_Source, str, Usage]]:
     """Yield the usages of the first QOS that sets a TRES, else of every association of the chain that does."""
-    taken: set[str] = set()
+    qos_tres: set[str] = set()
     for source in quality:
         own = {tres: usage for tres, usage in pick(source.limits).items() if usage.limit is not None}
-        yield from ((source, tres, usage) for tres, usage in own.items() if tres not in taken)
-        taken |= own.keys()
+        yield from ((source, tres, usage) for tres, usage in own.items() if tres not in qos_tres)
+        qos_tres |= own.keys()
     for source in chain:
         yield from (
-            (source, tres, u) for tres, u in pick(source.limits).items() if u.limit is not None and tres not in taken
+            (source, tres, u) for tres, u in pick(source.limits).items() if u.limit is not None and tres not in qos_tres
         )
 
 
@@ -380,12 +384,12 @@ def _jobs(kind: str, name: str, slurm: str, usage: Usage) -> Iterator[_Bound]:
         yield _Bound(kind, name, slurm, "", "jobs", usage.limit, usage.used, _ONE_JOB)
 
 
-def _holder(shown: HolderLimits | None, rules: HolderLimits) -> HolderLimits:
+def _holder(current_limits: HolderLimits | None, rules: HolderLimits) -> HolderLimits:
     """Return the limits with what is used. Slurm shows no user or account that has had no job in the QOS."""
-    if shown is None:
+    if current_limits is None:
         return rules
-    tres = {name: Usage(usage.limit) for name, usage in rules.tres.items()} | dict(shown.tres)
-    return HolderLimits(jobs=shown.jobs if shown.jobs.limit is not None else rules.jobs, tres=tres)
+    tres = {name: Usage(usage.limit) for name, usage in rules.tres.items()} | dict(current_limits.tres)
+    return HolderLimits(jobs=current_limits.jobs if current_limits.jobs.limit is not None else rules.jobs, tres=tres)
 
 
 def _unit(tres: str) -> str:
@@ -418,8 +422,8 @@ class AccountReader:
             if self._clock() >= self._looked_s + RULES_S:
                 rules = self._slurm.accounting_rules()
                 self._looked_s = self._clock()
-            wanted = rules.limits or (self._fair_share and rules.enforcement)
-            self._last = Accounting(rules, parse(self._slurm.associations()) if wanted else Associations())
+            needs_associations = rules.limits or (self._fair_share and rules.enforcement)
+            self._last = Accounting(rules, parse(self._slurm.associations()) if needs_associations else Associations())
             self._problem = ""
         except SlurmError as problem:
             if str(problem) != self._problem:

@@ -70,7 +70,7 @@ class Adoption:
             self.forget(job_id)
 
     def forget(self, job_id: int) -> None:
-        if self._actuator.only_reports and any(told[0] == job_id for told in self._told):
+        if self._actuator.only_reports and any(entry[0] == job_id for entry in self._told):
             remove_plan(self._state_dir, job_id)
         self._told = {t for t in self._told if t[0] != job_id}
 

@@ -126,27 +126,29 @@ class Forecast:
         """Return the speed of a running job by its report, or None if this incarnation has told no step time."""
         if report is None or report.restarts != job.restarts or not report.step_s or job.state is not JobState.RUNNING:
             return None
-        told = Achieved(step_s=report.step_s)
+        speed = Achieved(step_s=report.step_s)
         try:
-            known = self._cache.figures.get(job.shape.gpu_type) or self._gpu_figures(job.shape.gpu_type)
+            gpu_figures = self._cache.figures.get(job.shape.gpu_type) or self._gpu_figures(job.shape.gpu_type)
             if profile.samples and profile.speed > 0:
-                told = replace(told, predicted_step_s=report.step_s / profile.speed, uncertainty=known.uncertainty)
+                speed = replace(
+                    speed, predicted_step_s=report.step_s / profile.speed, uncertainty=gpu_figures.uncertainty
+                )
             model = report.model or self._model(job, profile)
             if model is None or report.plan is None:
-                return told
+                return speed
             batch = report.plan.global_batch
             achieved_flops = flops_per_step(model, batch) / report.step_s
-            peak_flops = known.peak_tflops * 1e12 * report.plan.gpus
-            told = replace(told, tokens_per_s=batch * model.seq / report.step_s, mfu=achieved_flops / peak_flops)
+            peak_flops = gpu_figures.peak_tflops * 1e12 * report.plan.gpus
+            speed = replace(speed, tokens_per_s=batch * model.seq / report.step_s, mfu=achieved_flops / peak_flops)
             if report.gpu_activity is None:
-                return told
+                return speed
             planner = JobPlanner(job, replace(profile, model=model), model, self._cache.figures)
-            return replace(told, communication_share=planner.communication_share(job.shape, report.plan))
+            return replace(speed, communication_share=planner.communication_share(job.shape, report.plan))
         except SynergyError:  # a model file that can't be read
-            return told
+            return speed
         except Exception as error:
             self._own_fault(job.job_id, "its speed", error)
-            return told
+            return speed
 
     def least_memory(self, report: Report, job: Job | None, profile: Profile) -> float | None:
         """Return the least ratio of measured to predicted peak memory of a plan that failed on the job's GPUs, or None if unknown."""
@@ -154,8 +156,8 @@ class Forecast:
         predicted = self.predict(replace(report, plan=plan), job, profile) if plan is not None else None
         if predicted is None or job is None or predicted[1] <= 0:
             return None
-        known = self._cache.figures.get(job.shape.gpu_type) or figures(job.shape.gpu_type)
-        return known.usable_bytes / predicted[1]
+        gpu_figures = self._cache.figures.get(job.shape.gpu_type) or figures(job.shape.gpu_type)
+        return gpu_figures.usable_bytes / predicted[1]
 
     def forget(self, job_id: int) -> None:
         """Forget a job that is gone."""

@@ -75,24 +75,24 @@ class JobRegistry:
         self.plain &= present
         fresh = [r for r in rows if r.job_id not in self.submitted and (r.job_id, r.submit_s) not in self.plain]
         comments = self._slurm.admin_comments([r.job_id for r in fresh])
-        found: set[tuple[int, float]] = set()
+        newly_plain: set[tuple[int, float]] = set()
         budget = SCRIPTS_AN_EPOCH
         for row in fresh:
             if row.het and not is_resized(row, self.parts[row.het_job_id]):
-                found.add((row.job_id, row.submit_s))
+                newly_plain.add((row.job_id, row.submit_s))
                 continue
             stamp = admin_comment.decode(comments.get(row.job_id, ""))
             # a heterogeneous job is put off as a whole: its first component's stamp tells
             first = admin_comment.decode(comments.get(row.het_job_id, "")) if row.het else stamp
             if stamp is None:
                 if not row.batch:
-                    found.add((row.job_id, row.submit_s))
+                    newly_plain.add((row.job_id, row.submit_s))
                     continue
                 if budget == 0 or self._clock() - began_s > READING_S:
                     continue
                 budget -= 1
             try:
-                known = self._read(row, stamp, gpu_type_of_node)
+                submitted_job = self._read(row, stamp, gpu_type_of_node)
             except SlurmError as problem:
                 log.warning("job %d: its script could not be read: %s", row.job_id, problem)
                 if not problem.transient:
@@ -100,22 +100,22 @@ class JobRegistry:
                     self.plain.add((row.job_id, row.submit_s))
                     self._again_s[row.job_id, row.submit_s] = self._clock() + AGAIN_S
                 continue  # else tried again at the next epoch
-            if known is None:
-                found.add((row.job_id, row.submit_s))
+            if submitted_job is None:
+                newly_plain.add((row.job_id, row.submit_s))
                 continue
             if first is not None and first.requested_shape is None and (stamp is None or stamp.requested_shape is None):
-                known = replace(known, put_off_s=float(first.begin_s or 0))
-            self.submitted[row.job_id] = known
-            if known.throttle:
-                self.throttles.setdefault(row.array_job_id, known.throttle)
+                submitted_job = replace(submitted_job, put_off_s=float(first.begin_s or 0))
+            self.submitted[row.job_id] = submitted_job
+            if submitted_job.throttle:
+                self.throttles.setdefault(row.array_job_id, submitted_job.throttle)
             for mistake in stamp.mistakes.values() if stamp is not None else ():
                 log.warning("job %d: AdminComment: %s", row.job_id, mistake)
             if stamp is not None and stamp.requested_shape is not None:
                 self._stamped.add(row.job_id)
-        self.plain |= found
+        self.plain |= newly_plain
         self._look_at_scripts(rows, budget, began_s)
         self._read_exclusions(rows)
-        return found
+        return newly_plain
 
     def begin_s(self, row: JobRow) -> float | None:
         """Return the start time that the user of a pending job has set, for a job that no daemon has written to; else None."""
@@ -123,13 +123,13 @@ class JobRegistry:
             return None
         if row.eligible_s > row.submit_s + self._grace_s + 5:
             return row.eligible_s
-        known = self.submitted.get(row.job_id)
-        return (known.put_off_s or None) if known is not None else None
+        submitted_job = self.submitted.get(row.job_id)
+        return (submitted_job.put_off_s or None) if submitted_job is not None else None
 
     def is_held_by_grace_alone(self, row: JobRow, now_s: float) -> bool:
         """Return whether only the plugin's grace, which a decision would have ended, keeps this pending job from starting."""
-        known = self.submitted[row.job_id]
-        if known.put_off_s is None or known.put_off_s > now_s or row.restarts or row.eligible_s is None:
+        submitted_job = self.submitted[row.job_id]
+        if submitted_job.put_off_s is None or submitted_job.put_off_s > now_s or row.restarts or row.eligible_s is None:
             return False
         return now_s + 1 < row.eligible_s <= row.submit_s + self._grace_s + 5
 
@@ -159,7 +159,9 @@ class JobRegistry:
         if self._reads % EXCLUSIONS_EPOCHS == 0:
             self._excluded_read -= {r.job_id for r in rows if r.state == "PENDING"}
         ours = [
-            i for i, known in self.submitted.items() if known.directive is not None and i not in self._excluded_read
+            i
+            for i, submitted_job in self.submitted.items()
+            if submitted_job.directive is not None and i not in self._excluded_read
         ]
         if not ours:
             return
@@ -176,10 +178,10 @@ class JobRegistry:
     def _look_at_scripts(self, rows: Iterable[JobRow], budget: int, began_s: float) -> None:
         """Find the scripts that would not survive a requeue: `budget` of those that were not looked at, within READING_S."""
         for row in rows:
-            known = self.submitted.get(row.job_id)
-            if known is None or known.directive is None or row.job_id in self._looked_at:
+            submitted_job = self.submitted.get(row.job_id)
+            if submitted_job is None or submitted_job.directive is None or row.job_id in self._looked_at:
                 continue
-            if size_obstacle(row, known):
+            if size_obstacle(row, submitted_job):
                 self._looked_at.add(row.job_id)
                 continue
             if budget == 0 or self._clock() - began_s > READING_S:
@@ -192,7 +194,7 @@ class JobRegistry:
                     return  # tried again at the next epoch
                 script = ""
             self._looked_at.add(row.job_id)
-            self.submitted[row.job_id] = replace(known, second_run=_beyond_second_run(script))
+            self.submitted[row.job_id] = replace(submitted_job, second_run=_beyond_second_run(script))
 
     def _learn_arrays(self, rows: list[JobRow]) -> None:
         """Read each array's throttle.
@@ -207,9 +209,9 @@ class JobRegistry:
         arrays = {r.array_job_id for r in tasks}
         self.throttles = {i: t for i, t in (self.throttles | throttles).items() if i in arrays}
         for r in tasks:
-            known, throttle = self.submitted.get(r.job_id), self.throttles.get(r.array_job_id, 0)
-            if known is not None and known.throttle != throttle:
-                self.submitted[r.job_id] = replace(known, throttle=throttle)
+            submitted_job, throttle = self.submitted.get(r.job_id), self.throttles.get(r.array_job_id, 0)
+            if submitted_job is not None and submitted_job.throttle != throttle:
+                self.submitted[r.job_id] = replace(submitted_job, throttle=throttle)
 
     def _read(
         self, row: JobRow, stamp: admin_comment.AdminCommentStamp | None, gpu_type_of_node: Mapping[str, str]
@@ -241,10 +243,10 @@ class JobRegistry:
         if directive is not None and (beyond := beyond or placement_obstacle(row, self.topology)):
             directive, error = None, f"Synergy leaves the job to Slurm: {beyond}"
         own_tasks = row.num_tasks if row.num_tasks > row.num_nodes else None
-        asked, cpus, note, nodelist = None, None, "", row.req_nodes
+        requested_shape, cpus, note, nodelist = None, None, "", row.req_nodes
         time_limit_s, continued = row.time_limit_s, 0
         if stamp is not None:
-            asked, cpus, note = stamp.requested_shape, stamp.cpus_per_node, stamp.note
+            requested_shape, cpus, note = stamp.requested_shape, stamp.cpus_per_node, stamp.note
             own_tasks = stamp.own_tasks if stamp.requested_shape else own_tasks
             time_limit_s, continued = stamp.time_limit_s or time_limit_s, stamp.continuations
             nodelist = stamp.nodelist if stamp.requested_shape else nodelist
@@ -255,7 +257,7 @@ class JobRegistry:
         return SubmittedJob(
             directive,
             error,
-            asked or shape_from_row(row, gpu_type_of_node if row.node_names else {}),
+            requested_shape or shape_from_row(row, gpu_type_of_node if row.node_names else {}),
             cpus or max(1, row.num_cpus // max(1, row.num_nodes)),
             own_tasks,
             note,
@@ -273,12 +275,12 @@ class JobRegistry:
 def _beyond_second_run(script: str) -> str:
     """Return why the script would not reach its training again, or "" if no reason is seen."""
     try:
-        found = second_run_problem(script)
+        obstacle = second_run_problem(script)
     except Exception as problem:  # a fault of ours must not keep all other jobs from being read
         log.error("a script can't be looked at for a second run", exc_info=problem)
-        found = None
+        obstacle = None
     return (
         ""
-        if found is None
-        else f"its script would not survive the restart that a resize is: line {found[0]}: {found[1]}"
+        if obstacle is None
+        else f"its script would not survive the restart that a resize is: line {obstacle[0]}: {obstacle[1]}"
     )

@@ -68,10 +68,10 @@ class Journal:
 def format_hour(hour: Hour, daemon: Daemon, took_s: float) -> str:
     """Return the line of an hour that took `took_s` seconds, with the jobs as they are at its end."""
     jobs = [t.job for t in daemon.controller.jobs.values() if t.job is not None and t.job.directive is not None]
-    held = sum(job.shape.gpus for job in jobs if job.node_names)
+    held_gpus = sum(job.shape.gpus for job in jobs if job.node_names)
     mode = " (dry run)" if daemon.settings.dry_run else ""
     return (
         f"in {format_duration(took_s)}: {hour.epochs} epochs (longest {hour.longest_s:.1f} s), {hour.failures} failed; "
-        f"{hour.starts} starts and {hour.resizes} resizes decided{mode}; now {len(jobs)} jobs with a #SYNERGY line hold {held} GPUs, "
+        f"{hour.starts} starts and {hour.resizes} resizes decided{mode}; now {len(jobs)} jobs with a #SYNERGY line hold {held_gpus} GPUs, "
         f"{daemon.plain_jobs} plain ones {daemon.plain_held_gpus}"
     )

@@ -244,8 +244,8 @@ class Daemon:
         for event in self.observer.queue_events(self.registry.kept):
             self._run(event)
         self._run(NodesRead(self.observer.may_take_jobs))
-        kept = store.state
-        snapshot = self.observer.snapshot(self.controller, kept.paused, now_s, kept.steering)
+        state = store.state
+        snapshot = self.observer.snapshot(self.controller, state.paused, now_s, state.steering)
         before_s, self._looked_s = self._looked_s, self._monotonic()
         self._run(SnapshotTaken(snapshot, 0.0 if before_s is None else self._looked_s - before_s))
         return snapshot
@@ -257,12 +257,14 @@ class Daemon:
         self.forecast.learn_prior(self.controller.shared_profiles.programs(), snapshot.cluster)
         self.forecast.fit_changed_jobs(jobs, believed, snapshot.cluster)
         bans, cells = self.controller.failed_plans.bans_for, self.forecast.cells
-        found = {j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs}
-        for job_id, offered in found.items():
+        forecasts = {
+            j.job_id: cells(j, believed[j.job_id], plans.get(j.job_id), snapshot.cluster, bans(j)) for j in jobs
+        }
+        for job_id, offered in forecasts.items():
             self.controller.jobs[job_id].out_of_plans = offered.all_failed
             if self.settings.idle_reclaim_s:
                 self.controller.jobs[job_id].smallest = smallest_target(offered.cells)
-        return found
+        return forecasts
 
     def _act(self, snapshot: Snapshot, forecasts: dict[int, CellSearchResult]) -> None:
         links, acts = self.dependencies.links, self.is_acting
@@ -328,9 +330,9 @@ class Daemon:
         decisions = run(STAGES, begin(inputs, self._rules, self._policy), stage).decisions
         notes: dict[int, Reasons] = dict.fromkeys(self.observer.left_to_slurm, (Reason("slurms-queue"),))
         for d in decisions:
-            found = forecasts.get(d.job_id)
-            if d.action is Action.KEEP and found is not None and found.advice:
-                notes[d.job_id] = text_reason(found.advice.strip())
+            forecast = forecasts.get(d.job_id)
+            if d.action is Action.KEEP and forecast is not None and forecast.advice:
+                notes[d.job_id] = text_reason(forecast.advice.strip())
         return tuple(replace(d, reasons=d.reasons + notes[d.job_id]) if d.job_id in notes else d for d in decisions)
 
     def _present(self, snapshot: Snapshot, forecasts: Mapping[int, CellSearchResult]) -> Iterator[JobStatus]:
@@ -346,9 +348,9 @@ class Daemon:
     def _account(self, forecasts: Mapping[int, CellSearchResult], now_s: float) -> None:
         """Hand what jobs hold to the thread that keeps their usage."""
         if self.dependencies.usage is not None and self.is_acting:
-            seen = self.observer.everybodys, self.settings.partition_names, self.controller.jobs
+            holding_inputs = self.observer.everybodys, self.settings.partition_names, self.controller.jobs
             self.dependencies.usage.see(
-                now_s, tuple(holdings(*seen, self.decisions, forecasts, now_s)), self.dependencies.term()
+                now_s, tuple(holdings(*holding_inputs, self.decisions, forecasts, now_s)), self.dependencies.term()
             )
 
     def _adopt_for_reports(self, snapshot: Snapshot) -> None:

@@ -151,9 +151,9 @@ class PrometheusMetrics:
         self._plain_jobs.set(daemon.plain_jobs)
         self._plain_gpus.set(daemon.plain_held_gpus)
         self._nodes.clear()
-        worst, named = dict[str, float](), "nodes" not in daemon.dependencies.writer.private
+        worst, shows_names = dict[str, float](), "nodes" not in daemon.dependencies.writer.private
         for name, penalty in daemon.controller.faults.nodes.penalties(record.started_s + record.duration_s).items():
-            worst[name if named else ""] = max(penalty, worst.get(name if named else "", 0.0))
+            worst[name if shows_names else ""] = max(penalty, worst.get(name if shows_names else "", 0.0))
         for name, penalty in worst.items():
             self._nodes.labels(name).set(penalty)
         self._lag.set(daemon.dependencies.store.lag)

@@ -166,19 +166,23 @@ class Observer:
         ours = [r for r in rows if is_managed(r, self.settings.partitions) or r.job_id in self.registry.submitted]
         self.parked_outside = self.registry.parked_outside(rows, {r.job_id for r in ours}, now_s)
         newly_plain = self.registry.learn(ours, self.gpu_types)
-        known = self.registry.submitted
+        submitted_jobs = self.registry.submitted
         self._nodes = nodes
         present = [with_leader(r, self.registry.parts) for r in rows if state_from_row(r) is not JobState.DONE]
-        self.rows = {r.job_id: r for r in present if r.job_id in known}
+        self.rows = {r.job_id: r for r in present if r.job_id in submitted_jobs}
         self._unread.clear()  # the running jobs are known again
         # a job whose directive could not be read this time is in the queue all the same
         self._here = frozenset(r.job_id for r in present if (r.job_id, r.submit_s) not in self.registry.plain)
         self._queue = rows
         since_s, shared = now_s - PASSED_EPOCHS * self.settings.epoch_s, {n.name: n.partitions for n in nodes}
-        self.overtaken = find_overtaken_jobs(rows, known.keys() - self._by_slurm, since_s, self.gpu_types, shared)
+        self.overtaken = find_overtaken_jobs(
+            rows, submitted_jobs.keys() - self._by_slurm, since_s, self.gpu_types, shared
+        )
         since_s -= self.settings.restart_cost_s
-        self.outrun = find_overtaken_jobs(rows, known, since_s, self.gpu_types, shared, by_ours=True)
-        uses = (describe_use(row, known[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items())
+        self.outrun = find_overtaken_jobs(rows, submitted_jobs, since_s, self.gpu_types, shared, by_ours=True)
+        uses = (
+            describe_use(row, submitted_jobs[i], self.gpu_types, now_s, self.limits) for i, row in self.rows.items()
+        )
         self.slurm_limits = self.accounts.read().limits(uses, self.cluster)
         return newly_plain
 
@@ -211,17 +215,17 @@ class Observer:
         """Return the cluster and Synergy's jobs as an epoch may decide about them. `steering`: what owners have set, by job id."""
         self.cluster = controller.power_ups.see(self.cluster, now_s)
         # a node is shown to be reserved some seconds longer than it is
-        held = frozenset[str]().union(*(r.nodes for r in self._reservations))
-        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in held)
+        reservation_nodes = frozenset[str]().union(*(r.nodes for r in self._reservations))
+        reserved = frozenset(n.name for n in self.cluster.nodes if n.reserved and n.name in reservation_nodes)
         jobs, waits = [], self._job_forms(controller, paused, now_s).waits
         leaves, topology = Leaves(self.cluster), bool(self._leaves)
         minute = minute_of_day(now_s)
         for job_id, row in sorted(self.rows.items()):
-            known = self.registry.submitted[job_id]
+            submitted_job = self.registry.submitted[job_id]
             groups = self._groups.groups_of(row.uid) if self._by_group else None
             job = job_from_row(
                 row,
-                known,
+                submitted_job,
                 self.gpu_types,
                 is_paused=job_id in paused,
                 partitions=self.limits,
@@ -241,8 +245,8 @@ class Observer:
             if job.directive is not None and tracked is not None:
                 job = with_range(job, tracked.profile, tracked.lifecycle.batch_cap)
                 job = with_exchange(job, tracked.lifecycle.exact_only, self.settings.comm_options)
-                if job.directive is not None and job.directive.adapt and job.batches != known.batches:
-                    self.registry.submitted[job_id] = replace(known, batches=job.batches)
+                if job.directive is not None and job.directive.adapt and job.batches != submitted_job.batches:
+                    self.registry.submitted[job_id] = replace(submitted_job, batches=job.batches)
                 restart_s = (
                     controller.restart_budgets.expected_cost(tracked, job).mean_s + controller.times.restart_delay_s
                 )
@@ -295,8 +299,10 @@ class Observer:
 
         They are told the address of the link arbiter only at their start.
         """
-        known = self.registry.submitted
-        return frozenset(i for i in self.left_to_slurm if known[i].put_off_s is not None and self.rows[i].num_nodes > 1)
+        submitted_jobs = self.registry.submitted
+        return frozenset(
+            i for i in self.left_to_slurm if submitted_jobs[i].put_off_s is not None and self.rows[i].num_nodes > 1
+        )
 
     def _is_left_to_slurm(self, job: Job, tracked: TrackedJob | None) -> bool:
         as_submitted = is_as_submitted(self.rows[job.job_id], self.registry.submitted[job.job_id])
@@ -307,15 +313,19 @@ class Observer:
 
         It counts them once Slurm has said for an epoch that they wait for what others hold.
         """
-        left = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left_to_slurm_reason}
-        decided = {i for i in self.rows if self.registry.submitted[i].directive is not None} - left - self.left_to_slurm
+        ids_left_to_slurm = {i for i, tracked in controller.jobs.items() if tracked.lifecycle.left_to_slurm_reason}
+        decided = (
+            {i for i in self.rows if self.registry.submitted[i].directive is not None}
+            - ids_left_to_slurm
+            - self.left_to_slurm
+        )
         waiting = find_waiting_jobs(self._queue, decided)
-        named = {r.job_id: r for r in waiting if wait_reason(r) in LOOKED_AT or is_filled_now(wait_reason(r))}
+        candidates = {r.job_id: r for r in waiting if wait_reason(r) in LOOKED_AT or is_filled_now(wait_reason(r))}
         still = {(r.job_id, r.submit_s) for r in waiting}
         self._waiting = {key: at_s for key, at_s in self._waiting.items() if key in still}
-        for row in named.values():
+        for row in candidates.values():
             self._waiting.setdefault((row.job_id, row.submit_s), now_s)
-        long = {i for i, r in named.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
+        long = {i for i, r in candidates.items() if self._waiting[i, r.submit_s] <= now_s - self.settings.epoch_s}
         others = find_crowded(waiting, self.cluster.nodes, long)
         holders = find_holders(j for j in jobs if others.why(j))
         ready = [r for r in waiting if r.job_id in long and wait_reason(r) in LOOKED_AT]
@@ -346,13 +356,13 @@ class Observer:
         return find_exceeded_limit(self.accounts.read().limits([use], self.cluster), row.job_id, update.target.shape)
 
     def _job_forms(self, controller: Controller, paused: frozenset[int], now_s: float) -> Forms:
-        known = self.registry.submitted
-        jobs = {i: d for i in self.rows if (d := known[i].directive) is not None}
+        submitted_jobs = self.registry.submitted
+        jobs = {i: d for i in self.rows if (d := submitted_jobs[i].directive) is not None}
         begin_s = {i: t.begin_s or 0.0 for i, t in controller.jobs.items()}
         untouched = {i for i in self.rows if i in paused or i not in jobs or begin_s.get(i, 0.0) > now_s}
         untouched |= {i for i, r in self.rows.items() if r.priority == 0 or placement_obstacle(r, bool(self._leaves))}
         untouched |= {i for i, t in controller.jobs.items() if t.lifecycle.left_to_slurm_reason}
-        fixed = {i for i in jobs if size_obstacle(self.rows[i], known[i])}
+        fixed = {i for i in jobs if size_obstacle(self.rows[i], submitted_jobs[i])}
         self.forms = sort_by_form(
             self.rows.values(), self.registry.throttles, frozenset(controller.in_transit), untouched, fixed
         )
@@ -376,9 +386,12 @@ class Observer:
 
     def partition_obstacle(self, row: JobRow) -> str:
         """Return why this running job's partition would not start it again, as partitions were read last, or "" if it would."""
-        known, groups = self.registry.submitted[row.job_id], self._groups.groups_of(row.uid) if self._by_group else None
+        submitted_job, groups = (
+            self.registry.submitted[row.job_id],
+            self._groups.groups_of(row.uid) if self._by_group else None,
+        )
         flags = self.accounts.qos_flags(row.qos)
-        return open_partitions(row, known.requested_shape.nodes, self.limits, groups, flags)[1] or drains(
+        return open_partitions(row, submitted_job.requested_shape.nodes, self.limits, groups, flags)[1] or drains(
             row, self.limits
         )
 
@@ -439,9 +452,11 @@ class Observer:
             if fresh is not None and fresh.restarts == report.restarts and fresh.state is JobState.RUNNING:
                 running = fresh
         fresh = fresh if report.failure is not None else None
-        known = report, running or fresh, tracked.profile or Profile()
+        model_inputs = report, running or fresh, tracked.profile or Profile()
         shape = running.shape if running else None
-        yield ReportsReceived((report,), row.restarts, model.predict(*known), shape, model.least_memory(*known), fresh)
+        yield ReportsReceived(
+            (report,), row.restarts, model.predict(*model_inputs), shape, model.least_memory(*model_inputs), fresh
+        )
 
     def _read_job(self, job_id: int) -> Job | None:
         """Return the job as Slurm shows it now, or None if Slurm can't be read or many jobs were read since the last look."""
@@ -452,19 +467,19 @@ class Observer:
             row = self.writer.job(job_id)
         except SlurmError:
             return None
-        known = self.registry.submitted.get(job_id)
-        if row is None or known is None:
+        submitted_job = self.registry.submitted.get(job_id)
+        if row is None or submitted_job is None:
             return None
         return job_from_row(
-            with_expanders(row, self._expanders.get(job_id, ())), known, self.gpu_types, is_paused=False
+            with_expanders(row, self._expanders.get(job_id, ())), submitted_job, self.gpu_types, is_paused=False
         )
 
     def _job_event(self, job_id: int, row: JobRow | None) -> JobObserved:
         if row is None or (state := state_from_row(row)) is JobState.DONE:
             without = row is not None and gpuless(row, self.limits)
             failed = row is not None and row.state == "FAILED"
-            gone = Observed("GONE", row.restarts if row else 0, gpuless=without, failed=failed)
-            return JobObserved(job_id, row.submit_s if row else 0.0, gone)
+            end = Observed("GONE", row.restarts if row else 0, gpuless=without, failed=failed)
+            return JobObserved(job_id, row.submit_s if row else 0.0, end)
         pending = state is JobState.PENDING
         observed = Observed(state.value, row.restarts, limit_s=row.time_limit_s, nice=row.nice)
         if pending:
@@ -475,9 +490,11 @@ class Observer:
         elif state in (JobState.RUNNING, JobState.SUSPENDED):
             ends_s = None if row.time_limit_s is None else row.end_s
             observed = replace(observed, ends_s=ends_s, started_s=row.start_s, gpuless=gpuless(row, self.limits))
-        known = self.registry.submitted[job_id]
-        continues = known.directive.continues if known.directive else 0
-        walltime = Walltime(asked_s=known.time_limit_s, continues=continues, continuations=known.continuations)
+        submitted_job = self.registry.submitted[job_id]
+        continues = submitted_job.directive.continues if submitted_job.directive else 0
+        walltime = Walltime(
+            asked_s=submitted_job.time_limit_s, continues=continues, continuations=submitted_job.continuations
+        )
         requeuing = pending and row.state != "PENDING"
         return JobObserved(job_id, row.submit_s, observed, requeuing, self.registry.begin_s(row), walltime)
 
@@ -502,9 +519,9 @@ class Observer:
         self.limits = {p.name: p for p in self.writer.partitions(again=again)}
         self._by_group = any(p.allow_groups for p in self.limits.values())
 
-    def _read_reservations(self, cpus: Mapping[str, int], shown: bool) -> None:
-        """Read the reservations each epoch while there are any, or nodes are `shown` to be in one; else each NO_RESERVATIONS."""
-        if self._epochs_to_reservations > 0 and not shown:
+    def _read_reservations(self, cpus: Mapping[str, int], is_any_reserved: bool) -> None:
+        """Read the reservations each epoch while there are any or `is_any_reserved` (of the nodes); else each NO_RESERVATIONS."""
+        if self._epochs_to_reservations > 0 and not is_any_reserved:
             self._epochs_to_reservations -= 1
             return
         try:
@@ -528,5 +545,5 @@ class Observer:
 
 def _has_first_step_time(report: Report, before: Report | None) -> bool:
     """Return whether the report says how long a step takes, as the first of its incarnation."""
-    known = before is not None and before.restarts == report.restarts and before.step_s is not None
-    return report.step_s is not None and not known
+    is_known = before is not None and before.restarts == report.restarts and before.step_s is not None
+    return report.step_s is not None and not is_known

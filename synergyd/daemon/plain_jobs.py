@@ -49,9 +49,9 @@ def hypothetical_jobs(
         if placement_obstacle(row, topology):
             continue
         launched = replace(row, num_tasks=row.num_nodes, requeue=True)
-        asked = shape_from_row(launched, gpu_types if row.node_names else {})
+        requested_shape = shape_from_row(launched, gpu_types if row.node_names else {})
         cpus = max(1, row.num_cpus // max(1, row.num_nodes))
-        known = SubmittedJob(Directive(), "", asked, cpus, nodelist=row.req_nodes, uid=row.uid)
-        job = job_from_row(launched, known, gpu_types, is_paused=False, partitions=limits, topology=topology)
+        submitted_job = SubmittedJob(Directive(), "", requested_shape, cpus, nodelist=row.req_nodes, uid=row.uid)
+        job = job_from_row(launched, submitted_job, gpu_types, is_paused=False, partitions=limits, topology=topology)
         if job.directive is not None and not job.fixed:
             yield hypothetical(job)

@@ -46,8 +46,8 @@ def queue_of(look: QueueLook, began_s: Mapping[int, float]) -> Queue:
     priority = {row.job_id: (-row.priority, row.submit_s, row.job_id) for row in rows}
     waiting.sort(key=lambda job: priority[job.job_id])
     caps = {job.cap for job in waiting if job.cap is not None}
-    held = [job for job in waiting if _is_held(job, look)]
-    held_ids = {job.job_id for job in held}
+    held_jobs = [job for job in waiting if _is_held(job, look)]
+    held_ids = {job.job_id for job in held_jobs}
     states = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
     running = (
         job
@@ -60,7 +60,7 @@ def queue_of(look: QueueLook, began_s: Mapping[int, float]) -> Queue:
         nodes=tuple(_nodes(look)),
         running=tuple(running),
         pending=tuple(job for job in waiting if job.job_id not in held_ids),
-        held=tuple(held),
+        held=tuple(held_jobs),
     )
 
 
@@ -83,10 +83,10 @@ def _nodes(look: QueueLook) -> Iterable[QueueNode]:
         if not (offer.up or offer.wakeable or offer.reserved):
             continue
         kinds = gpu_items(row.gres)
-        gpus, used = sum(count for _, count in kinds), sum(count for _, count in gpu_items(row.gres_used))
+        gpus, used_gpus = sum(count for _, count in kinds), sum(count for _, count in gpu_items(row.gres_used))
         total = Amounts(gpus, row.cpus, row.memory_mib if counts_memory else 0)
         free = Amounts(
-            max(0, gpus - used), max(0, row.cpus - row.cpus_alloc), max(0, total.memory_mib - row.memory_alloc_mib)
+            max(0, gpus - used_gpus), max(0, row.cpus - row.cpus_alloc), max(0, total.memory_mib - row.memory_alloc_mib)
         )
         closed = tuple((r.start_s, r.end_s, r.name) for r in look.reservations if r.bars and row.name in r.nodes)
         yield QueueNode(
@@ -101,8 +101,8 @@ def _nodes(look: QueueLook) -> Iterable[QueueNode]:
 
 
 def _gpus_of_node(row: JobRow, nodes: int) -> int:
-    counted = parse_gpus(row.tres_per_node)[1]
-    return counted or -(-(row.tres_gpus or parse_gpus(row.tres_other)[1]) // nodes)
+    gpus_per_node = parse_gpus(row.tres_per_node)[1]
+    return gpus_per_node or -(-(row.tres_gpus or parse_gpus(row.tres_other)[1]) // nodes)
 
 
 def _need(row: JobRow, look: QueueLook, nodes: int) -> Amounts:

@@ -76,8 +76,8 @@ class RestartPlace(PlaceCheck):
 
     def _rival(self, requeue: Requeue, row: JobRow, cluster: Cluster, unshielded: str) -> str:
         """Return which waiting job could take the place, which can't be kept, or "" if there is none."""
-        known = self.observer.registry.submitted
-        ours = {i for i, k in known.items() if k.directive is not None} - self.observer.left_to_slurm
+        submitted_jobs = self.observer.registry.submitted
+        ours = {i for i, k in submitted_jobs.items() if k.directive is not None} - self.observer.left_to_slurm
         names = {*row.node_names, *requeue.shield}
         for other in find_waiting_jobs(self.observer.reader.jobs(), ours):
             if can_use(other, names, cluster.nodes):

@@ -38,7 +38,10 @@ def restore(controller: Controller, remembered: StoredState, now_s: float) -> No
     controller.lengths.load(remembered.profiles)
     controller.size_changes.load(remembered.profiles)
     controller.restore(
-        lifecycles, profiles, {i: (kept.report, kept.received_s) for i, kept in remembered.reports.items()}, now_s
+        lifecycles,
+        profiles,
+        {i: (stored_report.report, stored_report.received_s) for i, stored_report in remembered.reports.items()},
+        now_s,
     )
 
 

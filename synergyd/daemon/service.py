@@ -308,11 +308,11 @@ def _loop(
         except Exception as error:
             if isinstance(error, SynergyError) and not isinstance(error, UnavailableError):
                 raise
-            tried = now_s >= next_epoch_s
-            failures += tried
+            is_due = now_s >= next_epoch_s
+            failures += is_due
             back_off = _back_off_s(max(1, failures), settings.epoch_s)
-            if tried or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
-                next_epoch_s = now_s + back_off if tried else min(next_epoch_s, now_s + back_off)
+            if is_due or early:  # ticks, and what comes early, come many times: theirs must not put off the next epoch
+                next_epoch_s = now_s + back_off if is_due else min(next_epoch_s, now_s + back_off)
             metrics.count_failure()
             journal.note_failure()
             if isinstance(error, UnavailableError):

@@ -122,15 +122,15 @@ class StartKeeper:
                 self._forecaster.learn([EndedRun(program, end_s - first_s, end_s)])
         for job_id, row in now.items():
             start_s = row.start_s or look.at_s
-            known = self._began.get(job_id)
-            if known is not None and known[1] == start_s:
+            earlier_start = self._began.get(job_id)
+            if earlier_start is not None and earlier_start[1] == start_s:
                 continue
             if job_id in self._waiting:
                 self._forecaster.note_started(job_id, start_s)
                 freed_s = [self._freed[name] for name in row.node_names if name in self._freed]
                 if freed_s and row.submit_s < max(freed_s):
                     self._forecaster.note_turnaround(start_s - max(freed_s))
-            first_s = known[0] if known is not None and job_id in self._decided else start_s
+            first_s = earlier_start[0] if earlier_start is not None and job_id in self._decided else start_s
             self._began[job_id] = first_s, start_s, program_of(row, look.partitions)
         self._waiting = frozenset(i for i, row in rows.items() if state_from_row(row) is JobState.PENDING)
         self._nodes = {job_id: row.node_names for job_id, row in now.items()}

@@ -81,11 +81,11 @@ class UsageKeeper:
         """Store what a look shows, and what Slurm's accounting says since it was asked last."""
         if not self._loaded or look.term != self._term:
             self._ledger = UsageLedger(midnight)
-            kept, seen_s = store.open_usage(), store.usage_seen_s()
-            self._ledger.restore(kept)
+            open_parts, seen_s = store.open_usage(), store.usage_seen_s()
+            self._ledger.restore(open_parts)
             self._term, self._loaded = look.term, True
             self._began_s = look.at_s if seen_s is None else seen_s
-            asked_s = min((p.to_s for p in kept), default=self._began_s)
+            asked_s = min((p.to_s for p in open_parts), default=self._began_s)
             self._asked_s, self._ask_at_s = max(asked_s, look.at_s - LONGEST_S), 0.0
         self._ledger.look(look.at_s, look.jobs)
         if changed := self._ledger.pending():

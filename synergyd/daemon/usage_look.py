@@ -64,8 +64,12 @@ def holdings(
 
 def _find_owner(row: JobRow, owners: Mapping[int, tuple[int, str]]) -> int:
     """Return the job that this allocation is beside by its name, or 0: with the same owner only, since it is a mere name."""
-    named = job_of_expander(row.name)
-    return named[0] if named is not None and owners.get(named[0]) == (row.uid, row.account) else 0
+    job_and_restarts = job_of_expander(row.name)
+    return (
+        job_and_restarts[0]
+        if job_and_restarts is not None and owners.get(job_and_restarts[0]) == (row.uid, row.account)
+        else 0
+    )
 
 
 def find_span(row: JobRow, now_s: float) -> tuple[float | None, float | None]:
@@ -162,5 +166,5 @@ def relative_sigma(cell: Cell, job: Job, cells: Sequence[Cell]) -> float:
     """Return the relative uncertainty of the goodput on these GPUs over that on those asked for, by the model's figure for either."""
     if cell.shape == job.asked:
         return 0.0
-    asked = min((c.uncertainty for c in cells if c.shape == job.asked), default=cell.uncertainty)
-    return hypot(cell.uncertainty, asked)
+    requested_uncertainty = min((c.uncertainty for c in cells if c.shape == job.asked), default=cell.uncertainty)
+    return hypot(cell.uncertainty, requested_uncertainty)

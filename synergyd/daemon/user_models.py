@@ -64,10 +64,10 @@ class UserModels:
             raise UsageError(f"model {name}", "is not read yet: files of this user take too long", "it is read later")
         began_s = self._clock()
         try:
-            found = self._models[key] = self._read(key)
+            model = self._models[key] = self._read(key)
             self._refused.pop(key, None)
             _forget_oldest(self._models)
-            return found
+            return model
         except UsageError as error:
             self._looked[key] = error
             raise
@@ -92,9 +92,9 @@ def _copy_error(error: UsageError) -> UsageError:
     return error.with_traceback(None)
 
 
-def _forget_oldest(known: dict[tuple[str, int], Any]) -> None:
-    while len(known) > _MOST_KEPT:
-        del known[next(iter(known))]
+def _forget_oldest(entries: dict[tuple[str, int], Any]) -> None:
+    while len(entries) > _MOST_KEPT:
+        del entries[next(iter(entries))]
 
 
 def load(name: str, uid: int) -> ModelSpec:
@@ -104,18 +104,18 @@ def load(name: str, uid: int) -> ModelSpec:
     daemon may see more than the user.
     """
     if "/" not in name:
-        found = presets().get(name.strip().lower())
-        if found is None:
+        preset = presets().get(name.strip().lower())
+        if preset is None:
             right = f"presets are {', '.join(presets())}; a file has an absolute path"
             raise UsageError(f"model {name}", "is no preset", right)
-        return found
+        return preset
     return parse_config(name, _read_model_file(name, uid)[0] or b"")
 
 
-def _read_model_file(name: str, uid: int, known: Identity | None = None) -> tuple[bytes | None, Identity]:
-    """Return what the file holds (None if it is `known`) and its identity. Raise UsageError."""
+def _read_model_file(name: str, uid: int, known_identity: Identity | None = None) -> tuple[bytes | None, Identity]:
+    """Return what the file holds (None if it is `known_identity`) and its identity. Raise UsageError."""
     try:
-        return _in_time(name, uid, known)
+        return _in_time(name, uid, known_identity)
     except (OSError, KeyError):
         raise UsageError(
             f"model {name}",
@@ -141,7 +141,7 @@ def parse_config(name: str, data: bytes) -> ModelSpec:
         ) from None
 
 
-def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
+def _in_time(name: str, uid: int, known_identity: Identity | None) -> tuple[bytes | None, Identity]:
     """Call _read in a thread that is not waited for longer than READ_S. Raises OSError."""
     now_s = time.monotonic()
     if now_s < _slow_until_s.get(uid, 0.0):
@@ -151,7 +151,7 @@ def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None,
 
     def read() -> None:
         try:
-            answer.append(_read(name, uid, known))
+            answer.append(_read(name, uid, known_identity))
         except Exception as error:
             answer.append(error)
 
@@ -169,10 +169,10 @@ def _in_time(name: str, uid: int, known: Identity | None) -> tuple[bytes | None,
     return answer[0]
 
 
-def _read(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Identity]:
+def _read(name: str, uid: int, known_identity: Identity | None) -> tuple[bytes | None, Identity]:
     """Return the bytes of an ordinary file that user `uid` may read, by the modes of all folders on the way, and its identity.
 
-    The bytes are None if the identity is `known`. Raise OSError.
+    The bytes are None if the identity is `known_identity`. Raise OSError.
     """
     if not name.startswith("/"):
         raise OSError(errno.ENOENT, "not absolute")
@@ -186,7 +186,7 @@ def _read(name: str, uid: int, known: Identity | None) -> tuple[bytes | None, Id
         ):
             raise OSError(errno.EACCES, "no ordinary file of the user's")
         identity = about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
-        return (None if identity == known else os.read(descriptor, MAX_CONFIG_BYTES)), identity
+        return (None if identity == known_identity else os.read(descriptor, MAX_CONFIG_BYTES)), identity
     finally:
         os.close(descriptor)
 

@@ -53,14 +53,14 @@ class Sessions:
         user, end_s = self._sessions.get(_hash(token), ("", 0.0))
         return user if self._clock() <= end_s else ""
 
-    def _add(self, kept: dict[bytes, tuple[str, float]], secret: str, user: str, lasts_s: float, most: int) -> None:
+    def _add(self, entries: dict[bytes, tuple[str, float]], secret: str, user: str, lasts_s: float, most: int) -> None:
         now_s = self._clock()
-        for key in [key for key, (_, end_s) in kept.items() if now_s > end_s]:
-            del kept[key]
-        own = [key for key, (name, _) in kept.items() if name == user]
+        for key in [key for key, (_, end_s) in entries.items() if now_s > end_s]:
+            del entries[key]
+        own = [key for key, (name, _) in entries.items() if name == user]
         for key in own[: max(0, len(own) - most + 1)]:
-            del kept[key]
-        kept[_hash(secret)] = user, now_s + lasts_s
+            del entries[key]
+        entries[_hash(secret)] = user, now_s + lasts_s
 
 
 def _hash(secret: str) -> bytes:

@@ -100,17 +100,17 @@ def job_row(j: Any) -> JobRow:
 def node_row(n: Any) -> SlurmNodeRow:
     """Return the row of `n`, a pyslurm.Node. Raises SlurmError if it doesn't say of which type the GPUs in use are."""
     # slurm counts a typed GPU twice: as one of its type, and as one
-    used = {name: count for name, count in n.allocated_gres.items() if name.startswith("gpu:")}
+    used_gres = {name: count for name, count in n.allocated_gres.items() if name.startswith("gpu:")}
     total = n.allocated_gres.get("gpu", 0)
     kinds = {name for name in n.configured_gres if name.startswith("gpu:")}
-    if total and not used and len(kinds) > 1:
+    if total and not used_gres and len(kinds) > 1:
         what = f"node {n.name} has GPUs of several types, and AccountingStorageTRES names none of them"
         raise SlurmError("pyslurm nodes", what, transient=False)
     return SlurmNodeRow(
         name=n.name,
         state=registered_state(node_state(n.state.lower()), n.slurm_version or ""),
         gres=_items(n.configured_gres),
-        gres_used=_items(used or dict.fromkeys(kinds or n.configured_gres, total)),
+        gres_used=_items(used_gres or dict.fromkeys(kinds or n.configured_gres, total)),
         features=tuple(n.active_features),
         partitions=tuple(sorted(n.partitions)),
         reason=shorten(n.reason or "", REASON_BYTES),

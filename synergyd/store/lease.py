@@ -85,14 +85,14 @@ def read_acknowledged_term(connection: Connection, holder: str) -> int | None:
     return connection.execute(select(StandbyRow.acknowledged).where(StandbyRow.holder == holder)).scalar()
 
 
-def register(connection: Connection, held: LeaseRow) -> None:
-    """Register `held` as a stand-by: write its row, or the next beat."""
-    known_term = read_acknowledged_term(connection, held.holder)
+def register(connection: Connection, lease: LeaseRow) -> None:
+    """Register `lease` as a stand-by: write its row, or the next beat."""
+    known_term = read_acknowledged_term(connection, lease.holder)
     row = {
-        "holder": held.holder,
-        "host": held.host,
-        "pid": held.pid,
-        "beat": held.beat,
+        "holder": lease.holder,
+        "host": lease.host,
+        "pid": lease.pid,
+        "beat": lease.beat,
         "acknowledged": known_term or 0,
     }
     upsert(connection, StandbyRow, [row])

@@ -84,8 +84,8 @@ def _achieved(store: Store, job_id: int) -> Achieved | None:
 
 def _warnings(stored: StoredReport, achieved: Achieved | None, diagnoses: Reasons) -> tuple[str, ...]:
     slow = any(reason.code == "slow-rank" for reason in diagnoses)
-    found = warnings(stored.report, stored.received_s, time.time())
-    texts = [w.text for w in found if not (slow and w.kind.startswith("slow "))]
+    health_warnings = warnings(stored.report, stored.received_s, time.time())
+    texts = [w.text for w in health_warnings if not (slow and w.kind.startswith("slow "))]
     texts += [format_reasons((reason,)) for reason in diagnoses]
     if not diagnoses and achieved is not None and (wrong := wrong_model_message(achieved)):
         texts.append(wrong)

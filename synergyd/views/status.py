@@ -45,11 +45,11 @@ def collect(store: Store, only: int | None = None) -> StatusJson:
         if (expected_job := expected.get(row.job_id)) is not None:
             row = replace(row, start=expected_job.start, end=expected_job.end)
         rows.append(row)
-    known = {row.job_id for row in rows}
+    listed_ids = {row.job_id for row in rows}
     waiting = tuple(
         job
         for job in expected.values()
-        if job.state == "PENDING" and job.job_id not in known and only in (None, job.job_id)
+        if job.state == "PENDING" and job.job_id not in listed_ids and only in (None, job.job_id)
     )
     if only is not None and not rows and not waiting:
         raise UsageError(f"job {only}", "is not in the last epoch", "synergyctl status lists those that are")

@@ -120,7 +120,7 @@ _OLD = {f"--{key.replace('_', '-')}": key for key in FIXED if key != "kernels"}
 )
 @click.option(
     "--set",
-    "given",
+    "fixed_texts",
     multiple=True,
     metavar="KEY=VALUE",
     help="Fix a figure; may be given several times. Keys: " + ", ".join(FIXED) + ".",
@@ -166,7 +166,7 @@ def plan(
     gpus_per_node: int,
     global_batch: str,
     noise_scale: float | None,
-    given: tuple[str, ...],
+    fixed_texts: tuple[str, ...],
     figures_file: Path | None,
     profile_file: Path | None,
     top: int,
@@ -201,7 +201,7 @@ def plan(
     Exit code: 0; 2 if an option is wrong or no plan fits on any of the GPU counts.
     """
     try:
-        fixed_values = key_values(given, FIXED)
+        fixed_values = key_values(fixed_texts, FIXED)
         links = fixed_values.pop("intra", None), fixed_values.pop("inter", None)
         kernels = LOCAL if fixed_values.pop("kernels", "fused") == "local" else UNKNOWN
         comm = parse_kinds(fixed_values.pop("comm", "exact"), "--set comm")

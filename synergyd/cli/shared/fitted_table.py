@@ -73,18 +73,18 @@ class FittedTable:
         """Return the width of each column that is shown, by its index, or None where not even those that stay fit."""
         natural = [self._natural(i) for i in range(len(self.columns))]
         least = [min(n, c.least) if c.least else n for n, c in zip(natural, self.columns, strict=True)]
-        kept = list(range(len(self.columns)))
+        indices = list(range(len(self.columns)))
 
         def needed() -> int:
-            return sum(least[i] for i in kept) + GAP * (len(kept) - 1)
+            return sum(least[i] for i in indices) + GAP * (len(indices) - 1)
 
         while needed() > width:
-            droppable = [i for i in kept if self.columns[i].drop]
+            droppable = [i for i in indices if self.columns[i].drop]
             if not droppable:
                 return None
-            kept.remove(max(droppable, key=lambda i: (self.columns[i].drop, i)))
-        widths, room = {i: least[i] for i in kept}, width - needed()
-        for i in kept:  # what is left goes to the text that is cut, from the left
+            indices.remove(max(droppable, key=lambda i: (self.columns[i].drop, i)))
+        widths, room = {i: least[i] for i in indices}, width - needed()
+        for i in indices:  # what is left goes to the text that is cut, from the left
             more = min(room, natural[i] - widths[i])
             widths[i] += more
             room -= more

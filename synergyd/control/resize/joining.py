@@ -12,17 +12,17 @@ from synergyd.control.resize.transition import Situation
 
 def is_growth_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
     """Return whether the running job may be resized now, by nodes that join it while it runs."""
-    wanted = replace(life, target=event.target, origin=event.present, in_place=is_restart_in_place(life, event))
-    return is_accepted(life, event, at) and bool(nodes_to_join(wanted))
+    next_life = replace(life, target=event.target, origin=event.present, in_place=is_restart_in_place(life, event))
+    return is_accepted(life, event, at) and bool(nodes_to_join(next_life))
 
 
 def ask_for_nodes(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
     """Order the job's launchers to bring in the nodes that it lacks; the checkpoint is asked for once they are there."""
-    asked = ask_before_resize(life, event, at).life
-    names = nodes_to_join(asked)
+    next_life = ask_before_resize(life, event, at).life
+    names = nodes_to_join(next_life)
     joined = tuple(dict.fromkeys((*life.joined_nodes, *names)))
     text = f"live resize decided: {event.cause}; {', '.join(names)} asked for"
-    return Step(replace(asked, orders=life.orders + 1, joined_nodes=joined), story=(text,))
+    return Step(replace(next_life, orders=life.orders + 1, joined_nodes=joined), story=(text,))
 
 
 def ask_with_joined_nodes(life: JobLifecycle, _event: NodesJoined, at: Situation) -> Step:

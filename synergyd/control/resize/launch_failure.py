@@ -45,12 +45,12 @@ class LaunchFailures:
 NO_FAILURES = LaunchFailures()
 
 
-def after_loss(before: LaunchFailures, lost: frozenset[str], now_s: float) -> LaunchFailures:
-    """Return what is remembered when Slurm has taken the job off the nodes `lost`, which can't take jobs any more."""
-    known = frozenset(before.nodes) if now_s < before.until_s else frozenset()
-    if not lost or (lost <= known and before.until_s >= now_s + RETURN_S / 2):
+def after_loss(before: LaunchFailures, lost_nodes: frozenset[str], now_s: float) -> LaunchFailures:
+    """Return what is remembered when Slurm has taken the job off the nodes `lost_nodes`, which can't take jobs any more."""
+    known_nodes = frozenset(before.nodes) if now_s < before.until_s else frozenset()
+    if not lost_nodes or (lost_nodes <= known_nodes and before.until_s >= now_s + RETURN_S / 2):
         return before
-    return replace(before, nodes=tuple(sorted(lost | known)), until_s=max(before.until_s, now_s + RETURN_S))
+    return replace(before, nodes=tuple(sorted(lost_nodes | known_nodes)), until_s=max(before.until_s, now_s + RETURN_S))
 
 
 def after_failure(

@@ -74,8 +74,8 @@ class RestartMechanism:
                     life.job_id, life.incarnation, shield=life.shielded_nodes, may_stay=may_stay, target=target
                 )
             case ResizeState.RESTARTING if life.target is not None and life.target.plan is not None:
-                kept = nodes_to_keep(life) if life.joined_nodes or nodes_to_return(life) else ()
-                return Restart(life.job_id, life.incarnation, life.orders, life.target.plan, kept)
+                names = nodes_to_keep(life) if life.joined_nodes or nodes_to_return(life) else ()
+                return Restart(life.job_id, life.incarnation, life.orders, life.target.plan, names)
             case ResizeState.RETURNING if life.target is not None:
                 return ReturnNodes(life.job_id, life.incarnation, nodes_to_keep(life), life.joined_nodes)
             case ResizeState.PARKED if life.target is not None:

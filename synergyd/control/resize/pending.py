@@ -98,9 +98,14 @@ def _with_target(life: JobLifecycle, event: Wanted) -> JobLifecycle:
     lost_before = life.state is ResizeState.QUEUED and life.lost_races and event.any_nodes and target.nodes
     if refused or lost_before:
         target, start_attempt = replace(target, nodes=()), StartAttempt.ANY_NODES
-    asked = event.requested_target or life.requested_target
+    requested_target = event.requested_target or life.requested_target
     return replace(
-        life, target=target, cause=event.cause, attempts=0, start_attempt=start_attempt, requested_target=asked
+        life,
+        target=target,
+        cause=event.cause,
+        attempts=0,
+        start_attempt=start_attempt,
+        requested_target=requested_target,
     )
 
 
@@ -219,14 +224,14 @@ def _with_refused_start(life: JobLifecycle, event: Observed | Tick, at: Situatio
     """Return the job with what is tried next as its target, and what to say of the start that was refused."""
     if isinstance(event, Observed):
         life = _with_incarnation(life, event, at)
-    tried, reason = life.target, event.reason
-    assert tried is not None
-    start_attempt, choice = next_try(tried, life.start_attempt, life.origin, life.requested_target, reason)
-    refusals = with_refusal_of(life.refusals, tried, reason, at.now_s)
+    refused_target, reason = life.target, event.reason
+    assert refused_target is not None
+    start_attempt, choice = next_try(refused_target, life.start_attempt, life.origin, life.requested_target, reason)
+    refusals = with_refusal_of(life.refusals, refused_target, reason, at.now_s)
     down = replace(
         life, target=choice, start_attempt=start_attempt, refusals=refusals, refused_starts=life.refused_starts + 1
     )
-    return down, f"Slurm did not start it with {format_target(tried)} (its reason: {reason or 'none'})"
+    return down, f"Slurm did not start it with {format_target(refused_target)} (its reason: {reason or 'none'})"
 
 
 def is_contested(life: JobLifecycle, event: Tick, _at: Situation) -> bool:
@@ -237,7 +242,7 @@ def is_contested(life: JobLifecycle, event: Tick, _at: Situation) -> bool:
 def take_any_nodes(life: JobLifecycle, _event: Tick, _at: Situation) -> Step:
     """Give the job any nodes of its size, since others have taken GPUs of its own."""
     assert life.target is not None
-    taken = replace(
+    next_life = replace(
         life,
         target=replace(life.target, nodes=()),
         start_attempt=StartAttempt.ANY_NODES,
@@ -245,7 +250,7 @@ def take_any_nodes(life: JobLifecycle, _event: Tick, _at: Situation) -> Step:
         attempts=0,
     )
     text = f"others have taken GPUs of {', '.join(life.target.nodes)}: any other nodes of this size will do"
-    return Step(taken, story=(text,))
+    return Step(next_life, story=(text,))
 
 
 def is_unseen_by_slurm(life: JobLifecycle, event: Tick, at: Situation) -> bool:
@@ -256,8 +261,13 @@ def is_unseen_by_slurm(life: JobLifecycle, event: Tick, at: Situation) -> bool:
 
 def is_waiting_as_plain(life: JobLifecycle, event: Tick, at: Situation) -> bool:
     """Return whether the job waits in Slurm's queue at the size that it asked for, on nodes of Slurm's choice."""
-    target, asked = life.target, life.requested_target
-    as_asked = target is not None and asked is not None and not target.nodes and is_as_asked(asked.shape, target.shape)
+    target, requested_target = life.target, life.requested_target
+    as_asked = (
+        target is not None
+        and requested_target is not None
+        and not target.nodes
+        and is_as_asked(requested_target.shape, target.shape)
+    )
     return as_asked and is_waiting_its_turn(event.reason) and is_over(life, event, at)
 
 
@@ -270,6 +280,6 @@ def wait_as_plain(life: JobLifecycle, event: Tick, _at: Situation) -> Step:
 def wait_after_missed_start(life: JobLifecycle, event: Tick, _at: Situation) -> Step:
     """Let the job wait for a new decision: its GPUs went to someone else, or a node is away."""
     looked = is_waiting_its_turn(event.reason) and not is_unseen(event.reason)
-    lost = bool(looked and life.target is not None and life.target.nodes)
-    back = replace(life, target=None, lost_races=life.lost_races + lost)
+    has_lost_race = bool(looked and life.target is not None and life.target.nodes)
+    back = replace(life, target=None, lost_races=life.lost_races + has_lost_race)
     return Step(back, story=("did not start in time: waits for a new decision",))

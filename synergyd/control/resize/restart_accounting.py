@@ -36,10 +36,10 @@ def _history(before: JobLifecycle, after: JobLifecycle, what: Occurrence) -> Res
         return history
     one = history.under_way
     if was in (RUNNING, ResizeState.JOINING) and now in (CHECKPOINTING, REQUEUING, QUEUED):
-        chosen = now is CHECKPOINTING and not (isinstance(event, Wanted) and event.is_due)
+        is_chosen = now is CHECKPOINTING and not (isinstance(event, Wanted) and event.is_due)
         closed = history.with_restart_closed(now_s)
-        begun = RestartInProgress(begun_s=now_s, chosen=chosen, waited=now is QUEUED)
-        return replace(closed, chosen=closed.chosen + chosen, under_way=begun)
+        begun = RestartInProgress(begun_s=now_s, chosen=is_chosen, waited=now is QUEUED)
+        return replace(closed, chosen=closed.chosen + is_chosen, under_way=begun)
     if was is CHECKPOINTING and now in (REQUEUING, RESTARTING) and one is not None:
         if isinstance(event, PlanFailed):
             return replace(history, under_way=replace(one, saved_s=now_s))
@@ -134,6 +134,6 @@ def bytes_per_writer(report: Report | None) -> float | None:
 
 def restart_message(times: RestartTimes) -> str:
     """Return `a restart took 41 s: checkpoint 8 s, requeue 3 s, start 30 s`."""
-    named = (("checkpoint", times.checkpoint_s), ("requeue", times.requeue_s), ("start", times.start_s))
-    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in named if seconds is not None)
+    phases = (("checkpoint", times.checkpoint_s), ("requeue", times.requeue_s), ("start", times.start_s))
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases if seconds is not None)
     return f"a restart took {times.total_s:.1f} s: {parts}"

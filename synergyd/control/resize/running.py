@@ -162,7 +162,7 @@ def ask_before_resize(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
     target, start_attempt = event.target, StartAttempt.AS_DECIDED
     if life.left_to_slurm_reason or any(set(r.nodes) == set(target.nodes) for r in life.refusals):
         target, start_attempt = replace(target, nodes=()), StartAttempt.ANY_NODES
-    asked = replace(
+    next_life = replace(
         life,
         target=target,
         cause=event.cause,
@@ -177,8 +177,8 @@ def ask_before_resize(life: JobLifecycle, event: Wanted, at: Situation) -> Step:
         must_leave=event.is_due,
         moves=life.moves if event.is_due else life.moves.with_change(at.now_s),
     )
-    how = "live resize" if nodes_to_return(asked) else "restart in place" if asked.in_place else "resize"
-    return Step(asked, story=(f"{how} decided: {event.cause}; checkpoint asked for",))
+    how = "live resize" if nodes_to_return(next_life) else "restart in place" if next_life.in_place else "resize"
+    return Step(next_life, story=(f"{how} decided: {event.cause}; checkpoint asked for",))
 
 
 def is_restart_in_place(life: JobLifecycle, event: Wanted) -> bool:
@@ -205,7 +205,7 @@ def is_retry_allowed(life: JobLifecycle, _event: Preempted, at: Situation) -> bo
 
 def ask_before_preemption(life: JobLifecycle, event: Preempted, at: Situation) -> Step:
     """Ask the running job for a checkpoint before it makes way for others."""
-    asked = replace(
+    next_life = replace(
         life,
         target=None,
         origin=None,
@@ -218,7 +218,7 @@ def ask_before_preemption(life: JobLifecycle, event: Preempted, at: Situation) -
         in_place=False,
         must_leave=False,
     )
-    return Step(asked, story=(f"preemption decided: {event.cause}; checkpoint asked for",))
+    return Step(next_life, story=(f"preemption decided: {event.cause}; checkpoint asked for",))
 
 
 def give_up_target(life: JobLifecycle, event: Unwanted, _at: Situation) -> Step:
@@ -319,8 +319,8 @@ def go_on_resized_live(life: JobLifecycle, _event: CarriedOut, _at: Situation) -
 
 def requeue_after_refused_return(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Requeue the job, whose nodes Slurm does not take back while it runs."""
-    tried = replace(life, attempts=life.attempts + 1, live_refusal=event.error)
-    return leave(tried, f"its nodes could not be given back: {event.error}", must_leave=True)
+    next_life = replace(life, attempts=life.attempts + 1, live_refusal=event.error)
+    return leave(next_life, f"its nodes could not be given back: {event.error}", must_leave=True)
 
 
 def is_awaited(life: JobLifecycle, event: Refused, at: Situation) -> bool:
@@ -366,24 +366,24 @@ def continue_after_failed_requeue(life: JobLifecycle, event: Refused, at: Situat
 def requeue_untold(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Requeue the job, whose launchers can't be told to start another plan."""
     refusal = event.error if nodes_to_return(life) else life.live_refusal
-    tried = replace(life, attempts=life.attempts + 1, live_refusal=refusal)
-    return leave(tried, f"it could not be restarted in place: {event.error}", must_leave=True)
+    next_life = replace(life, attempts=life.attempts + 1, live_refusal=refusal)
+    return leave(next_life, f"it could not be restarted in place: {event.error}", must_leave=True)
 
 
 def put_off_requeue(life: JobLifecycle, event: Refused, at: Situation) -> Step:
     """Ask for the requeue again soon: another job restarts there. This one works on meanwhile, and that work is lost."""
     soon_s = min(life.sent_s, at.now_s + REQUEUE_AGAIN_S - at.times.resend_s)
     must_leave = life.must_leave or event.unsure  # a job whose processes were ended can't go on as it is
-    tried = replace(life, attempts=life.attempts + 1, sent_s=soon_s, must_leave=must_leave)
-    return Step(tried, story=(f"Requeue put off: {event.error}",) if tried.attempts == 1 else ())
+    next_life = replace(life, attempts=life.attempts + 1, sent_s=soon_s, must_leave=must_leave)
+    return Step(next_life, story=(f"Requeue put off: {event.error}",) if next_life.attempts == 1 else ())
 
 
 def note_refusal(life: JobLifecycle, event: Refused, _at: Situation) -> Step:
     """Count the refusal of an instruction that will be tried again."""
-    tried = replace(life, attempts=life.attempts + 1)
+    next_life = replace(life, attempts=life.attempts + 1)
     # the story tells of the first one only: a slurmctld that is away for an hour is one line
     text = f"{type(event.instruction).__name__} failed, will be tried again: {event.error}"
-    return Step(tried, story=(text,) if tried.attempts == 1 or not event.transient else ())
+    return Step(next_life, story=(text,) if next_life.attempts == 1 or not event.transient else ())
 
 
 # -- time ----------------------------------------------------------------------------------------------------------
@@ -406,8 +406,8 @@ def is_way_not_made(life: JobLifecycle, event: Tick, at: Situation) -> bool:
 
 def continue_after_no_answer(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
     """Let the job go on: nobody's wait is worth the work that would be lost. It is asked ever later."""
-    asked = replace(life, unanswered_requests=life.unanswered_requests + 1)
-    back = replace(asked, stopping=False, retry_after_s=at.now_s + longest_retry_s(asked, at.times))
+    next_life = replace(life, unanswered_requests=life.unanswered_requests + 1)
+    back = replace(next_life, stopping=False, retry_after_s=at.now_s + longest_retry_s(next_life, at.times))
     return Step(back, story=(f"no checkpoint acknowledged within {at.times.checkpoint_timeout_s:g} s: it goes on",))
 
 

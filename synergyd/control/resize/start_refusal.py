@@ -81,35 +81,39 @@ def names_limit(reason: str) -> bool:
     return _word(reason).startswith(("Assoc", "QOS"))
 
 
-def is_as_asked(asked: Shape, tried: Shape) -> bool:
-    """Return whether `tried` is what the sbatch line asks for.
+def is_as_asked(requested_shape: Shape, shape: Shape) -> bool:
+    """Return whether `shape` is what the sbatch line asks for.
 
     An sbatch line that names no type of GPU never has one.
     """
-    return asked in (tried, replace(tried, gpu_type=""))
+    return requested_shape in (shape, replace(shape, gpu_type=""))
 
 
 def next_try(
-    tried: Target, attempt: StartAttempt, origin: Target | None, asked: Target | None, reason: str = ""
+    refused_target: Target,
+    attempt: StartAttempt,
+    origin: Target | None,
+    requested_target: Target | None,
+    reason: str = "",
 ) -> tuple[StartAttempt, Target | None]:
     """Return the next attempt and what to release the job with; (LEFT, None) after the last.
 
-    `origin`: what the job ran with before, `asked`: what its sbatch line asks for. `reason`: Slurm's; if it names a
+    `origin`: what the job ran with before, `requested_target`: what its sbatch line asks for. `reason`: Slurm's; if it names a
     limit, other nodes are only tried for a limit of nodes, which may count a node that two jobs share once.
     """
     limited = names_limit(reason)
     choices = {
-        StartAttempt.ANY_NODES: Target(tried.shape, (), tried.plan),
+        StartAttempt.ANY_NODES: Target(refused_target.shape, (), refused_target.plan),
         StartAttempt.AS_BEFORE: Target(origin.shape, (), origin.plan) if origin is not None and origin.nodes else None,
-        StartAttempt.AS_ASKED: Target(asked.shape) if asked is not None else None,
+        StartAttempt.AS_ASKED: Target(requested_target.shape) if requested_target is not None else None,
     }
     for below, choice in choices.items():
         if below <= attempt or choice is None:
             continue
-        same = is_as_asked(choice.shape, tried.shape)
-        if same and choice.nodes == tried.nodes:
+        same = is_as_asked(choice.shape, refused_target.shape)
+        if same and choice.nodes == refused_target.nodes:
             continue
-        helps = not limited or (same and "Node" in reason) or choice.shape.gpus < tried.shape.gpus
+        helps = not limited or (same and "Node" in reason) or choice.shape.gpus < refused_target.shape.gpus
         if (
             not helps and below is not StartAttempt.AS_ASKED
         ):  # as asked, on any nodes, it waits for the limit to be free

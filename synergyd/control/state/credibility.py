@@ -51,16 +51,16 @@ def follow_claim(
     if claim is not None:
         passed_s = heard_s - claim.heard_s if claim.restarts == report.restarts else 0.0
         trained = claim.trained_sequences + _BUSY * min(claim.rate, rate) * min(max(0.0, passed_s), _GAP_S)
-    left = None if report.done is None or report.total is None else max(0.0, report.total - report.done)
+    remaining = None if report.done is None or report.total is None else max(0.0, report.total - report.done)
     if claim is None:
         return (
             None
-            if left is None
-            else LengthClaim(claimed_sequences=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
+            if remaining is None
+            else LengthClaim(claimed_sequences=remaining, rate=rate, heard_s=heard_s, restarts=report.restarts)
         )
-    if left is not None and trained + left < claim.claimed_sequences:
-        return LengthClaim(claimed_sequences=left, rate=rate, heard_s=heard_s, restarts=report.restarts)
-    refuted = trained + (left or 0.0) > _TOLERANCE * claim.claimed_sequences + _SLACK_S * rate
+    if remaining is not None and trained + remaining < claim.claimed_sequences:
+        return LengthClaim(claimed_sequences=remaining, rate=rate, heard_s=heard_s, restarts=report.restarts)
+    refuted = trained + (remaining or 0.0) > _TOLERANCE * claim.claimed_sequences + _SLACK_S * rate
     return replace(
         claim,
         trained_sequences=trained,

@@ -22,15 +22,15 @@ class Launchers:
 
     def with_report(self, report: Report) -> Launchers:
         """Return a copy that knows `report`. A launcher that has only said that it is there trains nothing yet."""
-        known = dict(self.reports) if report.restarts == self.restarts else {}
-        last = known.pop(report.launcher, None)
+        reports = dict(self.reports) if report.restarts == self.restarts else {}
+        last = reports.pop(report.launcher, None)
         if not report.silent or (report.ended and last is not None):
-            known[report.launcher] = report
+            reports[report.launcher] = report
         elif last is not None:
-            known[report.launcher] = last
-        while len(known) > MAX_LAUNCHERS:
-            del known[next(iter(known))]
-        return Launchers(report.restarts, known)
+            reports[report.launcher] = last
+        while len(reports) > MAX_LAUNCHERS:
+            del reports[next(iter(reports))]
+        return Launchers(report.restarts, reports)
 
     @property
     def training(self) -> list[list[Report]]:

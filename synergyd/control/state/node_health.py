@@ -69,14 +69,14 @@ class NodeRecord:
     def penalty(self, now_s: float) -> float:
         """Return the node's penalty, from 0 to 1."""
         users: dict[int, float] = {}
-        lost = 0.0
+        slurm_penalty = 0.0
         for mark in self.marks:
             if mark.uid == SLURM:
-                lost += mark.remaining_strength(now_s)
+                slurm_penalty += mark.remaining_strength(now_s)
             else:
                 users[mark.uid] = max(users.get(mark.uid, 0.0), mark.remaining_strength(now_s))
         agreed = sorted(users.values())[-2] if len(users) > 1 else 0.0
-        worst = min(1.0, max(agreed, lost))
+        worst = min(1.0, max(agreed, slurm_penalty))
         return worst if worst > LEAST else 0.0
 
     def is_kept_undrained(self, now_s: float) -> bool:
@@ -85,15 +85,15 @@ class NodeRecord:
 
     def reasons(self, now_s: float) -> Reasons:
         """Return why the node has a penalty, one reason per kind of mark."""
-        counted = [m for m in self.marks if m.remaining_strength(now_s) > LEAST]
-        found: list[Reason] = []
+        strong_marks = [m for m in self.marks if m.remaining_strength(now_s) > LEAST]
+        mark_reasons: list[Reason] = []
         for kind in _WORDS:
-            jobs = sorted({m.job_id for m in counted if m.kind == kind and m.job_id})
+            jobs = sorted({m.job_id for m in strong_marks if m.kind == kind and m.job_id})
             if jobs:
-                found.append(Reason("bad-under", {"what": _WORDS[kind], "jobs": jobs}))
-            elif any(m.kind == kind for m in counted):
-                found.append(Reason("fewer-gpus"))
-        return tuple(found)
+                mark_reasons.append(Reason("bad-under", {"what": _WORDS[kind], "jobs": jobs}))
+            elif any(m.kind == kind for m in strong_marks):
+                mark_reasons.append(Reason("fewer-gpus"))
+        return tuple(mark_reasons)
 
     def format_reasons(self, now_s: float) -> str:
         """Return the reasons in words."""
@@ -225,15 +225,15 @@ class NodeHealth:
         room = max(1, int(DRAIN_SHARE * len(by_name))) - len(drained)
         up = {name for name, n in by_name.items() if n.up}
         worst = sorted((-p, name) for name, p in self.penalties(now_s).items() if p >= DRAIN_AT and name in up)
-        found: list[RememberNodes | DrainNode] = []
+        outputs: list[RememberNodes | DrainNode] = []
         for _, name in worst:
             record = self.records[name]
             if room <= 0 or record.is_kept_undrained(now_s) or record.drained_s:
                 continue
             room -= 1
-            found.append(RememberNodes((self._keep(replace(record, drained_s=now_s)),)))
-            found.append(DrainNode(name, REASON + record.format_reasons(now_s)))
-        return found
+            outputs.append(RememberNodes((self._keep(replace(record, drained_s=now_s)),)))
+            outputs.append(DrainNode(name, REASON + record.format_reasons(now_s)))
+        return outputs
 
     def _nodes_marked_by(self, job_id: int) -> set[str]:
         return {r.name for r in self.records.values() for m in r.marks if m.uid != SLURM and m.job_id == job_id}

@@ -25,26 +25,26 @@ def compute_progress(
     A job's claim about its own end is believed as far as it makes sense (done examples out of more in all), and not
     for jobs whose steps have `refuted` it (credibility.py).
     """
-    found = {}
+    progress = {}
     for job in jobs:
         report = reports.get(job.job_id)
-        done, left = None, None
+        done, remaining = None, None
         if job.job_id in refuted:
-            found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), is_claim_refuted=True)
+            progress[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), is_claim_refuted=True)
             continue
         if report is not None and report.done is not None:
             done = float(round(report.done))  # whole examples: a stranger's denormal divides by nothing
             if report.total is not None and report.total >= done:
-                left = float(round(report.total - done))
-        found[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), left, done)
-    return found
+                remaining = float(round(report.total - done))
+        progress[job.job_id] = Progress(attained_gpu_s.get(job.job_id, 0.0), remaining, done)
+    return progress
 
 
-def with_likely(found: Mapping[int, Progress], jobs: Iterable[Job], lengths: LearntLengths) -> dict[int, Progress]:
-    """Return `found`, by job id, with the likely remainder for jobs that do not tell what is left."""
-    likely = dict(found)
+def with_likely(progress: Mapping[int, Progress], jobs: Iterable[Job], lengths: LearntLengths) -> dict[int, Progress]:
+    """Return `progress`, by job id, with the likely remainder for jobs that do not tell what is left."""
+    likely = dict(progress)
     for job in jobs:
-        one = found[job.job_id]
+        one = progress[job.job_id]
         if one.remaining is None and not one.is_claim_refuted and job.directive is not None:
             index = lengths.index_gpu_s(job, one.attained_gpu_s)
             if index is not None:

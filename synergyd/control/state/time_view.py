@@ -162,8 +162,8 @@ def _format_reservation(reservation: Reservation, left_s: float | None, now_s: f
 
 
 @lru_cache(maxsize=256)
-def _format_unnamed(reserved: frozenset[str], named: frozenset[frozenset[str]]) -> str:
-    rest = reserved.difference(*named)
+def _format_unnamed(reserved: frozenset[str], named_node_sets: frozenset[frozenset[str]]) -> str:
+    rest = reserved.difference(*named_node_sets)
     return f" {_format_nodes(rest)} {'are' if len(rest) > 1 else 'is'} in a reservation of others." if rest else ""
 
 

@@ -159,10 +159,12 @@ class LinkArbiter:
             log.exception("the link arbiter's loop ended by a fault")
             self._on_failure()
 
-    def _choose(self, chosen: Mapping[int, Discipline]) -> None:
+    def _choose(self, disciplines: Mapping[int, Discipline]) -> None:
         """Put the choice in force. Called in the look-ahead's thread."""
         self._call(
-            lambda: setattr(self, "terms", replace(self.terms, disciplines=chosen if self.terms.look_ahead else {}))
+            lambda: setattr(
+                self, "terms", replace(self.terms, disciplines=disciplines if self.terms.look_ahead else {})
+            )
         )
 
     def _serve(self) -> None:
@@ -197,8 +199,8 @@ class LinkArbiter:
         for session in list(self._sessions):
             self._end(session)
         self._selector.close()
-        for held in (self._listener, self._wake, self._awake):
-            held.close()
+        for endpoint in (self._listener, self._wake, self._awake):
+            endpoint.close()
 
     def _accept(self) -> None:
         try:
@@ -305,28 +307,28 @@ class LinkArbiter:
 
     def _check(self, session: Session, line: bytes) -> None:
         """Check a credential, in a thread of its own."""
-        found: tuple[Hello, int, bytes] | None = None
+        check_result: tuple[Hello, int, bytes] | None = None
         problem = "the credential can't be checked"
         try:
             credential = self._decode(line.decode("ascii", "replace").strip())
             hello = read_hello(credential.payload)
             welcome = welcome_line(self._encode(welcome_text(hello, self.terms.bound_s)))
-            found = hello, credential.uid, welcome
+            check_result = hello, credential.uid, welcome
         except SynergyError as error:
             problem = str(error)
         finally:  # after any error: else there would be one check less for ever
-            self._call(lambda: self._take_check(session, found, problem))
+            self._call(lambda: self._take_check(session, check_result, problem))
 
-    def _take_check(self, session: Session, found: tuple[Hello, int, bytes] | None, problem: str) -> None:
+    def _take_check(self, session: Session, check_result: tuple[Hello, int, bytes] | None, problem: str) -> None:
         self._checks -= 1
         session.checking = False
         self._begin_checks()
         if session not in self._sessions:
             return
-        if found is None:
+        if check_result is None:
             self._end(session, problem)
             return
-        hello, uid, welcome = found
+        hello, uid, welcome = check_result
         member = self._members.get(hello.job_id)
         # a stranger is not told which jobs there are
         if member is None or member.uid != uid:

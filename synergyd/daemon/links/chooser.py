@@ -81,31 +81,31 @@ class JobObservations:
             if event.job_id in self.jobs:
                 self.jobs[event.job_id].ended_s = None
         elif isinstance(event, SendDone):
-            seen = self.jobs.setdefault(event.job_id, JobObservation())
-            seen.ended_s = now_s if seen.asks else None
+            observation = self.jobs.setdefault(event.job_id, JobObservation())
+            observation.ended_s = now_s if observation.asks else None
         elif isinstance(event, SendAsked):
-            seen = self.jobs.setdefault(event.job_id, JobObservation())
-            seen.message_mb, seen.share, seen.asks = event.size_mb, event.share, True
-            if seen.ended_s is not None:
-                seen.compute_s.append(now_s - seen.ended_s)
-                seen.steps.append((seen.asked_s, now_s))
-                seen.fresh += 1
-                seen.ended_s = None
-            seen.asked_s = now_s
+            observation = self.jobs.setdefault(event.job_id, JobObservation())
+            observation.message_mb, observation.share, observation.asks = event.size_mb, event.share, True
+            if observation.ended_s is not None:
+                observation.compute_s.append(now_s - observation.ended_s)
+                observation.steps.append((observation.asked_s, now_s))
+                observation.fresh += 1
+                observation.ended_s = None
+            observation.asked_s = now_s
 
     def forget(self, job_id: int) -> None:
         """Forget a job that has ended, or runs on other nodes."""
         self.jobs.pop(job_id, None)
 
-    def question(self, job_id: int, asked: Question, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
+    def question(self, job_id: int, job_question: Question, state: ArbiterState, terms: ArbiterTerms) -> SendAsked:
         """Return the event that a job's question is."""
-        size_mb = measured_mb(asked.size_mb, asked.exposed_s, state.links.get(job_id, ()), terms.topology)
+        size_mb = measured_mb(job_question.size_mb, job_question.exposed_s, state.links.get(job_id, ()), terms.topology)
         member = state.members.get(job_id)
         if not terms.look_ahead or member is None:
             return SendAsked(job_id, size_mb)  # the papers' rules take a link as full
         alone = terms.disciplines.get(job_id, terms.discipline).rule.most == 1 or not shares_links(state, job_id)
-        alone_mb = self.least_mb(job_id, asked.size_mb, size_mb if asked.exposed_s > 0 else 0.0, alone)
-        return SendAsked(job_id, alone_mb, link_share(asked.size_mb, alone_mb, len(set(member.nodes))))
+        alone_mb = self.least_mb(job_id, job_question.size_mb, size_mb if job_question.exposed_s > 0 else 0.0, alone)
+        return SendAsked(job_id, alone_mb, link_share(job_question.size_mb, alone_mb, len(set(member.nodes))))
 
     def least_mb(self, job_id: int, told_mb: float, size_mb: float, alone: bool) -> float:
         """Return the size of a message of `told_mb` by its time alone, or by its bytes until that time is known.
@@ -114,45 +114,48 @@ class JobObservations:
         If these did not go `alone`, all of them may have shared their links: then only a value below the known one is
         news.
         """
-        seen = self.jobs.setdefault(job_id, JobObservation())
-        seen.messages_alone = seen.messages_alone + 1 if alone else 0
-        seen.untimed_questions = 0 if size_mb > 0 else seen.untimed_questions + 1
-        known = seen.alone_mb > 0 and seen.reported_mb == told_mb
-        if size_mb > 0 and (known or seen.messages_alone > 1):  # beside the first some are under way
-            held = known and seen.messages_alone < LEAST_OF
-            seen.reported_mb, seen.alone_mb = told_mb, min(seen.alone_mb, size_mb) if held else size_mb
-        return seen.alone_mb if seen.alone_mb > 0 and seen.reported_mb == told_mb else told_mb
+        observation = self.jobs.setdefault(job_id, JobObservation())
+        observation.messages_alone = observation.messages_alone + 1 if alone else 0
+        observation.untimed_questions = 0 if size_mb > 0 else observation.untimed_questions + 1
+        is_known = observation.alone_mb > 0 and observation.reported_mb == told_mb
+        if size_mb > 0 and (is_known or observation.messages_alone > 1):  # beside the first some are under way
+            keeps_least = is_known and observation.messages_alone < LEAST_OF
+            observation.reported_mb, observation.alone_mb = (
+                told_mb,
+                min(observation.alone_mb, size_mb) if keeps_least else size_mb,
+            )
+        return observation.alone_mb if observation.alone_mb > 0 and observation.reported_mb == told_mb else told_mb
 
     def can_be_dismissed(self, job_id: int, shares: bool) -> bool:
         """Return whether a job that asks in vain may be told so.
 
         Nothing is seen of it until its next question, so a job that `shares` links is looked at for some steps first.
         """
-        seen = self.jobs.setdefault(job_id, JobObservation())
-        if job_id in self.on_trial or (shares and seen.fresh < _LOOKS):
+        observation = self.jobs.setdefault(job_id, JobObservation())
+        if job_id in self.on_trial or (shares and observation.fresh < _LOOKS):
             return False
-        seen.asks, seen.fresh = False, 0
+        observation.asks, observation.fresh = False, 0
         return True
 
     def senders(self, now_s: float) -> dict[int, Sender]:
         """Return the senders by job id, for the jobs whose compute is known. Called from the thread that chooses."""
-        found = {}
-        for job_id, seen in list(self.jobs.items()):
-            took, ended_s = list(seen.compute_s), seen.ended_s
-            if took and seen.message_mb > 0:
+        sender_by_id = {}
+        for job_id, observation in list(self.jobs.items()):
+            took, ended_s = list(observation.compute_s), observation.ended_s
+            if took and observation.message_mb > 0:
                 compute_s = statistics.median(took)
                 due_s = max(now_s, (now_s if ended_s is None else ended_s) + compute_s)
-                found[job_id] = Sender(job_id, compute_s, seen.message_mb, due_s, seen.share)
-        return found
+                sender_by_id[job_id] = Sender(job_id, compute_s, observation.message_mb, due_s, observation.share)
+        return sender_by_id
 
     def is_time_unknown(self, jobs: Iterable[int]) -> bool:
         """Return whether it is not known yet how long messages of one of these jobs take alone. Called from the thread that chooses."""
-        seen = [self.jobs.get(j, JobObservation()) for j in jobs]
-        return any(x.alone_mb <= 0 and x.untimed_questions <= _LOOKS for x in seen)
+        observations = [self.jobs.get(j, JobObservation()) for j in jobs]
+        return any(x.alone_mb <= 0 and x.untimed_questions <= _LOOKS for x in observations)
 
     def steps(self) -> Steps:
         """Return the steps by job id. Called from the thread that chooses."""
-        return {job_id: list(seen.steps) for job_id, seen in list(self.jobs.items())}
+        return {job_id: list(observation.steps) for job_id, observation in list(self.jobs.items())}
 
     def idle_jobs(self, joined: Iterable[int], now_s: float) -> set[int]:
         """Return those of the jobs `joined` that have not asked for much longer than a step computes, or never.
@@ -162,10 +165,10 @@ class JobObservations:
         return {job_id for job_id in joined if self._is_idle(self.jobs.get(job_id, JobObservation()), now_s)}
 
     @staticmethod
-    def _is_idle(seen: JobObservation, now_s: float) -> bool:
-        took, ended_s = list(seen.compute_s), seen.ended_s
+    def _is_idle(observation: JobObservation, now_s: float) -> bool:
+        took, ended_s = list(observation.compute_s), observation.ended_s
         if not took:  # its second question tells what it is: until then turns, but not for long
-            return seen.asked_s == -math.inf or (ended_s is not None and now_s - ended_s > _UNSEEN_S)
+            return observation.asked_s == -math.inf or (ended_s is not None and now_s - ended_s > _UNSEEN_S)
         return ended_s is not None and now_s - ended_s > max(_IDLE_S, _IDLE_STEPS * statistics.median(took))
 
 
@@ -192,9 +195,9 @@ class ChoiceTimer:
 class Choices:
     """The disciplines in force for each job, look by look: the forecast's choice of each group, and what the guard makes of it."""
 
-    def __init__(self, seen: JobObservations, spent: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, observations: JobObservations, spent: Callable[[], float] = time.thread_time) -> None:
         """Store the inputs; `spent` returns the processor seconds so far."""
-        self._seen, self._spent = seen, spent
+        self._seen, self._spent = observations, spent
         self._timer, self._guards = ChoiceTimer(), Guards()
         self._links: Mapping[int, Sequence[str]] = {}
         self._idle: set[int] = set()
@@ -214,14 +217,14 @@ class Choices:
             past = replace(terms, disciplines=before)
             self._wanted = list(chosen_disciplines(state, self._seen.senders(now_s), now_s, past, idle=idle))
             self._timer.note_choice(now_s, self._spent() - begun, same=before == ChainMap(*self._wanted))
-        wanted = [
+        proposals = [
             dict.fromkeys(x, ALONE) if takes_turns(x.values()) and self._seen.is_time_unknown(x) else x
             for x in self._wanted
         ]
-        found, barred = self._guards.in_force(wanted, state.links, self._seen.steps(), now_s)
-        if found != self._found:
+        disciplines, barred = self._guards.in_force(proposals, state.links, self._seen.steps(), now_s)
+        if disciplines != self._found:
             self._timer.choose_soon()  # the time that messages take alone is seen in turns only
-            self._found = found
+            self._found = disciplines
         self._seen.on_trial = self._guards.on_trial
         for jobs, watch in barred:
             words = ", ".join(map(str, jobs))
@@ -232,7 +235,7 @@ class Choices:
                 "jobs %s made %s in turns on their links than left alone: they are not gated for %.0f s",
                 words, effect, BARRED_S,
             )  # fmt: skip
-        return found
+        return disciplines
 
 
 class LinkChooser:
@@ -244,11 +247,11 @@ class LinkChooser:
     def __init__(
         self,
         look: Callable[[], tuple[ArbiterState, ArbiterTerms]],
-        seen: JobObservations,
+        observations: JobObservations,
         put: Callable[[Mapping[int, Discipline]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._look, self._seen, self._put, self._clock = look, seen, put, clock
+        self._look, self._seen, self._put, self._clock = look, observations, put, clock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._live, name="link-arbiter-look-ahead", daemon=True)
         self._thread.start()
@@ -272,8 +275,8 @@ class LinkChooser:
             state, terms = self._look()
             if not terms.look_ahead:
                 continue
-            found = choices.look(state, terms, self._clock())
+            disciplines = choices.look(state, terms, self._clock())
             if self._closing.is_set():
                 return
-            if found != dict(terms.disciplines):
-                self._put(found)
+            if disciplines != dict(terms.disciplines):
+                self._put(disciplines)

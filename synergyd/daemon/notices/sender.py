@@ -88,8 +88,8 @@ class NoticeSender:
         self._problem = ""
         if now_s >= self._tidy_at_s:
             self._tidy_at_s = now_s + TIDY_EVERY_S
-            if lost := store.prune_notices(now_s - KEEP_S):
-                log.warning("%d notices were given up: too many waited", lost)
+            if pruned_count := store.prune_notices(now_s - KEEP_S):
+                log.warning("%d notices were given up: too many waited", pruned_count)
 
     def _try(self, store: Store, waiting: WaitingNotice) -> None:
         notice, done, problem, now_s = waiting.notice, list(waiting.done_ways), "", self._clock()
@@ -129,12 +129,12 @@ class NoticeSender:
         """Send a notice by mail if its job wants any. Return what was done. Raises NotSentError, and SlurmError if Slurm is away."""
         notice = waiting.notice
         try:
-            wanted = self._read_mail(notice.job_id) if notice.job_id else ("", "")
+            mail_user_and_type = self._read_mail(notice.job_id) if notice.job_id else ("", "")
         except SlurmError as error:
             if error.transient:
                 raise
-            wanted = ("", "")  # it has left the queue: its directive says what is wanted
-        address = recipient(notice, *wanted)
+            mail_user_and_type = ("", "")  # it has left the queue: its directive says what is wanted
+        address = recipient(notice, *mail_user_and_type)
         if not address:
             return "no mail"
         if notice.job_id and store.count_mailed(notice.job_id, self._clock() - 86400.0) >= MAILS_A_DAY:

@@ -147,8 +147,8 @@ class BoundedServer:
         for connection in list(self._open):
             self._drop(connection)
         self._selector.close()
-        for held in (self._listener, self._wake, self._awake):
-            held.close()
+        for endpoint in (self._listener, self._wake, self._awake):
+            endpoint.close()
 
     def _accept(self) -> None:
         for _ in range(64):  # and then to those that are open

@@ -78,10 +78,10 @@ class ReportInbox:
         """Return everything that has arrived since the last call."""
         with self._lock:
             self.arrived.clear()
-            taken, self._waiting = self._waiting, []
+            reports, self._waiting = self._waiting, []
             self._of_job.clear()
             self._of_user.clear()
-        return taken
+        return reports
 
     def close(self) -> None:
         """Stop listening."""
@@ -147,8 +147,8 @@ class ReportInbox:
             secret = self._secret.read() if self._secret else b""
         except OSError:  # JobKeys tells of it, and hands no key out
             secret = b""
-        found = job_key.open_line(text, secret, time.time())
-        life, mark = found[0].incarnation, found[0].signature
+        report_and_payload = job_key.open_line(text, secret, time.time())
+        life, mark = report_and_payload[0].incarnation, report_and_payload[0].signature
         with self._lock:
             marks = self._seen.pop(life, None) or deque(maxlen=MAX_MARKS)
             self._seen[life] = marks  # the newest last
@@ -157,7 +157,7 @@ class ReportInbox:
             if mark in marks:
                 raise UsageError("report", "was sent before")
             marks.append(mark)
-        return found
+        return report_and_payload
 
     def _keep(self, received: ReceivedReport) -> bool:
         key = received.uid, received.report.job_id

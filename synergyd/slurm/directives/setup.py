@@ -131,18 +131,18 @@ def with_line(text: str, number: int, key: str, value: str) -> str:
 
 def without_block(text: str, lines: Collection[str]) -> str:
     """Return the conf `text` without those of `lines` that follow `# Synergy`, as `with_end` puts them, and without an emptied block."""
-    kept: list[str] = []
+    remaining_lines: list[str] = []
     inside = False
     for line in text.split("\n"):
         if inside and line in lines:
             continue
-        if inside and not line and kept[-1] == BLOCK:
-            kept.pop()
-            if kept and not kept[-1]:
-                kept.pop()
+        if inside and not line and remaining_lines[-1] == BLOCK:
+            remaining_lines.pop()
+            if remaining_lines and not remaining_lines[-1]:
+                remaining_lines.pop()
         inside = line == BLOCK or (inside and bool(line))
-        kept.append(line)
-    return "\n".join(kept)
+        remaining_lines.append(line)
+    return "\n".join(remaining_lines)
 
 
 def with_end(text: str, lines: list[str]) -> str:

@@ -33,12 +33,16 @@ def find_expanders(rows: Iterable[JobRow], joined: Mapping[int, JoinedNodes]) ->
     jobs = {row.job_id: row for row in rows if row.job_id in joined}
     beside: dict[int, tuple[JobRow, ...]] = {}
     for row in rows:
-        named = job_of_expander(row.name) if joined else None
-        job = jobs.get(named[0]) if named is not None else None
-        if named is None or job is None or row.uid != job.uid or state_from_row(row) is not JobState.RUNNING:
+        job_and_restarts = job_of_expander(row.name) if joined else None
+        job = jobs.get(job_and_restarts[0]) if job_and_restarts is not None else None
+        if job_and_restarts is None or job is None or row.uid != job.uid or state_from_row(row) is not JobState.RUNNING:
             continue
-        asked = joined[job.job_id]
-        if named[1] == job.restarts == asked.restarts and row.node_names and set(row.node_names) <= asked.names:
+        joined_nodes = joined[job.job_id]
+        if (
+            job_and_restarts[1] == job.restarts == joined_nodes.restarts
+            and row.node_names
+            and set(row.node_names) <= joined_nodes.names
+        ):
             beside[job.job_id] = (*beside.get(job.job_id, ()), row)
     return beside
 
@@ -54,11 +58,11 @@ def find_unclaimed(
     claimed = {other.job_id for others in beside.values() for other in others}
     running = {r.job_id: r for r in rows if state_from_row(r) in (JobState.RUNNING, JobState.SUSPENDED)}
     for row in running.values():
-        named = None if row.batch or row.job_id in claimed else job_of_expander(row.name)
-        if named is not None:
-            job = running.get(named[0])
-            has_run = job is not None and (job.uid, job.restarts) == (row.uid, named[1])
-            if not has_run or named[0] in at_rest:
+        job_and_restarts = None if row.batch or row.job_id in claimed else job_of_expander(row.name)
+        if job_and_restarts is not None:
+            job = running.get(job_and_restarts[0])
+            has_run = job is not None and (job.uid, job.restarts) == (row.uid, job_and_restarts[1])
+            if not has_run or job_and_restarts[0] in at_rest:
                 yield row.job_id
 
 

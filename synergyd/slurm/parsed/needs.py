@@ -122,8 +122,8 @@ def read_room(row: SlurmNodeRow) -> tuple[Room | None, Room]:
     """Return (what the node has besides GPUs, what of it is in use), or (None, nothing) if Slurm did not say."""
     if not row.cpus:
         return None, NO_ROOM
-    total, used = (tuple(sorted(other_gres(text).items())) for text in (row.gres, row.gres_used))
-    return Room(row.cpus, row.memory_mib, total), Room(row.cpus_alloc, row.memory_alloc_mib, used)
+    total, used_gres = (tuple(sorted(other_gres(text).items())) for text in (row.gres, row.gres_used))
+    return Room(row.cpus, row.memory_mib, total), Room(row.cpus_alloc, row.memory_alloc_mib, used_gres)
 
 
 def other_gres(gres: str) -> dict[str, int]:

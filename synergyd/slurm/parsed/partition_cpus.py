@@ -22,15 +22,17 @@ def cpu_caps(
     asking = {j.partition for j in jobs if parse_gpus(j.tres_per_node)[1] or parse_gpus(j.tres_other)[1]}
     names = {name for text in asking for name in text.split(",")}
     names_with_limit = {name for name in names if name in partitions and partitions[name].max_cpus_per_node}
-    used: Counter[tuple[str, str]] = Counter()
+    used_cpus: Counter[tuple[str, str]] = Counter()
     for job in jobs:
         for name in job.node_names:
-            used[job.partition, name] += -(-job.num_cpus // len(job.node_names))
+            used_cpus[job.partition, name] += -(-job.num_cpus // len(job.node_names))
     caps = {}
     for node in nodes:
         here = [p for p in node.partitions if p in names]
         if here and names_with_limit.issuperset(here):
-            most = ((partitions[p].max_cpus_per_node or 0) + max(0, node.cpus_alloc - used[p, node.name]) for p in here)
+            most = (
+                (partitions[p].max_cpus_per_node or 0) + max(0, node.cpus_alloc - used_cpus[p, node.name]) for p in here
+            )
             caps[node.name] = min(node.cpus, max(most))
     return caps
 

@@ -100,7 +100,7 @@ def nodes_from_row(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, .
         totals[kind] = totals.get(kind, 0) + count
     if any(totals.get(kind, 0) for kind in totals if kind):
         totals.pop("", None)  # the untyped total of the same GPUs
-    room, used = read_room(row)
+    room, used_room = read_room(row)
     nodes = []
     for kind, gpus in sorted(totals.items(), key=lambda item: item[1] == 0) or [("", 0)]:
         in_use = sum(count for other, count in gpu_items(row.gres_used) if other in ("", kind))
@@ -115,7 +115,7 @@ def nodes_from_row(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, .
                 row.features,
                 row.reason,
                 room=room,
-                used=used,
+                used=used_room,
                 threads_per_core=row.threads_per_core if whole_cores else 1,
                 tmp_disk_mib=row.tmp_disk_mib,
                 wakeable=offer.wakeable,
@@ -129,8 +129,8 @@ def nodes_from_row(row: SlurmNodeRow, whole_cores: bool = True) -> tuple[Node, .
 def leaks(rows: Iterable[SlurmNodeRow], jobs: Iterable[JobRow]) -> dict[str, int]:
     """Return by node the GPUs that Slurm counts as in use there although no job is. Slurm itself gives them to nobody either."""
     nodes_in_use = {name for job in jobs if state_from_row(job) is not JobState.DONE for name in job.node_names}
-    used = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in nodes_in_use}
-    return {name: count for name, count in used.items() if count}
+    used_gpus = {r.name: sum(count for _, count in gpu_items(r.gres_used)) for r in rows if r.name not in nodes_in_use}
+    return {name: count for name, count in used_gpus.items() if count}
 
 
 def with_leaks(cluster: Cluster, gpus_by_node: Mapping[str, int]) -> Cluster:
@@ -208,13 +208,13 @@ def not_resizable(row: JobRow, directive: Directive) -> str:
     return ""
 
 
-def size_obstacle(row: JobRow, known: SubmittedJob) -> str:
+def size_obstacle(row: JobRow, submitted_job: SubmittedJob) -> str:
     """Return why a job that was seen before keeps the size it asked for, or ''.
 
     Its own tasks are those of its sbatch line: the row's may be what a refused update left, or those of nodes that it has given back.
     """
-    tasks = known.own_tasks or row.num_nodes
-    return not_resizable(replace(row, num_tasks=tasks), known.directive or Directive())
+    tasks = submitted_job.own_tasks or row.num_nodes
+    return not_resizable(replace(row, num_tasks=tasks), submitted_job.directive or Directive())
 
 
 def drains(row: JobRow, partitions: Mapping[str, PartitionRow]) -> str:
