@@ -14,22 +14,22 @@ _NOT_OURS = re.compile(r"[\[\]*:,!\s]")  # counts (ib*2), one of several ([a|b])
 Constraint = str | tuple[str, tuple["Constraint", ...]]
 
 
-def has_features(wanted: str, features: Container[str]) -> bool:
-    """Return whether a node with `features` meets the --constraint `wanted`.
+def has_features(text: str, features: Container[str]) -> bool:
+    """Return whether a node with `features` meets the --constraint `text`.
 
     "" asks for nothing; a constraint that can't be honoured is met by no node.
     """
-    if not wanted:
+    if not text:
         return True
-    constraint = parse_constraint(wanted)
+    constraint = parse_constraint(text)
     return constraint is not None and _is_met(constraint, features)
 
 
-def constraint_obstacle(wanted: str) -> str:
+def constraint_obstacle(text: str) -> str:
     """Return why placement can't honour this --constraint, or ""."""
-    if not wanted or parse_constraint(wanted) is not None:
+    if not text or parse_constraint(text) is not None:
         return ""
-    return f"its --constraint={wanted} is more than names joined by & or by |, in parentheses where both are"
+    return f"its --constraint={text} is more than names joined by & or by |, in parentheses where both are"
 
 
 @lru_cache(maxsize=4096)
@@ -43,10 +43,10 @@ def parse_constraint(text: str) -> Constraint | None:
         return None
     tokens = _TOKENS.findall(text)
     try:
-        found, rest = _parse_alternatives(tokens, 0, 0)
+        constraint, rest = _parse_alternatives(tokens, 0, 0)
     except _NotHonouredError:
         return None
-    return found if rest == len(tokens) else None
+    return constraint if rest == len(tokens) else None
 
 
 class _NotHonouredError(Exception):
@@ -71,10 +71,10 @@ def _parse_operand(tokens: list[str], at: int, depth: int) -> tuple[Constraint, 
         raise _NotHonouredError
     if tokens[at] != "(":
         return tokens[at], at + 1
-    found, at = _parse_alternatives(tokens, at + 1, depth + 1)
+    constraint, at = _parse_alternatives(tokens, at + 1, depth + 1)
     if at == len(tokens) or tokens[at] != ")":
         raise _NotHonouredError
-    return found, at + 1
+    return constraint, at + 1
 
 
 def _is_met(constraint: Constraint, features: Container[str]) -> bool:

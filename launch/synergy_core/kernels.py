@@ -62,7 +62,7 @@ _OTHERS = {
 
 def kernels_message(kernels: Kernels, source: str = "detected") -> str:
     """Return which kernels are known from `source`, and which the model assumes, such as `detected: unfused attention; assumed: ...`."""
-    known = [
+    known_texts = [
         what if getattr(kernels, name) else f"no {what}"
         for name, what in _OTHERS.items()
         if _is_mentioned(kernels, name)
@@ -71,9 +71,11 @@ def kernels_message(kernels: Kernels, source: str = "detected") -> str:
         if names := [
             what for name, what in _FUSED.items() if getattr(kernels, name) is value and _matters(kernels, name)
         ]:
-            known.append(f"{word} {', '.join(names)}")
-    assumed = [what for name, what in _FUSED.items() if getattr(kernels, name) is None and _matters(kernels, name)]
-    texts = ((f"{source}: ", "; ".join(known)), ("assumed: fused ", ", ".join(assumed)))
+            known_texts.append(f"{word} {', '.join(names)}")
+    assumed_texts = [
+        what for name, what in _FUSED.items() if getattr(kernels, name) is None and _matters(kernels, name)
+    ]
+    texts = ((f"{source}: ", "; ".join(known_texts)), ("assumed: fused ", ", ".join(assumed_texts)))
     return "; ".join(start + text for start, text in texts if text)
 
 

@@ -81,8 +81,10 @@ def with_loss(trend: LossTrend, step: int, loss: float | None, batch: int, step_
     newest = (trend.points_before + trend.trial)[-1:]
     points = () if newest and newest[0][1] == loss else ((progress, loss),)
     if batch <= trend.good or not trend.good:
-        kept = (*trend.points_before, *points)[-_MOST:]
-        return replace(trend, batch=batch, good=max(trend.good, batch), points_before=kept, trial=(), worse=None)
+        points_before = (*trend.points_before, *points)[-_MOST:]
+        return replace(
+            trend, batch=batch, good=max(trend.good, batch), points_before=points_before, trial=(), worse=None
+        )
     if trend.worse is not None or not points:
         return replace(trend, batch=batch)
     if len(trend.points_before) < _LEAST:  # nothing to compare with
@@ -142,7 +144,7 @@ def highest_expected_loss(fitted: Sequence[Point], at: float) -> float:
     variance = best[0] / freedom * (1 + alike) / (1 - alike)
     # a few degrees of freedom make the error itself uncertain: the t distribution's variance in place of the normal one's
     sigmas = _SIGMAS * math.sqrt(freedom / (freedom - 2)) if freedom > 2 else 2 * _SIGMAS
-    found = -math.inf
+    highest_loss = -math.inf
     for error, level, slope, tau, mean, square in fits:
         if error > best[0] + _PLAUSIBLE * variance:
             continue
@@ -150,8 +152,8 @@ def highest_expected_loss(fitted: Sequence[Point], at: float) -> float:
         ahead = 1.0 + (0.5 * min(beyond, 0.5) if slope >= 0 else beyond)
         far = _curve(ahead, tau) - mean
         spread = math.sqrt(variance * (1.0 + 1.0 / len(fitted) + (far * far / square if square else 0.0)))
-        found = max(found, level + slope * far + sigmas * spread)
-    return found
+        highest_loss = max(highest_loss, level + slope * far + sigmas * spread)
+    return highest_loss
 
 
 def _autocorrelation(times: Sequence[float], losses: Sequence[float], fit: _Fit) -> float:

@@ -99,8 +99,8 @@ class LossSum:
 
     def losses(self) -> Losses:
         sums = {name: seconds / 3600 for name, seconds in self._sums.items()}
-        unknown = sums["unknown"] + sum(self._before_training.values()) / 3600
-        known = sums["held"] - unknown
+        unknown_gpu_h = sums["unknown"] + sum(self._before_training.values()) / 3600
+        known_gpu_h = sums["held"] - unknown_gpu_h
         return Losses(
             held_gpu_h=sums["held"],
             training_gpu_h=sums["training"],
@@ -110,10 +110,10 @@ class LossSum:
             failure_gpu_h=sums["failure"],
             straggler_gpu_h=sums["straggler"],
             idle_gpu_h=sums["idle"],
-            unknown_gpu_h=unknown,
+            unknown_gpu_h=unknown_gpu_h,
             queue_gpu_h=sums["queue"],
             size_gpu_h=sums["size"],
-            effective=sums["training"] / known if known > 1e-9 else None,
+            effective=sums["training"] / known_gpu_h if known_gpu_h > 1e-9 else None,
         )
 
 
@@ -129,10 +129,10 @@ def losses_message(ledger: Losses) -> str:
     """Return a line such as `LEDGER: 71 % of 120.0 held GPU hours in training; start 2.1, resize 1.0; ...`."""
     if ledger.effective is None:
         return "LEDGER: no job has told of its training."
-    known = ledger.held_gpu_h - ledger.unknown_gpu_h
-    lost = ", ".join(f"{name} {value:.2f}" for name, key in LOSSES if (value := getattr(ledger, key)) >= 0.005)
+    known_gpu_h = ledger.held_gpu_h - ledger.unknown_gpu_h
+    loss_text = ", ".join(f"{name} {value:.2f}" for name, key in LOSSES if (value := getattr(ledger, key)) >= 0.005)
     size = f"; sizes, as predicted, {ledger.size_gpu_h:+.2f}" if abs(ledger.size_gpu_h) >= 0.005 else ""
     return (
-        f"LEDGER: {100 * ledger.effective:.1f} % of {known:.2f} GPU hours in training; lost: {lost or 'nothing'}{size}. "
+        f"LEDGER: {100 * ledger.effective:.1f} % of {known_gpu_h:.2f} GPU hours in training; lost: {loss_text or 'nothing'}{size}. "
         f"Queue: {ledger.queue_gpu_h:.2f}; not known: {ledger.unknown_gpu_h:.2f}."
     )

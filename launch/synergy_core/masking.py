@@ -14,19 +14,19 @@ def hide_invisible(value: Any, visible: Callable[[int], bool]) -> Any:
         return [hide_invisible(each, visible) for each in value]
     if not isinstance(value, dict):
         return value
-    kept = {
+    visible_fields = {
         key: _empty(each) if key in ("sharing", "links") else hide_invisible(each, visible)
         for key, each in value.items()
     }
     if "reasons" in value and "why" in value:
         reasons = hide_jobs((Reason(r["code"], r["fields"]) for r in value["reasons"]), visible)
-        kept["reasons"] = [{"code": r.code, "fields": r.fields} for r in reasons]
+        visible_fields["reasons"] = [{"code": r.code, "fields": r.fields} for r in reasons]
         if reasons:  # an older daemon has stored none: nobody knows which jobs its text names
             between = SEPARATOR if "penalty" in value else " "
-            kept["why"] = between.join(format_reasons((reason,)) for reason in reasons)
+            visible_fields["why"] = between.join(format_reasons((reason,)) for reason in reasons)
         else:
-            kept["why"] = ""
-    return kept
+            visible_fields["why"] = ""
+    return visible_fields
 
 
 def _empty(value: Any) -> Any:

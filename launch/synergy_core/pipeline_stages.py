@@ -39,12 +39,12 @@ def stage_layers(layers: int, pp: int, mtp: int = 0) -> StageLayers | None:
     if not over:
         return StageLayers(middle, middle, middle)
     middle += 1
-    left = layers - middle * (pp - 2)
-    if pp < 3 or left < 2 or left > 2 * middle:
+    end_layers = layers - middle * (pp - 2)
+    if pp < 3 or end_layers < 2 or end_layers > 2 * middle:
         return None
-    last = left // 2
-    last -= min(mtp, last - 1, middle - (left - last))
-    return StageLayers(left - last, middle, last)
+    last = end_layers // 2
+    last -= min(mtp, last - 1, middle - (end_layers - last))
+    return StageLayers(end_layers - last, middle, last)
 
 
 def can_hold_virtual_stages(layers: int, pp: int, vpp: int, mtp: int = 0) -> bool:
@@ -53,7 +53,7 @@ def can_hold_virtual_stages(layers: int, pp: int, vpp: int, mtp: int = 0) -> boo
     An uneven layout can only where both ends have one layer fewer, and then with at least two layers a virtual stage: Megatron takes the
     layer from the first and the last of them.
     """
-    found = stage_layers(layers, pp, mtp)
-    if found is None or found.middle % vpp:
+    layout = stage_layers(layers, pp, mtp)
+    if layout is None or layout.middle % vpp:
         return False
-    return found.is_even or vpp == 1 or (found.ends_count and found.middle // vpp >= 2)
+    return layout.is_even or vpp == 1 or (layout.ends_count and layout.middle // vpp >= 2)

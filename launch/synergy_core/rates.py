@@ -84,8 +84,8 @@ def learning_rate(
 
     `rule` "" is the optimiser's usual one. Without a noise scale the batch itself should stay (Limits do so). Raises UsageError.
     """
-    chosen = rule or usual_rule(optimiser, noise_scale is not None)
-    return tuned * factor(chosen, base, batch, noise_scale)
+    effective_rule = rule or usual_rule(optimiser, noise_scale is not None)
+    return tuned * factor(effective_rule, base, batch, noise_scale)
 
 
 def equivalent_sequences(base: float, batch: float, noise_scale: float | None) -> float:

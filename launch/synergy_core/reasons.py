@@ -32,12 +32,12 @@ def nest_reason(reason: Reason) -> dict[str, Any]:
 
 def reason_codes(reasons: Iterable[Reason]) -> frozenset[str]:
     """Return the codes of the reasons and of those inside of them."""
-    found: set[str] = set()
+    codes: set[str] = set()
     for reason in reasons:
-        found.add(reason.code)
+        codes.add(reason.code)
         inner = (v for v in reason.fields.values() if isinstance(v, Mapping) and "code" in v)
-        found |= reason_codes(Reason(v["code"], v["fields"]) for v in inner)
-    return frozenset(found)
+        codes |= reason_codes(Reason(v["code"], v["fields"]) for v in inner)
+    return frozenset(codes)
 
 
 def text_reason(text: str) -> Reasons:

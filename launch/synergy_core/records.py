@@ -205,9 +205,13 @@ class Shape:
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
 
-    def is_inside(self, held: Shape, nodes: int) -> bool:
-        """Return whether this shape fits into `held`, the GPUs that a job holds, on at most `nodes` of its nodes."""
-        return self.gpu_type == held.gpu_type and self.nodes <= nodes and self.gpus_per_node <= held.gpus_per_node
+    def is_inside(self, job_shape: Shape, nodes: int) -> bool:
+        """Return whether this shape fits into `job_shape`, the GPUs that a job holds, on at most `nodes` of its nodes."""
+        return (
+            self.gpu_type == job_shape.gpu_type
+            and self.nodes <= nodes
+            and self.gpus_per_node <= job_shape.gpus_per_node
+        )
 
 
 @dataclass(frozen=True, slots=True)  # there are millions of them

@@ -209,16 +209,16 @@ def without_training(part: Usage) -> Usage:
 
 def with_less_training(part: Usage, lost_s: float) -> Usage:
     """Return the part with so much of its training counted as a restart's time instead."""
-    left = 1.0 - lost_s / part.trained_s
+    remaining_share = 1.0 - lost_s / part.trained_s
     return replace(
         part,
         trained_s=part.trained_s - lost_s,
         restart_s=part.restart_s + lost_s,
-        useful_gpu_s=part.useful_gpu_s * left,
-        sigma_gpu_s=part.sigma_gpu_s * left,
-        measured_s=part.measured_s * left,
-        slow_s=part.slow_s * left,
-        measured_work=part.measured_work * left,
+        useful_gpu_s=part.useful_gpu_s * remaining_share,
+        sigma_gpu_s=part.sigma_gpu_s * remaining_share,
+        measured_s=part.measured_s * remaining_share,
+        slow_s=part.slow_s * remaining_share,
+        measured_work=part.measured_work * remaining_share,
     )
 
 
@@ -253,10 +253,10 @@ class UsageSum:
     def add(self, part: Usage) -> None:
         if part.held_s <= 0:
             return
-        asked = max(1, part.asked_gpus)
-        self._useful_s += part.useful_gpu_s / asked
+        requested_gpus = max(1, part.asked_gpus)
+        self._useful_s += part.useful_gpu_s / requested_gpus
         self._spent_s += part.trained_s + part.restart_s + part.stopped_s
-        self._sigma_s[part.job_id] = self._sigma_s.get(part.job_id, 0.0) + part.sigma_gpu_s / asked
+        self._sigma_s[part.job_id] = self._sigma_s.get(part.job_id, 0.0) + part.sigma_gpu_s / requested_gpus
         self._asked_s += part.asked_gpus * part.held_s
         self._held_s += part.gpus * part.held_s
         self._useful_gpu_s += part.useful_gpu_s
@@ -328,10 +328,10 @@ class _Audit:
 
 def totals(parts: Iterable[Usage]) -> Totals:
     """Return the sum of parts, which come by job and begin."""
-    found = UsageSum()
+    usage_sum = UsageSum()
     for part in parts:
-        found.add(part)
-    return found.totals()
+        usage_sum.add(part)
+    return usage_sum.totals()
 
 
 def whole_jobs(parts: Iterable[Usage]) -> Iterator[Usage]:
@@ -376,21 +376,23 @@ def _gaps(from_s: float, to_s: float, covered: Iterable[Usage]) -> Iterator[tupl
     yield from_s, to_s
 
 
-def reconcile_usage(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRun], from_s: float) -> list[Usage]:
+def reconcile_usage(
+    parts_by_job: Mapping[int, Iterable[Usage]], ended: Iterable[PastRun], from_s: float
+) -> list[Usage]:
     """Return the parts that Slurm's accounting shows to be other than they were kept, and those of runs that nobody saw.
 
-    `known`: by job id. `from_s`: runs that began before are left out unless they are known: they were not recorded then. A part that
+    `parts_by_job`: by job id. `from_s`: runs that began before are left out unless they are known: they were not recorded then. A part that
     lasted no time takes the place of one that goes.
     """
-    found: list[Usage] = []
+    changes: list[Usage] = []
     for run in ended:
-        of_job = sorted(known.get(run.job_id, ()), key=lambda p: p.from_s)
+        of_job = sorted(parts_by_job.get(run.job_id, ()), key=lambda p: p.from_s)
         parts = [p for p in of_job if abs(p.start_s - run.start_s) < 1.0]
         late = [] if parts and parts[0].start_s == run.start_s else _cut_near_change(run, of_job)
         if late:
-            found.append(replace(without_training(late[0]), to_s=late[0].from_s))
+            changes.append(replace(without_training(late[0]), to_s=late[0].from_s))
             parts = [_with_begin(late[0], run.start_s), *(replace(p, start_s=run.start_s) for p in late[1:])]
-        of_other = _find_owner(run, known)
+        of_other = _find_owner(run, parts_by_job)
         for part in parts:
             # one that was open when it was stored last reaches to the end
             to_s = run.to_s if part is parts[-1] else min(part.to_s, run.to_s)
@@ -399,12 +401,12 @@ def reconcile_usage(known: Mapping[int, Iterable[Usage]], ended: Iterable[PastRu
                 part, gpus=gpus, nodes=part.nodes or run.nodes, state=state, of_job=part.of_job or of_other
             )
             if late or to_s != part.to_s or part.is_open or reconciled != part:
-                found.append(with_end_time(reconciled, to_s))
+                changes.append(with_end_time(reconciled, to_s))
         # a run that a part covers already is no other run
         apart = all(p.to_s <= run.start_s or p.from_s >= run.to_s for p in of_job)
         if not parts and apart and run.gpus and run.start_s >= from_s and run.to_s > run.start_s:
-            found.append(_unseen_usage(run, of_job[0].asked_gpus if of_job else run.gpus, of_other))
-    return found
+            changes.append(_unseen_usage(run, of_job[0].asked_gpus if of_job else run.gpus, of_other))
+    return changes
 
 
 def _cut_near_change(run: PastRun, of_job: Sequence[Usage]) -> list[Usage]:
@@ -425,9 +427,9 @@ def _with_begin(part: Usage, at_s: float) -> Usage:
     return replace(cut or without_training(part), start_s=at_s, from_s=at_s)
 
 
-def _find_owner(run: PastRun, known: Mapping[int, Iterable[Usage]]) -> int:
+def _find_owner(run: PastRun, parts_by_job: Mapping[int, Iterable[Usage]]) -> int:
     """Return the job that a run is beside, or 0: anybody can give a job such a name, so it counts with the same user and account only."""
-    parts = known.get(run.of_job, ()) if run.of_job else ()
+    parts = parts_by_job.get(run.of_job, ()) if run.of_job else ()
     return run.of_job if any((p.user, p.account, p.of_job) == (run.user, run.account, 0) for p in parts) else 0
 
 

@@ -135,10 +135,10 @@ def decode(text: str) -> AdminCommentStamp | None:
         number = int(matching(name, _WHOLE, "a whole number") or 0)
         return number or None
 
-    asked, plan = None, None
+    requested_shape, plan = None, None
     gpu_type, *sizes = fields.get("asked", "").split(",")
     if len(sizes) == 2 and all(_WHOLE.match(n) for n in sizes) and int(sizes[0]) > 0:
-        asked = Shape("" if gpu_type == "-" else gpu_type, int(sizes[0]), int(sizes[1]))
+        requested_shape = Shape("" if gpu_type == "-" else gpu_type, int(sizes[0]), int(sizes[1]))
     elif "asked" in fields:
         dropped("asked", "TYPE,NODES,GPUS")
     limit, _, continued = matching("time", _TIME, "SECONDS,TIMES").partition(",")
@@ -155,7 +155,7 @@ def decode(text: str) -> AdminCommentStamp | None:
     by, begin = matching("by", _UID, "a uid"), matching("begin", _UID, "seconds since 1970")
     return AdminCommentStamp(
         tuple(_parse_word(word) for word in directive.split()),
-        requested_shape=asked,
+        requested_shape=requested_shape,
         cpus_per_node=count("cpus"),
         own_tasks=count("tasks"),
         nodelist=tuple(x for x in matching("nodes", _NODES, "names of nodes").split(",") if x),

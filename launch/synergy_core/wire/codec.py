@@ -134,8 +134,8 @@ class _Decoder:
             raise self._wrong(path, data, "one of " + ", ".join(str(m.value) for m in kind))
         return self._scalar(kind, data, path)
 
-    def _wrong(self, path: str, data: object, wanted: str) -> UsageError:
-        return UsageError(self._where, f"{path} is {format_value(data)}".strip(), f"expected {wanted}")
+    def _wrong(self, path: str, data: object, expectation: str) -> UsageError:
+        return UsageError(self._where, f"{path} is {format_value(data)}".strip(), f"expected {expectation}")
 
     def _scalar(self, kind: Any, data: object, path: str) -> object:
         if kind is float:

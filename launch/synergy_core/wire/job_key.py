@@ -90,14 +90,14 @@ class SecretFile:
         if self._kept:
             return self._kept
         try:
-            found = read_bytes(self.path, 1000)
-            if len(found) != _SECRET_BYTES:
-                problem = f"holds {len(found)} bytes, not {_SECRET_BYTES}: remove it, and the daemon makes another"
+            secret = read_bytes(self.path, 1000)
+            if len(secret) != _SECRET_BYTES:
+                problem = f"holds {len(secret)} bytes, not {_SECRET_BYTES}: remove it, and the daemon makes another"
                 raise OSError(errno.EINVAL, problem)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
-        self._kept = found
-        return found
+        self._kept = secret
+        return secret
 
     def read_or_make(self) -> bytes:
         """Return the secret, made if there is none, for the daemon that leads. Raises OSError as `read` does."""

@@ -61,8 +61,8 @@ def plan_path(state_dir: Path, job_id: int) -> Path:
 
 def path_in_job(job_id: int, environment: Mapping[str, str]) -> Path:
     """Return where the job itself finds the hand-over: $SYNERGY_PLAN, else in $SYNERGY_STATE_DIR."""
-    named = environment.get("SYNERGY_PLAN", "")
-    return Path(named) if named else plan_path(Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR)), job_id)
+    path_text = environment.get("SYNERGY_PLAN", "")
+    return Path(path_text) if path_text else plan_path(Path(environment.get("SYNERGY_STATE_DIR", STATE_DIR)), job_id)
 
 
 def fresh_path(state_dir: Path, job_id: int) -> Path:
@@ -71,47 +71,47 @@ def fresh_path(state_dir: Path, job_id: int) -> Path:
     return path.with_name(f".{path.name}.fresh")
 
 
-def reserve(given: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> None:
+def reserve(plan_file: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> None:
     """Take the room that the next `write` for this job needs, whatever its plan: it succeeds on a full disk then.
 
     `show` is as in `write`: an ACL takes room too. Raises OSError.
     """
-    fresh = _fresh(given, state_dir)
+    fresh = _fresh(plan_file, state_dir)
     with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
         try:
-            os.posix_fallocate(file.fileno(), 0, len(_text(given)) + _SPARE_BYTES)
+            os.posix_fallocate(file.fileno(), 0, len(_text(plan_file)) + _SPARE_BYTES)
             show(file.fileno())
         except OSError as error:
             fresh.unlink()
             raise OSError(error.errno, error.strerror, str(fresh)) from None
 
 
-def write(given: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> Path:
+def write(plan_file: PlanFile, state_dir: Path, show: Callable[[int], None] = lambda _: None) -> Path:
     """Write the file atomically, readable by this process's user and by those whom `show` lets read it. Raises OSError.
 
     `show` is given the open file's number.
     """
-    path, fresh = plan_path(state_dir, given.job_id), _fresh(given, state_dir)
+    path, fresh = plan_path(state_dir, plan_file.job_id), _fresh(plan_file, state_dir)
     # in place, not truncated first: the room that was reserved is not given back
     with os.fdopen(os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
         os.fchmod(file.fileno(), 0o600)
-        file.write(_text(given))
+        file.write(_text(plan_file))
         file.truncate()
         show(file.fileno())
     fresh.replace(path)
     return path
 
 
-def _fresh(given: PlanFile, state_dir: Path) -> Path:
-    fresh = fresh_path(state_dir, given.job_id)
+def _fresh(plan_file: PlanFile, state_dir: Path) -> Path:
+    fresh = fresh_path(state_dir, plan_file.job_id)
     if not fresh.parent.is_dir():
         fresh.parent.mkdir(parents=True, exist_ok=True)
         fresh.parent.chmod(0o711)  # mkdir's mode is cut by the umask of a daemon that systemd started
     return fresh
 
 
-def _text(given: PlanFile) -> bytes:
-    return (json.dumps({"format": FORMAT, **encode(given)}, sort_keys=True) + "\n").encode()
+def _text(plan_file: PlanFile) -> bytes:
+    return (json.dumps({"format": FORMAT, **encode(plan_file)}, sort_keys=True) + "\n").encode()
 
 
 def read(path: Path, job_id: int) -> PlanFile:

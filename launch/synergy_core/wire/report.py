@@ -90,8 +90,8 @@ def from_json(payload: bytes) -> Report:
         raise UsageError("report", f"is no JSON ({error})") from None
     if not isinstance(data, dict):
         raise UsageError("report", "is no JSON object")
-    said = {name: value for name, value in data.items() if value is not None}
-    return _harmless(decode(Report, {**said, **_forgiven(data)}, "report", _CHECKS))
+    present_fields = {name: value for name, value in data.items() if value is not None}
+    return _harmless(decode(Report, {**present_fields, **_forgiven(data)}, "report", _CHECKS))
 
 
 def status_to_report(
@@ -104,18 +104,18 @@ def status_to_report(
     fault: Fault | None = None,
 ) -> Report:
     """Return a training process's status file as a report; values out of bounds are left out rather than refused."""
-    kept: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
+    report_fields: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
     for name, (low, high) in _LIMITS.items():
         value: Any = status.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name not in ("job_id", "restarts") and number and low <= value <= high:
-            kept[name] = int(value) if name in _WHOLE else float(value)
+            report_fields[name] = int(value) if name in _WHOLE else float(value)
     try:
         plan = decode(Plan, status["plan"], "status", _CHECKS) if status.get("plan") else None
         model = decode(ModelSpec, status["model"], "status", _CHECKS) if status.get("model") is not None else None
     except UsageError:
         plan, model = None, None
-    report = replace(decode(Report, {**kept, **_forgiven(status)}), plan=plan, model=model)
+    report = replace(decode(Report, {**report_fields, **_forgiven(status)}), plan=plan, model=model)
     spike = read_spike(status.get("spike"))
     report = replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity, fault=fault, spike=spike)
     return _harmless(report)
@@ -123,14 +123,14 @@ def status_to_report(
 
 def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     """Return the fields whose wrong values are no reason to refuse a report: what is not clearly said counts as not said."""
-    said = data.get("accepts")
-    accepts = said if isinstance(said, dict) else {}
+    accepts_value = data.get("accepts")
+    accepts = accepts_value if isinstance(accepts_value, dict) else {}
     precision, modules, refuses = (accepts.get(name) for name in ("precision", "modules", "refuses"))
     note, nodes = data.get("note"), data.get("slow_nodes")
     names = nodes[:MAX_NODES] if isinstance(nodes, list) else []
     names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
     times = data.get("slow_times")
-    known = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
+    has_valid_times = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
     kernels = data.get("kernels")
     return {
         "kernels": _known_kernels(kernels) if isinstance(kernels, dict) else None,
@@ -151,7 +151,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
         "rebatching": data.get("rebatching") is True,
         "note": one_line(note[:300], 300) if isinstance(note, str) else "",
         "slow_nodes": names,
-        "slow_times": times if known else [],
+        "slow_times": times if has_valid_times else [],
         "silent": data.get("silent") is True,
         "listens": data.get("listens") is True,
         "ended": data.get("ended") is True,
@@ -160,19 +160,19 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known_kernels(said: dict[str, Any]) -> dict[str, bool] | None:
+def _known_kernels(data: dict[str, Any]) -> dict[str, bool] | None:
     """Return what is clearly said of the kernels, or None if nothing is."""
-    known = {f.name: said[f.name] for f in fields(Kernels) if isinstance(said.get(f.name), bool)}
-    return known or None
+    kernels = {f.name: data[f.name] for f in fields(Kernels) if isinstance(data.get(f.name), bool)}
+    return kernels or None
 
 
-def _exchange_text(said: object) -> str:
+def _exchange_text(value: object) -> str:
     """Return the exchange as `str(Exchange)` writes it; "" for exact, and for what is none."""
     try:
-        found = parse_exchange(said, "comm") if isinstance(said, str) else EXACT
+        exchange = parse_exchange(value, "comm") if isinstance(value, str) else EXACT
     except UsageError:
         return ""
-    return "" if found == EXACT else str(found)
+    return "" if exchange == EXACT else str(exchange)
 
 
 def _is_ratio(value: object) -> bool:
@@ -240,8 +240,8 @@ def read_spike(data: object) -> LossSpike | None:
     return spike if spike is not None and _is_sound(spike) else None
 
 
-def _names_of_nodes(said: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in said[:MAX_NODES] if _NODE.match(name))
+def _names_of_nodes(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names[:MAX_NODES] if _NODE.match(name))
 
 
 def _report_problem(report: Report) -> str:
@@ -311,7 +311,7 @@ class ReportAnswer:
 
 
 def answer_line(
-    told: ReportAnswer | None,
+    answer: ReportAnswer | None,
     job_id: int = 0,
     restarts: int = 0,
     munge_socket: str = "",
@@ -322,9 +322,9 @@ def answer_line(
     What it is told is said in a munge credential; to a report that was `signed` with a key it is signed with that key. So whoever else
     listens on the port can say nothing but `ok`, which changes nothing; most answers have none and cost nothing.
     """
-    if told is None:
+    if answer is None:
         return b"ok\n"
-    words = _answer_text(told, job_id, restarts).encode()
+    words = _answer_text(answer, job_id, restarts).encode()
     return f"ok {signed.answer(words, time.time()) if signed else munge.encode(words, munge_socket)}\n".encode()
 
 
@@ -343,8 +343,8 @@ def read_answer(line: bytes, to: Report, by: int | None, signed: SignedReport | 
         else:
             credential = munge.decode(text)
             payload, trusted = credential.payload, credential.uid in (0, by)
-        said = payload.decode("ascii")
-        words = said.split(" ")
+        message = payload.decode("ascii")
+        words = message.split(" ")
         number = (
             words[3]
             if words[0] in (_RESTART, _LIVE, _JOIN, _CHECKPOINT) and len(words) > 3 and len(words[3]) < 8
@@ -352,25 +352,25 @@ def read_answer(line: bytes, to: Report, by: int | None, signed: SignedReport | 
         )
         count = int(number) if number.isdecimal() else 0
         nodes = expand(words[4], "answer") if words[0] in (_LIVE, _JOIN) and len(words) == 6 else ()
-        told = (
+        answer = (
             ReportAnswer(Plan(), request=count)
             if words[0] == _CHECKPOINT
             else ReportAnswer(plan_from_text(words[-1], "answer"), count, nodes=nodes, joins=words[0] == _JOIN)
         )
     except (SynergyError, UnicodeDecodeError):
         return None
-    return told if trusted and said == _answer_text(told, to.job_id, to.restarts) else None
+    return answer if trusted and message == _answer_text(answer, to.job_id, to.restarts) else None
 
 
-def _answer_text(told: ReportAnswer, job_id: int, restarts: int) -> str:
-    if told.request:
-        return f"{_CHECKPOINT} {job_id} {restarts} {told.request}"
-    if told.order and told.nodes:
-        word = _JOIN if told.joins else _LIVE
-        return f"{word} {job_id} {restarts} {told.order} {','.join(told.nodes)} {plan_text(told.plan)}"
-    if told.order:
-        return f"{_RESTART} {job_id} {restarts} {told.order} {plan_text(told.plan)}"
-    return f"synergy-answer {job_id} {restarts} {plan_text(told.plan)}"
+def _answer_text(answer: ReportAnswer, job_id: int, restarts: int) -> str:
+    if answer.request:
+        return f"{_CHECKPOINT} {job_id} {restarts} {answer.request}"
+    if answer.order and answer.nodes:
+        word = _JOIN if answer.joins else _LIVE
+        return f"{word} {job_id} {restarts} {answer.order} {','.join(answer.nodes)} {plan_text(answer.plan)}"
+    if answer.order:
+        return f"{_RESTART} {job_id} {restarts} {answer.order} {plan_text(answer.plan)}"
+    return f"synergy-answer {job_id} {restarts} {plan_text(answer.plan)}"
 
 
 def send(

@@ -170,10 +170,10 @@ class Agent:
 
     def find_checkpoint_in(self, checkpoints: Checkpoints) -> FoundCheckpoint:
         """Return the checkpoint to go on from in `checkpoints`, where this run's will lie too."""
-        found = self.checkpointer.find_checkpoint(checkpoints)
-        history = found.checkpoint.meta.get("agent") if found.checkpoint is not None else None
+        result = self.checkpointer.find_checkpoint(checkpoints)
+        history = result.checkpoint.meta.get("agent") if result.checkpoint is not None else None
         self._spikes = SpikeWatch(history.get("spikes") if isinstance(history, dict) else None)
-        return found
+        return result
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -350,10 +350,10 @@ class Agent:
         try:
             yield
         except SynergyError as error:
-            told = self._note_full_disk(error, str(error))
-            self._enter_failed_state(told)
+            message = self._note_full_disk(error, str(error))
+            self._enter_failed_state(message)
             if self.settings.rank == 0:
-                print(f"synergy: {told}", file=sys.stderr, flush=True)
+                print(f"synergy: {message}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
         except Exception as error:
             if self._stop:
@@ -380,15 +380,15 @@ class Agent:
 
         Takes one all-reduce of a few integers. Also brings a checkpoint in the background further.
         """
-        known = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
-        known += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
-        known.append(self._lost.in_a_row)  # a rank may not know the loss
+        own_values = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
+        own_values += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
+        own_values.append(self._lost.in_a_row)  # a rank may not know the loss
         skips = int(self._spikes.can_skip and self.settings.skip_spikes)
-        known += [self._spikes.steps, skips] if self.ranks.rank == 0 else [0, 0]
-        request, stop, peak_bytes, batch, due, busy, failed, lost, spiky, skips = self.ranks.maximum(known)
+        own_values += [self._spikes.steps, skips] if self.ranks.rank == 0 else [0, 0]
+        request, stop, peak_bytes, batch, due, busy, failed, lost_steps, spiky, skips = self.ranks.maximum(own_values)
         self._spikes.agree(spiky)
         self._may_skip = bool(skips)
-        self._lost.record_lost_steps(lost, self.plan.global_batch)
+        self._lost.record_lost_steps(lost_steps, self.plan.global_batch)
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None

@@ -168,7 +168,7 @@ def latest_good(directory: Path) -> FoundCheckpoint:
 
 
 def first_good(
-    folders: Iterable[Path], check: Callable[[Path], tuple[Checkpoint | None, str]], named: str = ""
+    folders: Iterable[Path], check: Callable[[Path], tuple[Checkpoint | None, str]], prefix: str = ""
 ) -> FoundCheckpoint:
     """Return the first of `folders`, newest first, that is good by `check`; the note names those before it."""
     notes: list[str] = []
@@ -179,7 +179,7 @@ def first_good(
             if notes:
                 notes.append(f"the last good one, of step {checkpoint.step}, is used")
             return FoundCheckpoint(checkpoint, "; ".join(notes), tuple(bad))
-        notes.append(f"{named}{folder.name} is not usable: {why}")
+        notes.append(f"{prefix}{folder.name} is not usable: {why}")
         bad.append(folder)
     if notes:
         notes.append("no good one is left, training starts from step 0")
@@ -205,9 +205,9 @@ def prune(directory: Path, keep: int = 2) -> None:
     complete = sorted((f for f in _folders(directory) if (f / MARKER).exists()), key=_parse_step)
     if not complete:
         return
-    kept = set(complete[-keep:])
+    newest_folders = set(complete[-keep:])
     for folder in _folders(directory):
-        if folder not in kept and _parse_step(folder) < _parse_step(complete[-1]):
+        if folder not in newest_folders and _parse_step(folder) < _parse_step(complete[-1]):
             _remove(folder)
 
 

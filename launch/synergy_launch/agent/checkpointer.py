@@ -135,8 +135,10 @@ class Checkpointer:
         self._status.update(
             checkpoint_step=step, checkpoint_s=self.schedule.held_s, checkpoint_bytes=self.store.size_bytes(step)
         )
-        held = f", training held up for {held_s:.2f} s" if held_s is not None else ""
-        self._status.say(f"checkpoint of step {step} in {self.store.directory} ({self.schedule.save_s:.2f} s{held})")
+        pause_text = f", training held up for {held_s:.2f} s" if held_s is not None else ""
+        self._status.say(
+            f"checkpoint of step {step} in {self.store.directory} ({self.schedule.save_s:.2f} s{pause_text})"
+        )
 
     def _begin(self, step: int, history: Mapping[str, Any]) -> bool:
         """Begin a checkpoint in the background. Return False if the script has no `stage`, or if it failed."""
@@ -152,8 +154,8 @@ class Checkpointer:
             self.background.begin(step, stage_with_history)
         except CheckpointError as error:
             self.stage = None  # there may be no memory for the copy
-            told = with_free_space(str(error), self.store.directory if self.store is not None else Path())
-            self._status.note(f"{told}; from now on training waits until checkpoints are written")
+            message = with_free_space(str(error), self.store.directory if self.store is not None else Path())
+            self._status.note(f"{message}; from now on training waits until checkpoints are written")
             return False
         self._held_s = self._monotonic() - began
         return True

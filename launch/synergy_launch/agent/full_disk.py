@@ -19,10 +19,10 @@ def read_free_bytes(folder: Path) -> int | None:
     """Return the bytes that this user may still write in the file system of `folder`, quotas left out; None where it can't be asked."""
     for existing in (folder, *folder.parents):
         try:
-            found = os.statvfs(existing)
+            file_system = os.statvfs(existing)
         except OSError:
             continue
-        return found.f_bavail * found.f_frsize
+        return file_system.f_bavail * file_system.f_frsize
     return None
 
 

@@ -48,13 +48,13 @@ def _machine(root: Path) -> Iterator[int]:
 def _groups(root: Path) -> Iterator[int]:
     """Yield the bytes that each control group of this process leaves; its inactive page cache counts as free."""
     for base, own, version in _memory_groups(root):
-        limit, used, cache = _FILES[version]
+        limit, usage, cache = _FILES[version]
         for group in (own, *own.parents):
             with contextlib.suppress(OSError, ValueError):
                 folder = base / str(group).lstrip("/")
                 most = int((folder / limit).read_text())
                 if most < _UNLIMITED:
-                    yield most - int((folder / used).read_text()) + (_stat(folder / "memory.stat", cache) or 0)
+                    yield most - int((folder / usage).read_text()) + (_stat(folder / "memory.stat", cache) or 0)
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:

@@ -100,14 +100,14 @@ class SpikeWatch:
     """
 
     def __init__(self, state: object = None) -> None:
-        kept = state if isinstance(state, Mapping) else {}
-        self.skipped = SkippedSamples.read(kept.get("skipped")) if kept else NOTHING_SKIPPED
-        self.spike = read_spike(kept.get("spike"))
-        self.returns = _read_returns(kept.get("returns"))
+        checkpoint_state = state if isinstance(state, Mapping) else {}
+        self.skipped = SkippedSamples.read(checkpoint_state.get("skipped")) if checkpoint_state else NOTHING_SKIPPED
+        self.spike = read_spike(checkpoint_state.get("spike"))
+        self.returns = _read_returns(checkpoint_state.get("returns"))
         self.steps = self._batch = 0
         self._newest: float | None = None
         self.lasts = False  # a spike that was answered goes on
-        self._window = LossWindow(_read_losses(kept.get("losses")), _whole(kept.get("batch")))
+        self._window = LossWindow(_read_losses(checkpoint_state.get("losses")), _whole(checkpoint_state.get("batch")))
         self._positions: deque[tuple[int, int]] = deque(maxlen=BEFORE_STEPS + LASTING_STEPS + 2)
         self._before = self.spike
 
@@ -121,8 +121,8 @@ class SpikeWatch:
         # a run that logs every so many steps tells a loss until the next; a collapsed model's own may be the same at each step
         if is_same and (samples is None or not self.steps):
             return
-        known = loss is not None and math.isfinite(loss)
-        spiky = not finite or (loss is not None and known and self._window.is_spiky(loss, batch))
+        is_loss_finite = loss is not None and math.isfinite(loss)
+        spiky = not finite or (loss is not None and is_loss_finite and self._window.is_spiky(loss, batch))
         if spiky:
             self.steps += 1
             if self.steps == 1:
@@ -132,7 +132,7 @@ class SpikeWatch:
             if not self.lasts:  # it was an odd step or two
                 self.spike = self._before
             self.steps = 0  # `lasts` goes by rank 0's count (`agree`): another rank may not know the loss
-        if loss is not None and known and (not spiky or self.lasts):
+        if loss is not None and is_loss_finite and (not spiky or self.lasts):
             self._window.add(loss, batch)
 
     def agree(self, steps: int) -> None:
@@ -174,12 +174,12 @@ class SpikeWatch:
         self.spike, self.lasts = spike, True
 
     def state_after_return(
-        self, checkpoint_step: int, samples: int, kept: object, step: int, now_s: float
+        self, checkpoint_step: int, samples: int, checkpoint_state: object, step: int, now_s: float
     ) -> dict[str, Any]:
         """Return the state for the checkpoint to go back to, without the examples that led to the spike.
 
-        The checkpoint is that of `checkpoint_step`, after `samples` examples (fewer than now), with the state `kept` in it. `step` is the
-        run's newest.
+        The checkpoint is that of `checkpoint_step`, after `samples` examples (fewer than now), with `checkpoint_state` in it. `step` is
+        the run's newest.
         """
         assert self.spike is not None and samples < self.samples
         before = self.spike.step - 1 - BEFORE_STEPS
@@ -190,7 +190,7 @@ class SpikeWatch:
             self.spike, answer="skipped", checkpoint_step=checkpoint_step, first_example=first, last_example=last
         )
         returns = (*self.returns, Return(first_step=self.spike.step, step=step, at_s=now_s))[-_KEPT_RETURNS:]
-        losses = kept if isinstance(kept, Mapping) else {}  # those of that time
+        losses = checkpoint_state if isinstance(checkpoint_state, Mapping) else {}  # those of that time
         return {
             "skipped": [list(one) for one in self.skipped.with_positions(start, end).ranges],
             "spike": asdict(spike),
@@ -201,13 +201,13 @@ class SpikeWatch:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint's metadata keeps; {} where there is nothing."""
         spike = self._before if self.is_open else self.spike
-        known = {
+        state_fields = {
             "skipped": [list(one) for one in self.skipped.ranges],
             "spike": asdict(spike) if spike is not None else None,
             "returns": [asdict(one) for one in self.returns],
             "losses": " ".join(f"{loss:.6g}" for loss in self._window.losses),
         }
-        return {**{name: value for name, value in known.items() if value}, "batch": self._window.batch}
+        return {**{name: value for name, value in state_fields.items() if value}, "batch": self._window.batch}
 
 
 def rank_steps(steps: Sequence[int], spike_step: int) -> list[int]:

@@ -52,8 +52,8 @@ def slow_places(places: Sequence[Place], own_s: Sequence[float]) -> dict[str, fl
 
 def format_slow_nodes(slow: Mapping[str, float]) -> str:
     """Return the slow nodes as text, for `explain`; "" where none is slow."""
-    named = [f"{node} takes {ratio:.2f} times as long as its peers" for node, ratio in sorted(slow.items())]
-    return f"slow: {', '.join(named)}" if named else ""
+    texts = [f"{node} takes {ratio:.2f} times as long as its peers" for node, ratio in sorted(slow.items())]
+    return f"slow: {', '.join(texts)}" if texts else ""
 
 
 class Stragglers:

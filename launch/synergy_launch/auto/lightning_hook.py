@@ -22,8 +22,8 @@ from synergy_launch.agent.settings import ASKED_GPUS, read_number
 
 def hook_lightning(module: ModuleType) -> None:
     """Wrap the Trainer of `lightning.pytorch.trainer.trainer`, or of pytorch_lightning's: its construction and `fit`."""
-    made: Any = module.Trainer
-    original_init, original_fit = made.__init__, made.fit
+    trainer_class: Any = module.Trainer
+    original_init, original_fit = trainer_class.__init__, trainer_class.fit
     is_first = True
 
     @functools.wraps(original_init)
@@ -45,7 +45,7 @@ def hook_lightning(module: ModuleType) -> None:
             print(f"synergy: the job keeps its size: {why}", flush=True)
         return original_fit(*bound.args, **bound.kwargs)
 
-    made.__init__, made.fit = init, fit
+    trainer_class.__init__, trainer_class.fit = init, fit
 
 
 def _prepare(trainer: Any, arguments: dict[str, Any]) -> str:

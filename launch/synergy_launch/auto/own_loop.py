@@ -61,9 +61,9 @@ class OwnLoop:
         return re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.name) is not None
 
     def apply(
-        self, argv: list[str], environment: MutableMapping[str, str], asked: int, world: int, resumes: bool
+        self, argv: list[str], environment: MutableMapping[str, str], requested_gpus: int, world: int, resumes: bool
     ) -> int:
-        """Set the share of each of `world` GPUs, in place, where the script's own is for `asked`. Return the share.
+        """Set the share of each of `world` GPUs, in place, where the script's own is for `requested_gpus`. Return the share.
 
         `argv`: the script's arguments. `resumes`: the run goes on from a checkpoint. Raises UsageError where the batch can't be kept.
         """
@@ -78,9 +78,9 @@ class OwnLoop:
         at, text = self._find(argv, environment)
         if not text.isdecimal() or int(text) < 1:
             raise UsageError("loop=", f"{self.name} is {text!r}", "a whole number in the script's command line")
-        share, rest = divmod(int(text) * asked, world)
+        share, rest = divmod(int(text) * requested_gpus, world)
         if rest or not share:
-            what = f"{self.name} {text} on {asked} GPUs can't be kept on {world}"
+            what = f"{self.name} {text} on {requested_gpus} GPUs can't be kept on {world}"
             raise UsageError("loop=", what, f"{self.name} x GPUs must be a multiple of each number of GPUs")
         if at < 0:
             environment[self.name] = str(share)
@@ -231,10 +231,10 @@ def install() -> None:
     if folder is None:
         raise UsageError("loop=", "without checkpoint= nobody knows what the script saves", "name its folder there")
     store = LoopCheckpoints(folder.absolute(), os.environ.get("SLURM_JOB_ID", ""))
-    asked = read_number(os.environ, ASKED_GPUS, int, 0) or settings.world
+    requested_gpus = read_number(os.environ, ASKED_GPUS, int, 0) or settings.world
     resumes = store.find().checkpoint is not None
     arguments = sys.argv[1:]
-    share = loop.apply(arguments, os.environ, asked, settings.world, resumes)
+    share = loop.apply(arguments, os.environ, requested_gpus, settings.world, resumes)
     sys.argv[1:] = arguments
     if settings.rank == 0:
         LoopWatch(loop, settings, share, store).begin()

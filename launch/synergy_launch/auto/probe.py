@@ -109,9 +109,9 @@ def _first_tensor(values: Any) -> Any:
             if value.dim() > 0:
                 return value
         elif isinstance(value, list | tuple) or hasattr(value, "values"):
-            found = _first_tensor(value)
-            if found is not None:
-                return found
+            tensor = _first_tensor(value)
+            if tensor is not None:
+                return tensor
     return None
 
 

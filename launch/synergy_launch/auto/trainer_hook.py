@@ -25,8 +25,8 @@ def hook_trainer(module: ModuleType) -> None:
     """Wrap `transformers.trainer`'s Trainer: its construction and `train`."""
     from synergy_launch.huggingface.trainer import SynergyCallback, apply_plan
 
-    made: Any = module.Trainer
-    original_init, original_train = made.__init__, made.train
+    trainer_class: Any = module.Trainer
+    original_init, original_train = trainer_class.__init__, trainer_class.train
     trained: set[str] = set()  # output folders whose training has begun in this process
 
     @functools.wraps(original_init)
@@ -53,7 +53,7 @@ def hook_trainer(module: ModuleType) -> None:
         trained.add(folder)
         return original_train(self, resume_from_checkpoint, *args, **kwargs)
 
-    made.__init__, made.train = init, train
+    trainer_class.__init__, trainer_class.train = init, train
 
 
 def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dic
     transformers 4 takes `tokenizer=` by a decorator whose signature lacks it.
     """
     signature = inspect.signature(function)
-    shown = {name: value for name, value in kwargs.items() if name in signature.parameters}
-    return dict(signature.bind_partial(*args, **shown).arguments)
+    visible_arguments = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    return dict(signature.bind_partial(*args, **visible_arguments).arguments)
 
 
 def size_obstacle(args: Any) -> str:
@@ -89,10 +89,10 @@ def size_obstacle(args: Any) -> str:
 
 def _own_batch(args: Any) -> int:
     """Return the batch that the script has on the requested GPUs."""
-    known = getattr(args, _OWN_BATCH, None)
-    if known is None:
+    batch = getattr(args, _OWN_BATCH, None)
+    if batch is None:
         with exit_on_error(args.process_index):
             gpus = read_number(os.environ, ASKED_GPUS, int, 0) or args.world_size
-        known = args.per_device_train_batch_size * args.gradient_accumulation_steps * gpus
-        setattr(args, _OWN_BATCH, known)
-    return int(known)
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * gpus
+        setattr(args, _OWN_BATCH, batch)
+    return int(batch)

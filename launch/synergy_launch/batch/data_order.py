@@ -44,11 +44,14 @@ class SampleOrder:
 
     def _permute(self, value: int, half: int, epoch: int) -> int:
         mask = (1 << half) - 1
-        left, right = value >> half, value & mask
+        left_half, right_half = value >> half, value & mask
         for i in range(_ROUNDS):
-            word = f"{self.seed}/{epoch}/{i}/{right}".encode()
-            left, right = right, left ^ (int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "big") & mask)
-        return left << half | right
+            word = f"{self.seed}/{epoch}/{i}/{right_half}".encode()
+            left_half, right_half = (
+                right_half,
+                left_half ^ (int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "big") & mask),
+            )
+        return left_half << half | right_half
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ class GradientSample:
         #: the factor on each tensor's kept elements: they stand for those left out too, times the tensor's weight
         self.weights = []
         for tensor, stride, weight in zip(like, self.strides, weights or [1.0] * len(like), strict=True):
-            kept = -(-tensor.numel() // stride)
-            self.weights.append(weight * tensor.numel() / kept if kept else 0.0)
+            sample_size = -(-tensor.numel() // stride)
+            self.weights.append(weight * tensor.numel() / sample_size if sample_size else 0.0)
         self._counts = [-(-t.numel() // stride) for t, stride in zip(like, self.strides, strict=True)]
         self._factors: torch.Tensor | None = None  # `weights`, element by element
         self._orders: dict[tuple[int, ...], torch.Tensor] = {}  # `weights` by the order they are asked for in

@@ -146,10 +146,10 @@ def at_batch(
 
     `decoupled`: whether weight decay is apart from the gradient (AdamW), None: as torch's groups say.
     """
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    tuned_settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for group in groups:
         scale = following.factors(batch, noise)
-        kept.append((group, {name: group[name] for name in ("lr", "weight_decay") if name in group}))
+        tuned_settings.append((group, {name: group[name] for name in ("lr", "weight_decay") if name in group}))
         if "lr" in group:
             group["lr"] = group["lr"] * scale.rate
         apart = group.get("decoupled_weight_decay") if decoupled is None else decoupled
@@ -158,5 +158,5 @@ def at_batch(
     try:
         yield
     finally:
-        for group, values in kept:
+        for group, values in tuned_settings:
             group.update(values)

@@ -17,16 +17,16 @@ ARGUMENT = "SynergyTask: comm"
 
 
 def choose_exchange(
-    planned: Exchange, asked: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: int
+    planned: Exchange, own_exchange: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: int
 ) -> tuple[Exchange, str]:
     """Return the exchange of this run, and why it is not the requested one ("" where it is). Raises UsageError.
 
-    `planned`: the launcher's; `asked`: the script's own, where the launcher planned none. A way that can't be taken is refused to a
+    `planned`: the launcher's; `own_exchange`: the script's own, where the launcher planned none. A way that can't be taken is refused to a
     script. For the launcher it becomes exact: its plan may be another for the next start.
     """
-    requested = parse_exchange(asked, ARGUMENT) if planned == EXACT and asked else planned
-    if planned == EXACT and is_removed(asked):
-        return EXACT, f"{ARGUMENT}={asked} has no effect any more: write local:8, compressed:bf16 or nothing"
+    requested = parse_exchange(own_exchange, ARGUMENT) if planned == EXACT and own_exchange else planned
+    if planned == EXACT and is_removed(own_exchange):
+        return EXACT, f"{ARGUMENT}={own_exchange} has no effect any more: write local:8, compressed:bf16 or nothing"
     why = _obstacle(requested, model, optimizer) if requested != EXACT and world > 1 else ""
     if why and requested != planned:
         raise UsageError(ARGUMENT, f"{requested}: {why}", "comm=exact")
@@ -72,11 +72,11 @@ def _script_obstacle(kind: str, model: torch.nn.Module, optimizer: torch.optim.O
 
 
 def set_up_communication(
-    chosen: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, gate: LinkGate | None
+    exchange: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer, gate: LinkGate | None
 ) -> Communication | None:
-    """Set `chosen` up on the model, whose link gate is installed already; return None for exact."""
-    if chosen == EXACT:
+    """Set `exchange` up on the model, whose link gate is installed already; return None for exact."""
+    if exchange == EXACT:
         return None
     assert isinstance(model, DistributedDataParallel)
     replicas = Replicas(model, optimizer, gate)
-    return LocalSteps(chosen, replicas) if chosen.kind == "local" else Bfloat16(chosen, replicas)
+    return LocalSteps(exchange, replicas) if exchange.kind == "local" else Bfloat16(exchange, replicas)

@@ -40,9 +40,9 @@ class Bfloat16(Communication):
         self._step += 1
         if not self._squares:
             return [0.0, 0.0]
-        found: list[float] = torch.stack(self._squares).sum(0).tolist()
+        squares: list[float] = torch.stack(self._squares).sum(0).tolist()
         self._squares.clear()
-        return found
+        return squares
 
     def take_sums(self, sums: list[float]) -> None:
         error, whole = sums

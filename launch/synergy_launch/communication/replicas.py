@@ -35,16 +35,16 @@ class Replicas:
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace each tensor by its mean over the ranks, in place and in its own precision. All ranks give the same shapes."""
-        chosen = [t.detach() for t in tensors]
-        if not chosen:
+        values = [t.detach() for t in tensors]
+        if not values:
             return
-        asked = self.begin(sum(t.numel() * t.element_size() for t in chosen))
-        for bucket in _buckets(chosen):
+        needs_end = self.begin(sum(t.numel() * t.element_size() for t in values))
+        for bucket in _buckets(values):
             flat = _flatten(bucket).div_(self.world)
             dist.all_reduce(flat, group=self.group)
             for tensor, mean in zip(bucket, _UTILS._unflatten_dense_tensors(flat, bucket), strict=True):
                 tensor.copy_(mean)
-        if asked:
+        if needs_end:
             self.end()
 
     def begin(self, size_bytes: int) -> bool:

@@ -133,8 +133,10 @@ class EngineState:
     def _complete(self, checkpoint: Checkpoint) -> None:
         """Complete and correct what the universal checkpoint left out or mixed up."""
         optimizer, module = self._engine.optimizer, self._engine.module
-        for group, kept in zip(optimizer.param_groups, checkpoint.meta["groups"], strict=True):
-            group.update({name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
+        for group, saved_values in zip(optimizer.param_groups, checkpoint.meta["groups"], strict=True):
+            group.update(
+                {name: tuple(value) if isinstance(value, list) else value for name, value in saved_values.items()}
+            )
         for state in optimizer.optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()  # ZeRO 3 loads one tensor, which every group would count up
@@ -167,10 +169,10 @@ class _Conversion:
 
 def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
     """Start the conversion of `folder`, in a folder beside it; `stack` ends it and removes all that it has made."""
-    for left in folder.parent.glob(f"{_PREFIX}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
-    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    for leftover in folder.parent.glob(f"{_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    work_folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
+    stack.callback(shutil.rmtree, work_folder, ignore_errors=True)
     log = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))  # noqa: SIM115
     # it takes both paths for patterns, which these, seen from `made`, are not; modules are found as they are here
     command = [sys.executable, "-P", "-m", _CONVERTER, "--inject_missing_state"]
@@ -179,12 +181,14 @@ def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
     # ignored across the exec: Slurm sends requests for a checkpoint to all processes of a step
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        process = subprocess.Popen(command, cwd=made, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=work_folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
     finally:
         signal.signal(signal.SIGUSR2, before)
     stack.callback(process.wait)
     stack.callback(process.kill)
-    return _Conversion(process, log, made / folder.name)
+    return _Conversion(process, log, work_folder / folder.name)
 
 
 @contextlib.contextmanager

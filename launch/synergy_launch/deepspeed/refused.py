@@ -58,9 +58,9 @@ def _of_state(engine: Any) -> Iterator[tuple[bool, str, str]]:
     what = f"the optimizer {kind}{' with amsgrad' * extra}: the universal checkpoint has Adam's two moments only"
     yield kind not in _ADAMS or extra, what, "Adam, AdamW or FusedAdam"
     wrapper = type(engine.optimizer).__name__
-    known = wrapper in _ZERO if stage else engine.optimizer is basic
+    is_supported = wrapper in _ZERO if stage else engine.optimizer is basic
     yield (
-        not known,
+        not is_supported,
         f"DeepSpeed's {wrapper} at ZeRO stage {stage}",
         "ZeRO without grad_accum_dtype, or fp32 without ZeRO",
     )

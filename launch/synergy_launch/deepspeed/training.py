@@ -173,9 +173,9 @@ class DeepSpeedTask(BatchLoop):
         }
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        said = self._state.load(checkpoint)
+        state_note = self._state.load(checkpoint)
         self.step_count = checkpoint.step
-        for words in (self.following.restore(checkpoint.meta), said):
+        for words in (self.following.restore(checkpoint.meta), state_note):
             if words:
                 self.agent.note(words)
         self.noise.restore(checkpoint.meta["noise"])

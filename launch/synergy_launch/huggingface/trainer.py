@@ -80,8 +80,8 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         with exit_on_error(args.process_index):
             settings = AgentSettings.from_environment()
-            chosen, ranks = settings.plan, _ranks("train")
-            unit = _unit_plan(args, check_degrees(chosen, (), "SYNERGY_PLAN_JSON") if chosen else Plan())
+            launcher_plan, ranks = settings.plan, _ranks("train")
+            unit = _unit_plan(args, check_degrees(launcher_plan, (), "SYNERGY_PLAN_JSON") if launcher_plan else Plan())
             accepts = {"in_multiples": True} | ({"own_size": True} if self._own_size else {})
             settings = replace(settings, accepts={**(settings.accepts or {}), **accepts})
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
@@ -106,8 +106,12 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
             agent.note(
                 f"global batch {unit.global_batch} after {was}: Trainer skips or repeats examples; use apply_plan"
             )
-        elif chosen is not None and not settings.own_batch and chosen.global_batch != agent.plan.global_batch:
-            self._note_other_batch(args, chosen)
+        elif (
+            launcher_plan is not None
+            and not settings.own_batch
+            and launcher_plan.global_batch != agent.plan.global_batch
+        ):
+            self._note_other_batch(args, launcher_plan)
         agent.start(
             step,
             save=lambda _: self._meta(),
@@ -181,35 +185,35 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         if self.agent is not None:
             self.agent.finish()
 
-    def _accumulate(self, args: Any, meta: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+    def _accumulate(self, args: Any, meta: Mapping[str, Any], callback_arguments: Mapping[str, Any]) -> None:
         """Set up what measures the noise and moves the batch, where apply_plan was called and this Trainer allows it."""
-        rule, agent, model = getattr(args, RULE, None), self.agent, shown.get("model")
+        rule, agent, model = getattr(args, RULE, None), self.agent, callback_arguments.get("model")
         assert agent is not None
         if self.accumulation is not None:  # left by a train() that an error has ended
             self.accumulation.end(args)
         self.accumulation = None
         if rule is None or os.environ.get("SYNERGY_NOISE") == "0":
             return
-        why = batch_obstacle(args, model, shown.get("train_dataloader"))
+        why = batch_obstacle(args, model, callback_arguments.get("train_dataloader"))
         if why:
             agent.note(f"the batch stays, and its noise is not measured: {why}")
             return
-        loader: Any = shown["train_dataloader"]
+        loader: Any = callback_arguments["train_dataloader"]
         settings, unit = agent.settings, self._unit
         self._steps_an_epoch = -(-len(loader) // args.gradient_accumulation_steps)
-        chosen = None if settings.own_batch else settings.plan
-        plan = round_batch(chosen, unit) if chosen is not None else unit
-        if chosen is None and settings.batch_range is not None and meta.get("batch"):
+        launcher_plan = None if settings.own_batch else settings.plan
+        plan = round_batch(launcher_plan, unit) if launcher_plan is not None else unit
+        if launcher_plan is None and settings.batch_range is not None and meta.get("batch"):
             plan = round_batch(replace(unit, global_batch=int(meta["batch"][0])), unit)  # the run's own choice
         whole = self._steps_an_epoch * unit.global_batch == len(getattr(loader, "dataset", ()))
         agent.plan = plan
         agent.status.update(plan=asdict(plan))
-        made = TrainerAccumulation(
-            model, shown["optimizer"], unit=unit, plan=plan, ranks=agent.ranks, rule=rule, whole=whole
+        accumulation = TrainerAccumulation(
+            model, callback_arguments["optimizer"], unit=unit, plan=plan, ranks=agent.ranks, rule=rule, whole=whole
         )
         if meta.get("noise"):
-            made.noise.restore(dict(meta["noise"]))
-        self.accumulation = made
+            accumulation.noise.restore(dict(meta["noise"]))
+        self.accumulation = accumulation
         self._note_batch()
 
     def _is_epoch_end(self, state: Any) -> bool:
@@ -222,13 +226,13 @@ class SynergyCallback(TrainerCallback):  # type: ignore[misc]  # no types where 
         if words:
             self.agent.note(words)
 
-    def _note_other_batch(self, args: Any, chosen: Plan) -> None:
+    def _note_other_batch(self, args: Any, launcher_plan: Plan) -> None:
         assert self.agent is not None
-        given = f"global batch {self.agent.plan.global_batch} in place of the plan's {chosen.global_batch}"
+        difference = f"global batch {self.agent.plan.global_batch} in place of the plan's {launcher_plan.global_batch}"
         if getattr(args, RULE, None) is None:
-            self.agent.note(f"{given}: use apply_plan")
+            self.agent.note(f"{difference}: use apply_plan")
         elif self.accumulation is not None:
-            self.agent.note(f"{given}: the batch is a multiple of {self._unit.global_batch}")
+            self.agent.note(f"{difference}: the batch is a multiple of {self._unit.global_batch}")
 
     def _meta(self) -> Mapping[str, Any]:
         assert self.agent is not None
@@ -259,16 +263,21 @@ def apply_plan(args: Any, *, global_batch: int, lr_rule: str = "", job: str = ""
     """
     with exit_on_error(args.process_index):
         settings, world = AgentSettings.from_environment(), args.world_size
-        chosen = settings.plan
+        launcher_plan = settings.plan
         if global_batch < 1:
             raise UsageError("apply_plan", f"global_batch={global_batch}", "a whole number of 1 or more")
         newest = _store(args.output_dir, "apply_plan", job).find().checkpoint
-        asked = check_degrees(chosen, (), "SYNERGY_PLAN_JSON").global_batch if chosen else global_batch
-        asked = global_batch if settings.own_batch else asked
-        batch = read_unit(
-            newest.meta if newest is not None else {}, global_batch if asked % global_batch == 0 else asked
+        target_batch = (
+            check_degrees(launcher_plan, (), "SYNERGY_PLAN_JSON").global_batch if launcher_plan else global_batch
         )
-        micro = micro_batch(batch, world, chosen.micro_batch if chosen else args.per_device_train_batch_size)
+        target_batch = global_batch if settings.own_batch else target_batch
+        batch = read_unit(
+            newest.meta if newest is not None else {},
+            global_batch if target_batch % global_batch == 0 else target_batch,
+        )
+        micro = micro_batch(
+            batch, world, launcher_plan.micro_batch if launcher_plan else args.per_device_train_batch_size
+        )
         plan = check_plan(Plan(dp=world, global_batch=batch, micro_batch=micro or 1), world, "apply_plan")
         name = str(getattr(args.optim, "value", args.optim)).partition("_")[0]
         rule = lr_rule or _usual(name)
@@ -322,10 +331,10 @@ def read_unit(meta: Mapping[str, Any], default: int) -> int:
     return int(meta.get("unit") or (batch[0] if batch else default))
 
 
-def _unit_plan(args: Any, chosen: Plan) -> Plan:
+def _unit_plan(args: Any, plan: Plan) -> Plan:
     """Return the plan of one of Trainer's steps."""
     micro, dp = args.train_batch_size, args.world_size
-    return replace(chosen, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
+    return replace(plan, dp=dp, micro_batch=micro, global_batch=micro * args.gradient_accumulation_steps * dp)
 
 
 def _usual(optimiser: str) -> str:

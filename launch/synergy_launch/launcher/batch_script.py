@@ -136,8 +136,8 @@ def _check_length(where: str, text: str, limit: int) -> None:
 
 def find_command(script: str) -> tuple[str, ...]:
     """Return the argv of `find_translation`: a script or `-m` and a module, and its arguments. Raises UsageError as it does."""
-    meant = find_translation(script)
-    return ("-m",) * meant.module + (meant.script, *meant.arguments)
+    translation = find_translation(script)
+    return ("-m",) * translation.module + (translation.script, *translation.arguments)
 
 
 def find_translation(script: str) -> Translation:
@@ -148,10 +148,10 @@ def find_translation(script: str) -> Translation:
     synergy-launch refuses, or when the script has more than MAX_INPUT_BYTES.
     """
     _check_length("batch script", script, MAX_INPUT_BYTES)
-    made = _translation_in(script)
-    if made is None:
+    translation = _translation_in(script)
+    if translation is None:
         raise UsageError("batch script", f"has no line with {LAUNCHER} SCRIPT", f"srun {LAUNCHER} train.py ...")
-    return made
+    return translation
 
 
 def _translation_in(script: str, depth: int = 0) -> Translation | None:
@@ -167,11 +167,11 @@ def _translation_in(script: str, depth: int = 0) -> Translation | None:
         at = next((i for i, w in enumerate(words) if w.rpartition("/")[2] == LAUNCHER), None)
         if at is None:
             inner = next((w for flag, w in pairwise(words) if _SHELL_C.match(flag) and LAUNCHER in w), "")
-            made = _translation_in(inner, depth + 1) if inner and depth < _MAX_DEPTH else None
+            translation = _translation_in(inner, depth + 1) if inner and depth < _MAX_DEPTH else None
         else:
-            made = _without_options(words[at + 1 :])
-        if made is not None:
-            return made
+            translation = _without_options(words[at + 1 :])
+        if translation is not None:
+            return translation
     return None
 
 
@@ -240,11 +240,11 @@ def _quote(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     plain = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
-    shown = (
+    characters = (
         plain.get(c) or (c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode("utf-8", "surrogateescape")))
         for c in word
     )
-    return f"$'{''.join(shown)}'"
+    return f"$'{''.join(characters)}'"
 
 
 def _wrap(words: Sequence[str]) -> str:

@@ -200,8 +200,8 @@ def _hold_for_daemon(allocation: JobAllocation, job_id: int, guard: PlanGuard, r
         followed = restarts.report_part if restarts.report_part.number else None
         over = {**describe_launcher(allocation), "ended": True}
         failed = status_to_report(over, job_id, allocation.restarts, guard.failure, followed, fault=guard.fault)
-    lost = restarts.mends and group is not None and bool(group.lost_ranks)
-    most_s = LOST_HOLD_S if lost else HOLD_S
+    has_lost_nodes = restarts.mends and group is not None and bool(group.lost_ranks)
+    most_s = LOST_HOLD_S if has_lost_nodes else HOLD_S
     hold(failed, lambda: _daemon(allocation), lambda: guard.ending, most_s)
 
 
@@ -221,12 +221,12 @@ def environment_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **python_path(environment), "OMP_NUM_THREADS": compute_threads(environment)}
 
 
-def _with_address(allocation: JobAllocation, given: PlanFile | None) -> PlanFile | None:
-    """Return `given` with the address to report to, if a daemon has come since the job started without one."""
-    if given is None or given.is_decided_about:
-        return given
-    found, _ = find_plan_file(allocation.job_id, os.environ)
-    return given if found is None else replace(found, plan=given.plan)
+def _with_address(allocation: JobAllocation, plan_file: PlanFile | None) -> PlanFile | None:
+    """Return `plan_file` with the address to report to, if a daemon has come since the job started without one."""
+    if plan_file is None or plan_file.is_decided_about:
+        return plan_file
+    newer_file, _ = find_plan_file(allocation.job_id, os.environ)
+    return plan_file if newer_file is None else replace(newer_file, plan=plan_file.plan)
 
 
 def _is_synergys(allocation: JobAllocation) -> bool:
@@ -404,9 +404,9 @@ def command(
         parse_batch_range(batch_limits, "--global-batch")
     if is_trial:
         sys.exit(trial.run_trial(script, arguments, module, checkpoint, style))
-    meant = other_launchers.translate(script, arguments, module)
-    script, arguments, module = meant.script, meant.arguments, meant.module
-    os.environ.update(meant.environment)
+    translation = other_launchers.translate(script, arguments, module)
+    script, arguments, module = translation.script, translation.arguments, translation.module
+    os.environ.update(translation.environment)
     if not module and not dry_run:
         other_launchers.check_script(script)
     member = more_nodes.membership(os.environ)
@@ -426,10 +426,10 @@ def command(
         batch_limits=batch_limits,
         script=(f"module:{script}" if module else script, *arguments),
         dry_run=dry_run,
-        local_rank=meant.local_rank,
-        remark=meant.remark if allocation.node_rank == 0 else "",
+        local_rank=translation.local_rank,
+        remark=translation.remark if allocation.node_rank == 0 else "",
     )
-    allocation = other_launchers.with_processes(meant, allocation, plan_file.asked if plan_file else None)
+    allocation = other_launchers.with_processes(translation, allocation, plan_file.asked if plan_file else None)
     plan_file, remark = _loadable(options, _resizable(options, allocation, plan_file), remark)
     if dry_run:
         sys.exit(_run(options, allocation, plan_file, remark))

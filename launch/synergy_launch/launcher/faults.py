@@ -82,13 +82,13 @@ class FaultFinder:
             folder = min(free, key=lambda f: free[f]) if free else Path()
         if folder is None:
             return None
-        named = folder != Path()
+        is_folder_known = folder != Path()
         return Fault(
             kind="disk",
             run=self._run,
             node=self._node,
-            folder=str(folder) if named else "",
-            free_bytes=read_free_bytes(folder) if named else None,
+            folder=str(folder) if is_folder_known else "",
+            free_bytes=read_free_bytes(folder) if is_folder_known else None,
         )
 
 

@@ -30,18 +30,18 @@ _TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
 def read_cpu_times(root: int) -> dict[int, float]:
     """Return the CPU seconds of each process below `root`, without `root` itself."""
     parents: dict[int, int] = {}
-    used: dict[int, float] = {}
+    cpu_s_by_pid: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 words = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 parents[int(entry.name)] = int(words[1])
-                used[int(entry.name)] = (int(words[11]) + int(words[12])) * _TICKS_S
+                cpu_s_by_pid[int(entry.name)] = (int(words[11]) + int(words[12])) * _TICKS_S
     below, fresh = set[int](), {root}
     while fresh:
         fresh = {pid for pid, parent in parents.items() if parent in fresh} - below
         below |= fresh
-    return {pid: used[pid] for pid in below}
+    return {pid: cpu_s_by_pid[pid] for pid in below}
 
 
 class GpuUse:

@@ -248,16 +248,18 @@ class Restarts:
         """Return how many checkpoints on request the earlier runs have completed: the incarnation's count goes on."""
         return self._acknowledged
 
-    def hear(self, told: ReportAnswer) -> None:
+    def hear(self, answer: ReportAnswer) -> None:
         """Keep the daemon's order, unless it was followed already, or names nodes whose launchers are not there."""
         nodes = self.allocation.nodes
-        if told.joins:
-            if self._grow is not None and not self._is_follower and told.order > self._heard_join:
-                self._heard_join, self._join = told.order, told
+        if answer.joins:
+            if self._grow is not None and not self._is_follower and answer.order > self._heard_join:
+                self._heard_join, self._join = answer.order, answer
             return
-        known = not told.nodes or (told.nodes[0] == nodes[0] and set(told.nodes) <= {*nodes, *self._joined_nodes})
-        if self.can_restart and not self._is_follower and told.order > self.report_part.order and known:
-            self._order = told
+        has_present_nodes = not answer.nodes or (
+            answer.nodes[0] == nodes[0] and set(answer.nodes) <= {*nodes, *self._joined_nodes}
+        )
+        if self.can_restart and not self._is_follower and answer.order > self.report_part.order and has_present_nodes:
+            self._order = answer
 
     def poll(self) -> None:
         """Read what the other nodes say, and tell them of an order. Bring nodes in."""
@@ -450,10 +452,10 @@ class Restarts:
         """
         group = self.group
         assert group is not None
-        gone = set(self._gone)
+        absent_ranks = set(self._gone)
         self._gone |= group.lost_ranks
-        newly = tuple(sorted(group.members[rank] for rank in group.lost_ranks if rank not in gone))
-        names, lost = {group.members[rank] for rank in self._gone}, ", ".join(newly)
+        newly = tuple(sorted(group.members[rank] for rank in group.lost_ranks if rank not in absent_ranks))
+        names, lost_names = {group.members[rank] for rank in self._gone}, ", ".join(newly)
         fit = largest_fit(
             group.members, names, guard.plan or _plan_that_shrinks(self._status), self.allocation.processes
         )
@@ -464,11 +466,11 @@ class Restarts:
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             guard.follow(plan, self.allocation)
-            self.message = f"{lost} lost: started again in place on {', '.join(nodes)}"
+            self.message = f"{lost_names} lost: started again in place on {', '.join(nodes)}"
             return True
         group.tell(NextRun(0, holds=True))
         guard.waits, guard.tells = True, False
-        self.message = f"{lost} lost: waits for Slurm"
+        self.message = f"{lost_names} lost: waits for Slurm"
         return False
 
     def _follow(self, code: int, guard: PlanGuard) -> bool:
@@ -511,13 +513,13 @@ class Restarts:
         """Go on with `nodes` alone: the others leave by an order, and are not lost."""
         group = self.group
         assert group is not None
-        stays = {rank for rank, name in enumerate(group.members) if name in nodes}
-        gone = set(range(len(group.members))) - stays
-        self._leaving = (self._leaving | (gone - self._gone)) - stays
-        self._gone = (self._gone | gone) - stays
+        remaining_ranks = {rank for rank, name in enumerate(group.members) if name in nodes}
+        other_ranks = set(range(len(group.members))) - remaining_ranks
+        self._leaving = (self._leaving | (other_ranks - self._gone)) - remaining_ranks
+        self._gone = (self._gone | other_ranks) - remaining_ranks
         self._order_before = self.report_part.order
-        group.lost_ranks = (group.lost_ranks | gone) - stays
-        group.expected_ranks = stays - {0}
+        group.lost_ranks = (group.lost_ranks | other_ranks) - remaining_ranks
+        group.expected_ranks = remaining_ranks - {0}
         if (growth := self._growth) is not None and set(growth.names) & set(nodes):
             growth.use()
             self._mends = True  # Slurm does not end or requeue a job for the loss of a node beside its allocation
@@ -531,14 +533,14 @@ class Restarts:
         growth = self._growth
         return growth.names if growth is not None and growth.is_complete and not growth.refusal else ()
 
-    def _begin_growth(self, told: ReportAnswer) -> None:
-        """Ask Slurm for the nodes that `told` names and the run does not have."""
+    def _begin_growth(self, answer: ReportAnswer) -> None:
+        """Ask Slurm for the nodes that `answer` names and the run does not have."""
         self._join = None
         assert self._grow is not None
         if self.group is None:
             self.group = self._grow.group()
         group, have = self.group, self.allocation.nodes
-        names = tuple(n for n in told.nodes if n not in have)
+        names = tuple(n for n in answer.nodes if n not in have)
         group.members += tuple(n for n in names if n not in group.members)
         waiting = {group.members.index(name) for name in names}
         self._gone |= waiting
@@ -548,7 +550,7 @@ class Restarts:
             job_id=self.allocation.job_id or 0, restarts=self.allocation.restarts, step=step, run=run,
             order=self.report_part.order, members=group.members,
         )  # fmt: skip
-        self._growth = self._grow.start(told.order, names, member)
+        self._growth = self._grow.start(answer.order, names, member)
         self._growths.append(self._growth)
 
     def _listen(self, group: LauncherGroup) -> None:
@@ -606,8 +608,8 @@ class Restarts:
         for each in self._growths:
             each.end("the job has ended")
 
-    def _count_new_run(self, told: InPlace) -> None:
-        self.report_part = replace(told, number=told.number + 1)
+    def _count_new_run(self, report_part: InPlace) -> None:
+        self.report_part = replace(report_part, number=report_part.number + 1)
         self._acknowledged, self._present = self._acknowledged + self._present, 0
         self._state, self.left, self._has_told_hang = None, False, False
 

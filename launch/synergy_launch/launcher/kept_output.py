@@ -85,14 +85,14 @@ class OutputKeeper:
                     click.echo(f"synergy-launch: {remark}", err=True)
 
     def _keep(self, name: str) -> None:
-        shown = ask_slurm("scontrol", "show", "job", name)
-        restarts = _RESTARTS.findall(shown or "")
+        job_text = ask_slurm("scontrol", "show", "job", name)
+        restarts = _RESTARTS.findall(job_text or "")
         # Slurm counts a requeue before it signals; else the job ends for good
-        if shown is None or (restarts and int(restarts[-1]) <= self._restarts):
+        if job_text is None or (restarts and int(restarts[-1]) <= self._restarts):
             return
         if read_value(ask_slurm("scontrol", "show", "config") or "", "JobFileAppend") == "1":
             return
-        paths = output_files(shown)
+        paths = output_files(job_text)
         for path in paths:
             self._copy(path)
         # copy once more when the training has ended, for its last output
@@ -110,14 +110,14 @@ class OutputKeeper:
         return path.with_name(f".{path.name}.synergy-{self._job_id}-{restarts}")
 
 
-def output_files(shown: str) -> list[Path]:
+def output_files(job_text: str) -> list[Path]:
     """Return the job's existing regular output files, each once, as `scontrol show job` names them."""
     files: dict[tuple[int, int], Path] = {}
-    for text in _OUTPUT.findall(shown):
+    for text in _OUTPUT.findall(job_text):
         with contextlib.suppress(OSError):
-            found = Path(text).stat()
-            if stat.S_ISREG(found.st_mode):
-                files.setdefault((found.st_dev, found.st_ino), Path(text))
+            file_status = Path(text).stat()
+            if stat.S_ISREG(file_status.st_mode):
+                files.setdefault((file_status.st_dev, file_status.st_ino), Path(text))
     return list(files.values())
 
 
@@ -131,8 +131,8 @@ def add_new(path: Path, copy: Path) -> None:
         target = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             done = os.lseek(target, 0, os.SEEK_END)
-            while done < size and (sent := os.sendfile(target, source, done, min(_PIECE, size - done))):
-                done += sent
+            while done < size and (piece_bytes := os.sendfile(target, source, done, min(_PIECE, size - done))):
+                done += piece_bytes
         finally:
             os.close(target)
     finally:
@@ -146,11 +146,11 @@ def prepend(path: Path, copy: Path) -> None:
     """
     source = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(source)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        file_status = os.fstat(source)
+        if not stat.S_ISREG(file_status.st_mode) or file_status.st_uid != os.geteuid():
             raise OSError(0, "it is no file of this user's")
-        if found.st_size:
-            with mmap.mmap(source, found.st_size, prot=mmap.PROT_READ) as old:
+        if file_status.st_size:
+            with mmap.mmap(source, file_status.st_size, prot=mmap.PROT_READ) as old:
                 _prepend(path, old)
     finally:
         os.close(source)

@@ -294,8 +294,8 @@ class LauncherGroup:
         self._next_try_s = self.monotonic() + _AGAIN_S
         self._answer_due_s = self.monotonic() + _ANSWER_S
         with contextlib.suppress(OSError, SynergyError):
-            line, asked = self._hello(self._words("node", self.allocation.node_rank).encode())
-            peer = _Peer(_keep_alive(self._dial_first_node()), greeting=asked)
+            line, greeting = self._hello(self._words("node", self.allocation.node_rank).encode())
+            peer = _Peer(_keep_alive(self._dial_first_node()), greeting=greeting)
             peer.say(line)
             self.peers.append(peer)
             self._passed_on = None

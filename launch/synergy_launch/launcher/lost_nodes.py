@@ -15,19 +15,19 @@ KILLED_CODE = 128 + 9  # the exit code of a process that SIGKILL ended, in a she
 
 
 def largest_fit(
-    nodes: Sequence[str], lost: Collection[str], plan: Plan | None, processes: int
+    nodes: Sequence[str], lost_nodes: Collection[str], plan: Plan | None, processes: int
 ) -> tuple[tuple[str, ...], Plan] | None:
     """Return the nodes and plan to go on with, or None where the first of `nodes` is lost or no number of the others fits.
 
     `plan`: the run's; with another data-parallel degree it is for as many of the remaining nodes as possible. `processes`: on each node.
     """
-    left = tuple(name for name in nodes if name not in lost)
-    if plan is None or not nodes or nodes[0] in lost:
+    remaining_nodes = tuple(name for name in nodes if name not in lost_nodes)
+    if plan is None or not nodes or nodes[0] in lost_nodes:
         return None
-    for count in range(len(left), 0, -1):
+    for count in range(len(remaining_nodes), 0, -1):
         fits = fit_plan(plan, processes * count)[0]
         if fits is not None:
-            return left[:count], fits
+            return remaining_nodes[:count], fits
     return None
 
 

@@ -104,7 +104,7 @@ class Meeting:
     def _ask_port(self, place: int) -> int:
         """Return the port that the first node names on port `place`. Raises OSError, UsageError or ValueError if it names none."""
         key = key_of_incarnation(self.secret, self.job_id, self.restarts)
-        line, asked = job_key.sign_report(key, self._meeting_line(self.rank), time.time())
+        line, request = job_key.sign_report(key, self._meeting_line(self.rank), time.time())
         with socket.create_connection((self.address, place), timeout=_CONNECT_S) as wire:
             wire.sendall(line.encode() + b"\n")
             answer, until = b"", time.monotonic() + _ANSWER_S
@@ -114,7 +114,7 @@ class Meeting:
                 if not piece:
                     break
                 answer += piece
-        port = int(asked.verify_answer(answer.decode("ascii", "replace").strip()))
+        port = int(request.verify_answer(answer.decode("ascii", "replace").strip()))
         if not 0 < port < 65536:
             raise ValueError
         return port
@@ -156,18 +156,18 @@ def _bind_first_free(ports: Iterable[int], *, listens: bool) -> socket.socket:
     """
     for port in ports:
         dual = socket.has_dualstack_ipv6()
-        made = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+        candidate = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
         try:
             if dual:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                candidate.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             if listens:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(("", port))
+                candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            candidate.bind(("", port))
             if listens:
-                made.listen(BACKLOG)
-            return made
+                candidate.listen(BACKLOG)
+            return candidate
         except OSError as error:
-            made.close()
+            candidate.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise NoMeetingError(
                     "rendezvous", f"no port can be had ({error.strerror})", "tell your admin"

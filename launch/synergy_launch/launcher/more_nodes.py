@@ -268,7 +268,7 @@ def launcher_command() -> list[str]:
 
 def _record(text: str) -> dict[str, str]:
     """Return the fields of one line of `scontrol show job -o`; values with spaces, such as the command, are cut."""
-    return {k: v for word in text.split() for k, found, v in [word.partition("=")] if found}
+    return {k: v for word in text.split() for k, separator, v in [word.partition("=")] if separator}
 
 
 def _gres(job: Mapping[str, str], gpus: int) -> str:

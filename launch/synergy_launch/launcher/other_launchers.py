@@ -107,10 +107,12 @@ def translate(script: str, arguments: Sequence[str], module: bool = False, *, he
     """
     name = script.rpartition("/")[2]
     if module:
-        known = _OF_MODULES.get(script, "")
+        launcher = _OF_MODULES.get(script, "")
         words = list(arguments)
         return (
-            _parse(known, words, here) if known else Translation(script=script, arguments=tuple(arguments), module=True)
+            _parse(launcher, words, here)
+            if launcher
+            else Translation(script=script, arguments=tuple(arguments), module=True)
         )
     if _PYTHON.match(name):
         return _python(script, list(arguments), here)
@@ -174,16 +176,16 @@ def check_processes(translation: Translation, sizes: Sequence[Shape]) -> None:
         raise UsageError(launcher, what, f"--nodes={nodes} in the script's #SBATCH lines, {right}")
 
 
-def with_processes(translation: Translation, allocation: JobAllocation, asked: Shape | None) -> JobAllocation:
+def with_processes(translation: Translation, allocation: JobAllocation, requested_shape: Shape | None) -> JobAllocation:
     """Return the allocation, outside Slurm with as many processes as the command starts.
 
-    `asked`: the size of the sbatch line. Raises UsageError where the command starts other nodes or processes than the job has or
+    `requested_shape`: the size of the sbatch line. Raises UsageError where the command starts other nodes or processes than the job has or
     requested.
     """
     if allocation.job_id is None and not allocation.gpus:
         return replace(allocation, gpus=translation.processes or 0)
     here = Shape("", len(allocation.nodes), allocation.gpus)
-    check_processes(translation, [size for size in (here, asked) if size is not None])
+    check_processes(translation, [size for size in (here, requested_shape) if size is not None])
     return allocation
 
 
@@ -203,13 +205,13 @@ def _python(script: str, words: list[str], here: bool) -> Translation:
     if not words or words[0] in ("-c", "-"):
         raise UsageError("python", "without a script it has nothing to train", f"{WHERE} train.py ...")
     if words[0] != "-m":
-        made = Translation(script=words[0], arguments=tuple(words[1:]), launcher="python")
+        translation = Translation(script=words[0], arguments=tuple(words[1:]), launcher="python")
     elif len(words) < 2:
         raise UsageError("python -m", "names no module", f"{WHERE} -m MODULE ...")
     else:
-        made = translate(words[1], words[2:], module=True, here=here)
-        made = made if made.launcher else replace(made, launcher="python")
-    return replace(made, environment={**environment, **made.environment})
+        translation = translate(words[1], words[2:], module=True, here=here)
+        translation = translation if translation.launcher else replace(translation, launcher="python")
+    return replace(translation, environment={**environment, **translation.environment})
 
 
 def _check_interpreter(script: str) -> None:
@@ -276,15 +278,15 @@ def _advice(launcher: str, option: str) -> str:
 def _accelerate_environment(words: Sequence[str]) -> dict[str, str]:
     """Return what Accelerate's configuration sets, from --config_file or its default place. Raises UsageError for more than the usual."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    path, named = cache / "accelerate" / "default_config.yaml", False
+    path, is_explicit = cache / "accelerate" / "default_config.yaml", False
     for i, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option in ("--config_file", "--config-file"):
-            path, named = Path(value if equals else "".join(words[i + 1 : i + 2])), True
+            path, is_explicit = Path(value if equals else "".join(words[i + 1 : i + 2])), True
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        if named:
+        if is_explicit:
             raise UsageError(
                 str(path), f"can't be read ({error.strerror})", "a configuration of Accelerate's"
             ) from None

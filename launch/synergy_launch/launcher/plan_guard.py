@@ -238,15 +238,18 @@ class PlanGuard:
         return f"{text}: the daemon is asked to requeue the job" if self.tells else text
 
     def _own_fault(self, code: int, plan: Plan) -> str:
-        asked, here = self.plan_file.asked if self.plan_file else None, self._allocation
-        same = asked is not None and (asked.nodes, asked.gpus_per_node) == (len(here.nodes), here.gpus)
+        requested_shape, here = self.plan_file.asked if self.plan_file else None, self._allocation
+        same = requested_shape is not None and (requested_shape.nodes, requested_shape.gpus_per_node) == (
+            len(here.nodes),
+            here.gpus,
+        )
         same &= plan.cp == 1 and plan.precision != "fp8"
         return script_mistake(code, self._tail, same_degrees=same, adds_options=self._own is not None)
 
     def _read_history(self) -> RunHistory:
         """Return the run history as it is now: another node of the job may have written it."""
-        kept = run_history.read_history(self.folder, self._allocation.job_id or 0)
-        return kept if kept.returns >= self._history.returns else self._history
+        history = run_history.read_history(self.folder, self._allocation.job_id or 0)
+        return history if history.returns >= self._history.returns else self._history
 
     def _has_got_past(self) -> bool:
         if self._past or self._stepped or self._hung or self._base is not None:
@@ -262,8 +265,11 @@ class PlanGuard:
             return False, None
         if history.ran is not None and history.ran.gpus == here.world and history.ran not in history.failed:
             return True, history.ran
-        asked = self.plan_file.asked if self.plan_file else None
-        return asked is not None and (asked.nodes, asked.gpus_per_node) == (len(here.nodes), here.gpus), None
+        requested_shape = self.plan_file.asked if self.plan_file else None
+        return requested_shape is not None and (requested_shape.nodes, requested_shape.gpus_per_node) == (
+            len(here.nodes),
+            here.gpus,
+        ), None
 
 
 def hold(

@@ -20,8 +20,8 @@ def find_plan_file(job_id: int | None, environment: Mapping[str, str]) -> tuple[
     Raises UsageError for a wrong $SYNERGY_PLAN outside Slurm.
     """
     if job_id is None:
-        named = environment.get("SYNERGY_PLAN", "")
-        return (plan_file.read(Path(named), 0), "") if named else (None, "")
+        path_text = environment.get("SYNERGY_PLAN", "")
+        return (plan_file.read(Path(path_text), 0), "") if path_text else (None, "")
     path, remark = plan_file.path_in_job(job_id, environment), ""
     if _can_exist(path):
         try:

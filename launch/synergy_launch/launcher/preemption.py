@@ -40,10 +40,10 @@ def is_requeued_by_preemption() -> bool:
     if "preempt/partition_prio" not in read_value(conf, "PreemptType"):
         return False  # a QOS may have a mode of its own
     partition = os.environ.get("SLURM_JOB_PARTITION", "")
-    shown = ask_slurm("scontrol", "show", "partition", partition) if partition else None
-    if shown is None:
+    partition_text = ask_slurm("scontrol", "show", "partition", partition) if partition else None
+    if partition_text is None:
         return False
-    mode = read_value(shown, "PreemptMode")
+    mode = read_value(partition_text, "PreemptMode")
     if mode in ("", "(null)", "N/A"):
         mode = read_value(conf, "PreemptMode")
     return "REQUEUE" in mode.upper().split(",")
@@ -84,9 +84,9 @@ def _others_pause_s(rank: int) -> float:
 
 def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
     """Sleep for `pause_s` seconds; a signal that comes meanwhile ends the pause, a little later on each node."""
-    seen, end = len(signals), time.monotonic() + pause_s
+    signals_before, end = len(signals), time.monotonic() + pause_s
     while (left_s := end - time.monotonic()) > 0:
-        if len(signals) > seen:
+        if len(signals) > signals_before:
             time.sleep(min(left_s, _LOOK_S * (rank % _SPREAD)))
             return
         time.sleep(min(left_s, _LOOK_S))
@@ -94,8 +94,8 @@ def _pause(pause_s: float, rank: int, signals: list[int]) -> None:
 
 def read_value(text: str, key: str) -> str:
     """Return the value in `scontrol show`'s `Key=value` or `Key   = value`; empty where there is none."""
-    found = re.search(rf"(?:^|\s){key}\s*=[ \t]*(\S*)", text)
-    return found[1] if found else ""
+    match = re.search(rf"(?:^|\s){key}\s*=[ \t]*(\S*)", text)
+    return match[1] if match else ""
 
 
 def ask_slurm(*argv: str) -> str | None:

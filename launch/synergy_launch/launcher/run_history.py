@@ -54,9 +54,9 @@ def read_history(folder: Path | None, job_id: int) -> RunHistory:
     """Return the job's history, or an empty one where there is none or it is that of another job."""
     if folder is not None:
         with contextlib.suppress(OSError, ValueError, UsageError), (folder / FILE).open("rb") as stream:
-            kept = decode(RunHistory, json.loads(stream.read(_LIMIT_BYTES)), FILE, PLAN_CHECKS)
-            if kept.job_id == job_id and kept.returns >= 0:
-                return kept
+            history = decode(RunHistory, json.loads(stream.read(_LIMIT_BYTES)), FILE, PLAN_CHECKS)
+            if history.job_id == job_id and history.returns >= 0:
+                return history
     return RunHistory(job_id)
 
 

@@ -26,10 +26,12 @@ def stall_limit_s(status: Mapping[str, Any], shortest_s: float = LEAST_S) -> flo
     if state not in ("training", "starting"):
         return None
     step_s = status.get("step_s")
-    known = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
+    has_step_time = isinstance(step_s, int | float) and not isinstance(step_s, bool) and step_s > 0
     # a training script's own log may have a line only every so many steps
     steps = STEPS + _positive(status.get("steps_between"))
-    return max(shortest_s, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if known else _UNKNOWN_S
+    return (
+        max(shortest_s, _positive(status.get("least_s")), steps * float(step_s or 0.0)) if has_step_time else _UNKNOWN_S
+    )
 
 
 def _positive(value: object) -> float:

@@ -66,21 +66,21 @@ def fit_plan(plan: Plan | None, world: int) -> tuple[Plan | None, str]:
 
 
 def plan_of_run(
-    given: PlanFile | None, script: Sequence[str], world: int, style: str = "auto"
+    plan_file: PlanFile | None, script: Sequence[str], world: int, style: str = "auto"
 ) -> tuple[Plan | None, str]:
     """Return the plan that `world` GPUs run `script` with; and a remark.
 
     The plan keeps what the script's options fix, and has the script's own batch where that is known here.
     """
-    wanted, megatron = given.plan if given else None, is_megatron(style, script[1:])
+    file_plan, megatron = plan_file.plan if plan_file else None, is_megatron(style, script[1:])
     plan, remark = fit_plan(
-        megatron_arguments.with_users_degrees(wanted, script[1:]) if wanted and megatron else wanted, world
+        megatron_arguments.with_users_degrees(file_plan, script[1:]) if file_plan and megatron else file_plan, world
     )
-    if plan is None or given is None or not megatron:
+    if plan is None or plan_file is None or not megatron:
         return plan, remark
     remarks = [remark]
-    if given.own_batch:
-        plan, other = at_own_batch(plan, script[1:], given.asked)
+    if plan_file.own_batch:
+        plan, other = at_own_batch(plan, script[1:], plan_file.asked)
         remarks.append(other)
     if plan is not None and is_bound_to_micro_batch(script[0], script[1:]):
         plan, other = _at_own_micro_batch(plan, script[1:], world)
@@ -90,8 +90,8 @@ def plan_of_run(
 
 def _at_own_micro_batch(plan: Plan, arguments: Sequence[str], world: int) -> tuple[Plan | None, str]:
     """Return the plan with the script's own micro-batch, where the loss depends on it; and a remark."""
-    if (kept := at_own_micro_batch(plan, arguments)) is not None:
-        return kept, ""
+    if (own_plan := at_own_micro_batch(plan, arguments)) is not None:
+        return own_plan, ""
     why = f"the script's own micro-batch can't make up the global batch {plan.global_batch} on dp={plan.dp}"
     if megatron_arguments.read_plan(arguments, world) is not None:
         return None, f"{why}: its own degrees are used"
@@ -210,9 +210,9 @@ def plan_json(plan: Plan) -> str:
     return json.dumps({name: value for name, value in encode(plan).items() if name != "exchange"})
 
 
-def no_exchange_message(asked: str) -> str:
-    """Return a remark for the log of a script that can't exchange as it was `asked` to."""
-    return f"comm=: its replicas can't exchange by {asked}: every gradient is exchanged in every step"
+def no_exchange_message(exchange: str) -> str:
+    """Return a remark for the log of a script that can't exchange as it was `exchange` to."""
+    return f"comm=: its replicas can't exchange by {exchange}: every gradient is exchanged in every step"
 
 
 def _torchrun(allocation: JobAllocation, master: str, run: int) -> list[str]:

@@ -125,17 +125,17 @@ class StatusReports:
         self._daemon_uid = plan_file.by
         return plan_file.report
 
-    def _take_answer(self, told: ReportAnswer) -> None:
-        if told.request:
-            self.request = max(self.request, told.request)
+    def _take_answer(self, answer: ReportAnswer) -> None:
+        if answer.request:
+            self.request = max(self.request, answer.request)
             return
-        if told.order:
+        if answer.order:
             if self._restarts is not None:
-                self._restarts.hear(told)
+                self._restarts.hear(answer)
             return
-        self._propose_batch(told.plan)
+        self._propose_batch(answer.plan)
         if self._restarts is not None:
-            self._restarts.propose(told.plan)
+            self._restarts.propose(answer.plan)
 
     @property
     def _is_reported_by_first(self) -> bool:
@@ -218,9 +218,9 @@ def read_status(run_dir: Path, supervisor: Supervisor | None) -> dict[str, Any] 
     status = run_folder.read_status(run_dir)
     if status is not None or supervisor is None:
         return status
-    seen = supervisor.status()
-    if seen is None:
+    supervisor_status = supervisor.status()
+    if supervisor_status is None:
         return None
     inside = run_folder.read_hook_state(run_dir)
-    notes = [note for note in (seen["note"], inside.get("note")) if isinstance(note, str) and note]
-    return {**seen, **inside, "note": ", ".join(notes)}
+    notes = [note for note in (supervisor_status["note"], inside.get("note")) if isinstance(note, str) and note]
+    return {**supervisor_status, **inside, "note": ", ".join(notes)}

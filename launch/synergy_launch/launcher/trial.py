@@ -87,10 +87,10 @@ class Leg:
     def __enter__(self) -> Leg:
         record = self.folder / "record"
         record.mkdir(parents=True)
-        asked = Shape("", 1, self._subject.gpus)
+        requested_shape = Shape("", 1, self._subject.gpus)
         checkpoint = self._subject.checkpoint
         trial_plan = PlanFile(
-            _JOB, self._plan, checkpoint=checkpoint, asked=asked, own_batch=True, loop=self._subject.loop
+            _JOB, self._plan, checkpoint=checkpoint, asked=requested_shape, own_batch=True, loop=self._subject.loop
         )
         plan_file.write(trial_plan, self.folder / "state")
         job = {
@@ -144,14 +144,14 @@ class Leg:
     def records(self, after: int = 0) -> list[StepRecord]:
         """Return the steps so far; with the losses of Megatron-LM's log where no process has seen any."""
         paths = [self.folder / "record" / f"steps-{rank}.jsonl" for rank in range(self.gpus)]
-        found = merge([_lines(path) for path in paths], after)
+        steps = merge([_lines(path) for path in paths], after)
         checkpoint = self._subject.checkpoint
         log = (
             {line.get("step"): line.get("loss") for line in _lines(Path(checkpoint) / "steps.jsonl")}
             if checkpoint
             else {}
         )
-        return [r if r.loss is not None else replace(r, loss=log.get(r.step)) for r in found]
+        return [r if r.loss is not None else replace(r, loss=log.get(r.step)) for r in steps]
 
     def until(self, is_done: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         """Wait until `is_done`. Raises SynergyError where the run ends before, or takes longer than `limit_s`."""
@@ -225,8 +225,8 @@ def run_trial(script: str, arguments: Sequence[str], module: bool, checkpoint: s
         _say(f"goes on from step {saved} on {other}")
         with Leg(resized, folder / "third", other, plan=plan, restarts=1) as leg:
             leg.until(lambda: len(leg.records()) >= STEPS, f"step {saved + STEPS}")
-            found = [*before, *leg.records(saved)]
-        comparison = compare(expected, found, saved)
+            resized_steps = [*before, *leg.records(saved)]
+        comparison = compare(expected, resized_steps, saved)
     for line in format_table(comparison, (subject.gpus, other)):
         click.echo(line)
     click.echo(
@@ -317,24 +317,24 @@ def _batch_script(path: str) -> str:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a file of JSON lines, without one that is being written."""
-    found = []
+    objects = []
     with contextlib.suppress(OSError), path.open(encoding="utf-8") as stream:
         for line in stream:
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
+                objects.append(json.loads(line))
+    return objects
 
 
 def _descendants(pid: int) -> list[int]:
     """Return the processes that `pid` has started, and theirs."""
-    found, waiting = [], [pid]
+    pids, waiting = [], [pid]
     while waiting:
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
                 for child in (task / "children").read_text().split():
-                    found.append(int(child))
+                    pids.append(int(child))
                     waiting.append(int(child))
-    return found
+    return pids
 
 
 def _say(text: str) -> None:

@@ -100,9 +100,9 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
     pairs = [(a, b) for a in alone for b in resized if a.step == b.step and saved < a.step <= last]
     if not pairs:
         raise ValueError(f"no step after {saved} was made by both runs")
-    seen = Counter(row for record in alone if record.step <= last for row in record.rows)
-    found = Counter(row for record in resized if record.step <= last for row in record.rows)
-    extra = found - seen
+    alone_rows = Counter(row for record in alone if record.step <= last for row in record.rows)
+    resized_rows = Counter(row for record in resized if record.step <= last for row in record.rows)
+    extra = resized_rows - alone_rows
     before = [Counter(row for record in run if record.step <= saved for row in record.rows) for run in (alone, resized)]
     losses = [(a.loss, b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
     first = [(a.loss, b.loss) for a, b in zip(alone, resized, strict=False) if a.step == b.step <= saved]
@@ -113,10 +113,10 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
         last=last,
         batch=len(pairs[-1][0].rows),
         resized_batch=len(pairs[-1][1].rows),
-        examples=seen.total(),
-        repeated=sum(count for row, count in extra.items() if row in seen),
-        other=sum(count for row, count in extra.items() if row not in seen),
-        skipped=(seen - found).total(),
+        examples=alone_rows.total(),
+        repeated=sum(count for row, count in extra.items() if row in alone_rows),
+        other=sum(count for row, count in extra.items() if row not in alone_rows),
+        skipped=(alone_rows - resized_rows).total(),
         has_random_inputs=before[0] != before[1],
         has_random_losses=is_random,
         rate_difference=max(abs(a.rate - b.rate) / max(abs(a.rate), 1e-30) for a, b in pairs),
@@ -127,42 +127,42 @@ def compare(alone: Sequence[StepRecord], resized: Sequence[StepRecord], saved: i
     )
 
 
-def format_examples(found: Comparison) -> str:
+def format_examples(comparison: Comparison) -> str:
     """Return how the examples of the resized run differ."""
-    if found.has_random_inputs:
+    if comparison.has_random_inputs:
         return "random inputs: not known"
-    named = ((found.repeated, "seen again"), (found.other, "others"), (found.skipped, "not seen"))
-    parts = [f"{count} {what}" for count, what in named if count]
-    return f"{', '.join(parts)}, of {found.examples}" if parts else f"{found.examples} seen once"
+    counts = ((comparison.repeated, "seen again"), (comparison.other, "others"), (comparison.skipped, "not seen"))
+    parts = [f"{count} {what}" for count, what in counts if count]
+    return f"{', '.join(parts)}, of {comparison.examples}" if parts else f"{comparison.examples} seen once"
 
 
-def format_loss(found: Comparison) -> str:
+def format_loss(comparison: Comparison) -> str:
     """Return whether the losses are the same."""
-    if found.is_same_loss:
+    if comparison.is_same_loss:
         return "the same"
-    if found.has_random_losses:
+    if comparison.has_random_losses:
         return "random (no seed): not known"
-    return "alike (other random numbers)" if found.is_alike else "DIFFERS"
+    return "alike (other random numbers)" if comparison.is_alike else "DIFFERS"
 
 
-def format_table(found: Comparison, sizes: tuple[int, int]) -> list[str]:
+def format_table(comparison: Comparison, sizes: tuple[int, int]) -> list[str]:
     """Return the lines of the table that a user reads."""
     first, second = sizes
 
     def verdict(is_same: bool) -> str:
         return "the same" if is_same else "DIFFERS"
 
-    data = format_examples(found)
+    data = format_examples(comparison)
     loss = "unknown: no backward() of a loss was seen"
-    if found.loss is not None and found.resized_loss is not None and found.loss_difference is not None:
-        loss = f"{found.loss:.6g} | {found.resized_loss:.6g} | at most {found.loss_difference:.2g} in a step: "
-        loss += format_loss(found)
+    if comparison.loss is not None and comparison.resized_loss is not None and comparison.loss_difference is not None:
+        loss = f"{comparison.loss:.6g} | {comparison.resized_loss:.6g} | at most {comparison.loss_difference:.2g} in a step: "
+        loss += format_loss(comparison)
     rows = [
-        ("", f"left alone on {first} | {first}, from step {found.saved + 1} on {second} |"),
-        ("steps", f"{found.saved + 1} to {found.last}"),
-        ("batch", f"{found.batch} | {found.resized_batch} | {verdict(found.is_same_batch)}"),
-        ("examples", f"{data}{'' if found.has_random_inputs else f': {verdict(found.is_same_data)}'}"),
-        ("learning rate", f"{found.rate_difference:.1g} off: {verdict(found.is_same_rate)}"),
+        ("", f"left alone on {first} | {first}, from step {comparison.saved + 1} on {second} |"),
+        ("steps", f"{comparison.saved + 1} to {comparison.last}"),
+        ("batch", f"{comparison.batch} | {comparison.resized_batch} | {verdict(comparison.is_same_batch)}"),
+        ("examples", f"{data}{'' if comparison.has_random_inputs else f': {verdict(comparison.is_same_data)}'}"),
+        ("learning rate", f"{comparison.rate_difference:.1g} off: {verdict(comparison.is_same_rate)}"),
         ("loss", loss),
     ]
     return [f"{name:<15}{text}" for name, text in rows]

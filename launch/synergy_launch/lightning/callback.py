@@ -93,10 +93,10 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             "num_nodes": settings.world // here,
             "accumulate_grad_batches": self._unit.micro_batches,
         }
-        named = Path(checkpoint).absolute() if checkpoint else None
+        checkpoint_folder = Path(checkpoint).absolute() if checkpoint else None
         if is_own_folder:
-            settings = self._settings = replace(settings, checkpoint_dir=named)
-        self._folder = settings.checkpoint_dir or named
+            settings = self._settings = replace(settings, checkpoint_dir=checkpoint_folder)
+        self._folder = settings.checkpoint_dir or checkpoint_folder
         self._rule, self._seed = lr_rule, seed
         self._interval, self._tokens_per_sample = checkpoint_interval, tokens_per_sample
         self._trainer: Any = None  # while it fits
@@ -168,14 +168,14 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             self._fresh = rewrite(checkpoint, state["micro_batches"], unit.micro_batches, state["epoch_steps"])
 
     def state_dict(self) -> dict[str, Any]:
-        made, plan = self.accumulation, self.agent.plan if self.agent is not None else self._unit
+        accumulation, plan = self.accumulation, self.agent.plan if self.agent is not None else self._unit
         return {
             "unit": self._unit.global_batch,
             "micro_batches": self._unit.micro_batches,
             "epoch_steps": self._data.steps if self._data is not None else 0,
-            "inside": made is not None and made.is_inside_batch,
+            "inside": accumulation is not None and accumulation.is_inside_batch,
             "batch": [plan.global_batch, plan.micro_batch],
-            "noise": made.noise.state() if made is not None else self._restored.get("noise"),
+            "noise": accumulation.noise.state() if accumulation is not None else self._restored.get("noise"),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -197,9 +197,9 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             agent = Agent(settings, unit, ranks, peak_memory=peak_memory, device_memory=device_memory)
             agent.install_signals()  # after Lightning's own, which would leave without a checkpoint
             newest = agent.find_checkpoint(self._folder).checkpoint
-            kept = newest.step if newest is not None else None
+            newest_step = newest.step if newest is not None else None
             most, least = ranks.maximum([step, (1 << 62) - step])
-            if (kept is not None and kept != step) or most != (1 << 62) - least:
+            if (newest_step is not None and newest_step != step) or most != (1 << 62) - least:
                 what = f"{newest.path if newest else 'no checkpoint'} is the newest, but training starts at step {step}"
                 raise UsageError("fit", what, "ckpt_path=synergy.resume_from(), or another folder")
         self.agent = agent
@@ -225,14 +225,14 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._act()
-        made, count = self.accumulation, self._unit.micro_batches
+        accumulation, count = self.accumulation, self._unit.micro_batches
         if batch_idx % count == 0:
             assert self._data is not None
             self._epoch_ends = batch_idx // count + 1 == self._data.steps
-            if made is not None:
+            if accumulation is not None:
                 ends = self._epoch_ends or trainer.global_step + 1 == trainer.max_steps
-                self._last = ends or made.steps_left <= 1
-                made.begin(self._last)
+                self._last = ends or accumulation.steps_left <= 1
+                accumulation.begin(self._last)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         if self.accumulation is not None:
@@ -244,25 +244,25 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
             self.accumulation.before_optimizer(self._last, self._epoch_ends)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        agent, made, unit = self.agent, self.accumulation, self._unit
+        agent, accumulation, unit = self.agent, self.accumulation, self._unit
         assert agent is not None, "on_train_start comes first"
-        if made is None and isinstance(outputs, Mapping) and "loss" in outputs:
+        if accumulation is None and isinstance(outputs, Mapping) and "loss" in outputs:
             self._losses.append(outputs["loss"].detach())
-        if (batch_idx + 1) % unit.micro_batches or (made is not None and not self._last):
+        if (batch_idx + 1) % unit.micro_batches or (accumulation is not None and not self._last):
             return
         total = self._total(trainer)
         boundary = agent.look(
             int(trainer.global_step),
-            loss=made.loss if made is not None else self._loss(agent.ranks),
+            loss=accumulation.loss if accumulation is not None else self._loss(agent.ranks),
             tokens=self._samples() * self._tokens_per_sample,
-            noise_scale=made.noise.value if made is not None else None,
+            noise_scale=accumulation.noise.value if accumulation is not None else None,
             done=float(self._samples()),
             total=float(total) if total is not None else None,
-            finite=made is None or made.finite,
+            finite=accumulation is None or accumulation.finite,
         )
-        changed = agent.take_batch(unit.global_batch) if made is not None else None
-        if changed is not None and made is not None:
-            made.follow(changed)
+        changed = agent.take_batch(unit.global_batch) if accumulation is not None else None
+        if changed is not None and accumulation is not None:
+            accumulation.follow(changed)
             self._note_batch()
         self._due = boundary
         # at the next batch's start, so that this one's other hooks come first; a checkpoint leaves time for a validation before it
@@ -310,16 +310,16 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         assert agent is not None
         self._close()
         self._last = True
-        chosen = None if settings.own_batch else settings.plan
+        launcher_plan = None if settings.own_batch else settings.plan
         why = batch_obstacle(trainer)
         if why or os.environ.get("SYNERGY_NOISE") == "0":
             if why:
                 agent.note(f"the batch stays, and its noise is not measured: {why}")
-            if chosen is not None and chosen.global_batch != unit.global_batch:
-                agent.note(f"global batch {unit.global_batch} in place of the plan's {chosen.global_batch}")
+            if launcher_plan is not None and launcher_plan.global_batch != unit.global_batch:
+                agent.note(f"global batch {unit.global_batch} in place of the plan's {launcher_plan.global_batch}")
             return
-        plan = round_batch(chosen, unit) if chosen is not None else unit
-        if chosen is None and settings.batch_range is not None and self._restored:
+        plan = round_batch(launcher_plan, unit) if launcher_plan is not None else unit
+        if launcher_plan is None and settings.batch_range is not None and self._restored:
             plan = round_batch(
                 replace(unit, global_batch=int(self._restored["batch"][0])), unit
             )  # the run's own choice
@@ -327,18 +327,18 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
         agent.status.update(plan=asdict(plan))
         optimizer = trainer.optimizers[0]
         rule = choose_rule(optimizer, self._rule, noise_known=False)
-        made = Accumulation(
+        accumulation = Accumulation(
             module, optimizer, unit=unit, plan=plan, ranks=agent.ranks, rule=rule, whole=True,
             wrapped=trainer.strategy.model,
         )  # fmt: skip
         if self._restored.get("noise"):
-            made.noise.restore(dict(self._restored["noise"]))
+            accumulation.noise.restore(dict(self._restored["noise"]))
         # before Lightning's schedules step, which go on from the tuned rates
-        self._handle = optimizer.register_step_post_hook(lambda *_: made.after_optimizer())
-        self.accumulation = made
+        self._handle = optimizer.register_step_post_hook(lambda *_: accumulation.after_optimizer())
+        self.accumulation = accumulation
         self._note_batch()
-        if chosen is not None and plan.global_batch != chosen.global_batch:
-            what = f"global batch {plan.global_batch} in place of the plan's {chosen.global_batch}"
+        if launcher_plan is not None and plan.global_batch != launcher_plan.global_batch:
+            what = f"global batch {plan.global_batch} in place of the plan's {launcher_plan.global_batch}"
             agent.note(f"{what}: it is a multiple of {unit.global_batch}")
 
     def _note_batch(self) -> None:
@@ -362,8 +362,8 @@ class SynergyCallback(Callback):  # type: ignore[misc]  # no types where lightni
 
     def _save(self, folder: Path) -> Mapping[str, Any]:
         trainer, ranks = self._trainer, self.agent.ranks if self.agent is not None else OneProcess()
-        micro, made = trainer.fit_loop.epoch_loop.batch_progress.current.processed, self.accumulation
-        if micro % self._unit.micro_batches or (made is not None and made.is_inside_batch):
+        micro, accumulation = trainer.fit_loop.epoch_loop.batch_progress.current.processed, self.accumulation
+        if micro % self._unit.micro_batches or (accumulation is not None and accumulation.is_inside_batch):
             what = "it was stopped inside a batch, whose gradients no checkpoint has"
             raise UsageError("fit", what, "stop it at the end of an epoch, or by SIGTERM")
         # not Trainer.save_checkpoint, where the other ranks would wait for one that could not write
@@ -391,12 +391,14 @@ def _is_in_micro_batches(interval: Any, steps: int) -> bool:
 
 def _unit(settings: AgentSettings, global_batch: int, most: int | None) -> Plan:
     """Return the plan of one of Lightning's steps, in micro-batches of at most the plan's or `most` examples. Raises UsageError."""
-    chosen = check_degrees(settings.plan, (), "SYNERGY_PLAN_JSON") if settings.plan is not None else None
+    launcher_plan = check_degrees(settings.plan, (), "SYNERGY_PLAN_JSON") if settings.plan is not None else None
     if most is not None and most < 1:
         raise UsageError("SynergyCallback", f"micro_batch={most}", "a whole number of 1 or more")
-    micro = micro_batch(global_batch, settings.world, chosen.micro_batch if chosen else most or global_batch)
+    micro = micro_batch(
+        global_batch, settings.world, launcher_plan.micro_batch if launcher_plan else most or global_batch
+    )
     if micro is None:
         what = f"global_batch={global_batch} can't be shared out to {settings.world} processes"
         raise UsageError("SynergyCallback", what, "a multiple of each number of GPUs that the job may have")
-    plan = replace(chosen or Plan(), dp=settings.world, global_batch=global_batch, micro_batch=micro)
+    plan = replace(launcher_plan or Plan(), dp=settings.world, global_batch=global_batch, micro_batch=micro)
     return check_plan(plan, settings.world, "SynergyCallback")

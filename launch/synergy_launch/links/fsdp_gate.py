@@ -47,13 +47,13 @@ def _groups(model: torch.nn.Module) -> list[Any]:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:  # an older torch
         return []
-    found: list[Any] = []
+    groups: list[Any] = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
             several = getattr(state, "_fsdp_param_groups", None)
-            found += [state._fsdp_param_group] if several is None else several
-    return [group for group in found if group is not None]
+            groups += [state._fsdp_param_group] if several is None else several
+    return [group for group in groups if group is not None]
 
 
 class FsdpGate:

@@ -65,7 +65,7 @@ def install() -> None:
 
 
 def _gate_fsdp_class(module: ModuleType) -> None:
-    made: Any = module.TorchFullyShardedDataParallel
+    fsdp_class: Any = module.TorchFullyShardedDataParallel
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -76,11 +76,11 @@ def _gate_fsdp_class(module: ModuleType) -> None:
         except Exception as error:  # as below
             _say(error)
 
-    original, made.__init__ = made.__init__, init
+    original, fsdp_class.__init__ = fsdp_class.__init__, init
 
 
 def _gate_class(module: ModuleType) -> None:
-    made: Any = module.DistributedDataParallel
+    ddp_class: Any = module.DistributedDataParallel
     gates: list[Any] = []  # one of this process, for all its chunks
     failed = False
 
@@ -95,7 +95,7 @@ def _gate_class(module: ModuleType) -> None:
             failed = True
             _say(error)
 
-    original, made.__init__ = made.__init__, init
+    original, ddp_class.__init__ = ddp_class.__init__, init
 
 
 def _gate(chunk: Any, gates: list[Any]) -> None:

@@ -82,10 +82,10 @@ class DdpGate:
 
     def install(self, model: DistributedDataParallel) -> None:
         """Install the gate in the model. Raises RuntimeError where the model has a hook already."""
-        wanted: Any = model
+        untyped_model: Any = model
         # past the model's own register_comm_hook, which would keep it in the model
-        _C10D._register_comm_hook(wanted.reducer, self, reduce_when_allowed)
-        wanted.logger._set_comm_hook_name(reduce_when_allowed.__qualname__)
+        _C10D._register_comm_hook(untyped_model.reducer, self, reduce_when_allowed)
+        untyped_model.logger._set_comm_hook_name(reduce_when_allowed.__qualname__)
         _GATES[model] = self
         _let_scripts_register()
         weakref.finalize(model, self._gate.close).atexit = False
@@ -98,15 +98,15 @@ class DdpGate:
 
     def take_builtin(self, kind: Any) -> None:
         """Do as `take`, for one of torch's own hooks: what it does in C++, in Python. Raises RuntimeError for one that is unknown."""
-        known: dict[Any, Callable[[Any], Any]] = {
+        hook_by_kind: dict[Any, Callable[[Any], Any]] = {
             _C10D.BuiltinCommHookType.ALLREDUCE: self._mean,
             _C10D.BuiltinCommHookType.FP16_COMPRESS: lambda bucket: default_hooks.fp16_compress_hook(
                 self._group, bucket
             ),
         }
-        if kind not in known:
+        if kind not in hook_by_kind:
             raise RuntimeError(f"{kind} can't be registered where all-reduces are gated")
-        self.take(known[kind])
+        self.take(hook_by_kind[kind])
 
     def reduce(self, bucket: Any) -> Any:
         """Reduce a bucket as the inner hook does, and ask the gate before the first bucket."""

@@ -155,13 +155,13 @@ class LinkGate:
     def end(self) -> None:
         """Tell the arbiter, if it was asked, that the message has arrived. Never waits."""
         with self._changed:
-            held, self._held = self._held, 0
+            message, self._held = self._held, 0
             wire = self._wire
-        if not held or wire is None:
+        if not message or wire is None:
             return
         self._took.append(self._monotonic() - self._since)
         try:
-            wire.send(done_line(held))
+            wire.send(done_line(message))
         except OSError as error:
             self._drop(wire, one_line(str(error), 200))
 

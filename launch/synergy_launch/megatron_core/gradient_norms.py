@@ -111,24 +111,26 @@ class GradientNoise:
 
     def _read(self, *values: torch.Tensor) -> list[float]:
         """Read numbers that lie on the device, all in one transfer."""
-        found: list[float] = torch.stack([value.to(values[-1].device, torch.float64) for value in values]).tolist()
-        return found
+        numbers: list[float] = torch.stack([value.to(values[-1].device, torch.float64) for value in values]).tolist()
+        return numbers
 
     def _big_square(self) -> torch.Tensor:
         """Return the square of the reduced gradient. With the distributed optimizer only this rank's slice of each bucket holds it."""
         if not self._distributed:
             norms = [self._places.norm(p.main_grad, number) for number, p in enumerate(self._parameters)]
             return self._square(norms, list(range(len(norms))))
-        known = {parameter: number for number, parameter in enumerate(self._parameters)}
+        number_by_parameter = {parameter: number for number, parameter in enumerate(self._parameters)}
         norms, numbers = [], []
-        for number, part, first, _ in reduced_slices(self._model.buffers, known):
+        for number, part, first, _ in reduced_slices(self._model.buffers, number_by_parameter):
             norms.append(self._places.norm(part, number, first))
             numbers.append(number)
         return self._square(norms, numbers)
 
 
-def reduced_slices(buffers: Iterable[Any], known: Mapping[Any, int]) -> Iterator[tuple[int, torch.Tensor, int, int]]:
-    """Yield the parts of the reduced gradient of `known` parameters that this rank of the distributed optimizer holds.
+def reduced_slices(
+    buffers: Iterable[Any], number_by_parameter: Mapping[Any, int]
+) -> Iterator[tuple[int, torch.Tensor, int, int]]:
+    """Yield the parts of the reduced gradient of `number_by_parameter` parameters that this rank of the distributed optimizer holds.
 
     Each is (the parameter's number, its part here, where in it that begins, how many ranks share out the buffer).
     """
@@ -136,11 +138,16 @@ def reduced_slices(buffers: Iterable[Any], known: Mapping[Any, int]) -> Iterator
         size = torch.distributed.get_world_size(buffer.data_parallel_group)
         rank = torch.distributed.get_rank(buffer.data_parallel_group)
         for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
-            if parameter not in known:
+            if parameter not in number_by_parameter:
                 continue
             bucket = buffer.buckets[bucket_id]
             share = bucket.grad_data.numel() // size
             low = max(start - bucket.offset, rank * share)
             high = min(end - bucket.offset, (rank + 1) * share)
             if low < high:
-                yield known[parameter], bucket.grad_data.view(-1)[low:high], low + bucket.offset - start, size
+                yield (
+                    number_by_parameter[parameter],
+                    bucket.grad_data.view(-1)[low:high],
+                    low + bucket.offset - start,
+                    size,
+                )

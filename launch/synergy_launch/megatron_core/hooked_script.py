@@ -118,7 +118,7 @@ class ScriptRun:
                 proposed = run_folder.read_proposed_batch(self._settings.run_dir)
         except Exception as error:  # this Megatron may differ inside from the known ones
             _say(error)
-        able, movable, wanted = script_noise.total(
+        able, movable, proposed_batch = script_noise.total(
             [noise is not None, moving is not None, proposed[0] if proposed else 0]
         )
         if able == dist.get_world_size():
@@ -129,7 +129,7 @@ class ScriptRun:
             self.batch = moving
             calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR = moving
             moving.start()
-            moving.ask(round(wanted))
+            moving.ask(round(proposed_batch))
         self._tells = self._tells and self.noise is not None
         if self._tells:
             self._safely(self._prepare)
@@ -224,13 +224,15 @@ class ScriptRun:
             return 0
         folder, now = self._settings.run_dir, self.batch.batch
         proposed = run_folder.read_proposed_batch(folder) if folder is not None else None
-        wanted = proposed[0] if proposed is not None else self._own_choice()
-        if wanted in (0, now):
+        next_batch = proposed[0] if proposed is not None else self._own_choice()
+        if next_batch in (0, now):
             return 0
-        if not self.batch.can_take(wanted):
-            self._note = f"global batch {wanted} does not divide into micro-batches of {self.batch.micro_batch_size}"
+        if not self.batch.can_take(next_batch):
+            self._note = (
+                f"global batch {next_batch} does not divide into micro-batches of {self.batch.micro_batch_size}"
+            )
             return 0
-        return wanted
+        return next_batch
 
     def _own_choice(self) -> int:
         from synergy_core.records import Plan
@@ -239,8 +241,8 @@ class ScriptRun:
             return 0
         plan: Plan = self._settings.plan or Plan()
         plan = self.batch.as_plan(plan)
-        chosen = self._tuner.after_step(plan, self._timer.median_s, self.noise.scale.value)
-        return int(self.batch.nearest(chosen.global_batch))
+        tuned_plan = self._tuner.after_step(plan, self._timer.median_s, self.noise.scale.value)
+        return int(self.batch.nearest(tuned_plan.global_batch))
 
     def _accept_batch(self, batch: int) -> None:
         if batch and self.batch is not None:

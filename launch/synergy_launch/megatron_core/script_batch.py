@@ -161,9 +161,9 @@ class MovingBatch:
         if self._wanted != self.batch:
             self.batch, self.moved = self._wanted, True
             self._set_rates()
-        left = self._samples - consumed
-        if self.moved and left < self.batch:
-            self.batch = self.nearest(left)  # the last iteration ends where the samples do
+        remaining_samples = self._samples - consumed
+        if self.moved and remaining_samples < self.batch:
+            self.batch = self.nearest(remaining_samples)  # the last iteration ends where the samples do
         self._set_length(consumed)
 
     def _set_length(self, consumed: int) -> None:
@@ -179,8 +179,8 @@ class MovingBatch:
         by = {**dict.fromkeys(_RATES, scale.rate), **dict.fromkeys(_DECAYS, decay)}
         for name, value in self._rates.items():
             setattr(self._scheduler, name, value * by[name])
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update({name: value * by[name] for name, value in kept.items()})
+        for group, tuned_rates in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update({name: value * by[name] for name, value in tuned_rates.items()})
         self._scheduler.step(0)
 
 
@@ -203,14 +203,14 @@ def _group_rates(args: Any, group: dict[str, Any]) -> dict[str, Any]:
     A checkpoint's param groups bring the rates of the batch that it was written at; the arguments' are this batch's.
     """
     if group.get("default_config", True) and not group.get("is_decoupled_lr"):
-        known = {"max_lr": args.lr, "min_lr": args.min_lr}
+        argument_rates = {"max_lr": args.lr, "min_lr": args.min_lr}
     else:
-        known = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
-    of_arguments = {name: value for name, value in known.items() if name in group and value is not None}
+        argument_rates = {"max_lr": args.decoupled_lr, "min_lr": args.decoupled_min_lr}
+    of_arguments = {name: value for name, value in argument_rates.items() if name in group and value is not None}
     return {name: group[name] for name in (*_RATES, *_DECAYS) if name in group} | of_arguments
 
 
 def keep_history(folder: Path, iteration: int, batch: int) -> None:
     """Write into the checkpoint folder that iterations from this one on have `batch`, for the launcher's next start. Raises OSError."""
-    known = batch_arguments.Trained(iteration, batch_arguments.history(folder))
-    batch_arguments.write(folder, known.with_batch(batch))
+    record = batch_arguments.Trained(iteration, batch_arguments.history(folder))
+    batch_arguments.write(folder, record.with_batch(batch))

@@ -323,7 +323,7 @@ class ScriptNoise:
         """
         degrees, size, config = self._degrees, self._size, self._chunks[0].config
         per_token = bool(getattr(config, "calculate_per_token_loss", False))
-        counted = self._sampled_micro_batches
+        sampled_micro_batches = self._sampled_micro_batches
         # main_grad is a mean over micro-batches, or with per-token loss a sum over all of the step's tokens
         factor = float(size.micro_batches if self._mode is Mode.MICRO else 1)
         factor *= degrees.dp if per_token else 1 / degrees.cp
@@ -339,15 +339,17 @@ class ScriptNoise:
         if self._mode is not Mode.PAIR:
             vector, factors = self._sample_reduced_gradient()
             sums.append(torch.dot(vector * factors, vector))
-        *found, unit = _read(*sums, scale)
+        *readings, unit = _read(*sums, scale)
         unit = unit * size.micro_batches * size.micro_batch * degrees.dp if per_token else unit
         if self._mode is Mode.PAIR:
-            both, product = found
+            both, product = readings
             values[:2] = [both / unit**2, (both + product) / 2 / unit**2]
         else:
-            values[:2] = [found[0] * factor**2 / (ranks * counted) / unit**2, found[1] / unit**2]
-            seen = all(self._fired.get(number, 0) >= counted for number in range(len(self._parameters)))
-            values[2] = 0.0 if seen else 1.0
+            values[:2] = [readings[0] * factor**2 / (ranks * sampled_micro_batches) / unit**2, readings[1] / unit**2]
+            has_all_gradients = all(
+                self._fired.get(number, 0) >= sampled_micro_batches for number in range(len(self._parameters))
+            )
+            values[2] = 0.0 if has_all_gradients else 1.0
         values[3] = 1.0 if sum(p.numel() for p in self._parameters) > BUDGET else 0.0
 
     def _compare_steps(self) -> list[torch.Tensor]:
@@ -406,5 +408,5 @@ def _device() -> torch.device:
 
 def _read(*values: torch.Tensor) -> list[float]:
     """Read numbers that lie on the device, all in one transfer."""
-    found: list[float] = torch.stack([value.to(_device(), torch.float64).reshape(()) for value in values]).tolist()
-    return found
+    numbers: list[float] = torch.stack([value.to(_device(), torch.float64).reshape(()) for value in values]).tolist()
+    return numbers

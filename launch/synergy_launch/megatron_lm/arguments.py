@@ -164,8 +164,8 @@ def _read_recompute(arguments: Sequence[str], layers: int) -> tuple[str, int]:
         return FULL, some if block and not (layers and some >= layers) else 0
     if granularity != SELECTIVE and not has_option(arguments, "--recompute-activations"):
         return NONE, 0
-    named = frozenset(option_words(arguments, _MODULES))
-    return of_modules(named & set(MODULES)) if named else SELECTIVE, 0
+    modules = frozenset(option_words(arguments, _MODULES))
+    return of_modules(modules & set(MODULES)) if modules else SELECTIVE, 0
 
 
 def with_users_degrees(plan: Plan, arguments: Sequence[str]) -> Plan:

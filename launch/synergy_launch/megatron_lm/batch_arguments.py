@@ -54,10 +54,10 @@ class Trained:
 
     def with_batch(self, batch: int) -> Trained:
         """Return the record once iterations from here on have `batch`; what lay behind the checkpoint is lost and forgotten."""
-        kept = [entry for entry in self.batches if entry[0] < self.iteration]
-        if not kept or kept[-1][1] != batch:
-            kept.append((self.iteration, batch))
-        return Trained(self.iteration, tuple(kept))
+        entries = [entry for entry in self.batches if entry[0] < self.iteration]
+        if not entries or entries[-1][1] != batch:
+            entries.append((self.iteration, batch))
+        return Trained(self.iteration, tuple(entries))
 
 
 def read(folder: Path) -> Trained:
@@ -137,10 +137,10 @@ def _with_lengths(out: list[str], base: int, batch: int, trained: Trained) -> li
         return out
     if not option_values(out, "--lr-decay-samples"):
         out = [*out, "--lr-decay-samples", str(total)]
-    left = max(0, total - trained.samples(base))
-    iterations = trained.iteration + -(-left // batch)
+    remaining_samples = max(0, total - trained.samples(base))
+    iterations = trained.iteration + -(-remaining_samples // batch)
     # Megatron takes this number for the size of its data as well: never less than what the run has seen and will see
-    samples = max(iterations * batch, trained.samples(base) + left if left else 0)
+    samples = max(iterations * batch, trained.samples(base) + remaining_samples if remaining_samples else 0)
     out = [*drop_options(out, ("--train-iters", "--train-samples")), "--train-samples", str(samples)]
     own = option_number(out, "--exit-interval", 0)
     sooner = own and (trained.iteration // own + 1) * own <= iterations  # the user's own stop comes first

@@ -42,6 +42,6 @@ def check(arguments: Sequence[str], folder: Path | None, world: int) -> None:
 
 def _processes(folder: Path) -> int:
     try:
-        return len({found[1] for entry in folder.iterdir() if (found := _FILE.match(entry.name))})
+        return len({match[1] for entry in folder.iterdir() if (match := _FILE.match(entry.name))})
     except OSError:
         return 0

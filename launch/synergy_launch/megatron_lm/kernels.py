@@ -53,10 +53,12 @@ def detect_kernels(
     `version`: Megatron-LM's, None where it is not known. `is_there`: whether a module can be imported. `torch`: its version. Nothing is
     known where Transformer Engine should be used, and can't be found from here.
     """
-    chosen = (option_values(argv, "--transformer-impl") or [""])[-1]
+    implementation = (option_values(argv, "--transformer-impl") or [""])[-1]
     default = "" if version is None else TRANSFORMER_ENGINE if version >= _TE_BY_DEFAULT_FROM else "local"
-    engine = (chosen or default) == TRANSFORMER_ENGINE
-    if (chosen or default) not in (TRANSFORMER_ENGINE, "local") or (engine and not is_there(TRANSFORMER_ENGINE)):
+    engine = (implementation or default) == TRANSFORMER_ENGINE
+    if (implementation or default) not in (TRANSFORMER_ENGINE, "local") or (
+        engine and not is_there(TRANSFORMER_ENGINE)
+    ):
         return UNKNOWN
     backend = (option_values(argv, "--attention-backend") or [""])[-1]
     activation = "--no-bias-swiglu-fusion" if has_option(argv, "--swiglu") else "--no-bias-gelu-fusion"

@@ -118,8 +118,8 @@ class Log:
         completed = []
         for line in lines:
             if not self._too_long and len(line) <= MAX_LINE:
-                made = self._take(line.decode("utf-8", "replace"))
-                completed += [made] if made else []
+                log_line = self._take(line.decode("utf-8", "replace"))
+                completed += [log_line] if log_line else []
             self._too_long = False
         # the end of a line that never ends is not kept
         self._too_long = self._too_long or len(rest) > MAX_LINE

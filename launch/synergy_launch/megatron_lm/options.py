@@ -20,16 +20,16 @@ def option_values(arguments: Sequence[str], name: str) -> list[str]:
 
 def option_words(arguments: Sequence[str], name: str) -> list[str]:
     """Return all values of option `name` where it is given last, up to the next option."""
-    found: list[str] = []
+    values: list[str] = []
     inside = False
     for word in arguments:
         if OPTION.match(word):
             option, equals, value = word.partition("=")
             inside = option == name
-            found = ([value] if equals else []) if inside else found
+            values = ([value] if equals else []) if inside else values
         elif inside:
-            found.append(word)
-    return found
+            values.append(word)
+    return values
 
 
 def option_number(arguments: Sequence[str], name: str, default: int) -> int:

@@ -14,7 +14,7 @@ from synergy_launch.megatron_lm.options import option_number, option_values
 RAMP = "--rampup-batch-size"  # START INCREMENT SAMPLES
 
 
-def own_batch(arguments: Sequence[str], asked: Shape | None) -> int:
+def own_batch(arguments: Sequence[str], requested_shape: Shape | None) -> int:
     """Return the global batch of a user's own `arguments` on the GPUs of the sbatch line; 0 where they do not say.
 
     Without --global-batch-size Megatron-LM has one micro-batch a replica.
@@ -23,16 +23,16 @@ def own_batch(arguments: Sequence[str], asked: Shape | None) -> int:
         return batch
     kinds = ("tensor-model", "pipeline-model", "context")
     degrees = math.prod(option_number(arguments, f"--{kind}-parallel-size", 1) for kind in kinds)
-    replicas, rest = divmod(asked.gpus if asked else 0, degrees)
+    replicas, rest = divmod(requested_shape.gpus if requested_shape else 0, degrees)
     return 0 if rest else replicas * option_number(arguments, "--micro-batch-size", 0)
 
 
-def at_own_batch(plan: Plan, arguments: Sequence[str], asked: Shape | None) -> tuple[Plan | None, str]:
+def at_own_batch(plan: Plan, arguments: Sequence[str], requested_shape: Shape | None) -> tuple[Plan | None, str]:
     """Return `plan` with the script's own global batch, and a micro-batch that divides it and each step of its ramp.
 
     Return None, and why, where the plan's replicas can't share that out. Virtual stages go where they do not divide it.
     """
-    batch = own_batch(arguments, asked)
+    batch = own_batch(arguments, requested_shape)
     if not batch:
         return None, "the script's global batch is not known: its own degrees are used"
     ramp = [int(word) for word in _ramp(arguments)[:2] if word.isascii() and word.isdecimal() and len(word) < 10]

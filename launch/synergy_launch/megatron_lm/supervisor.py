@@ -162,11 +162,11 @@ class Supervisor:
             self._thread.join(2.0)  # a grandchild may hold the pipe
         self._looked_at = -_LOOK_S
         elsewhere = self._nodes > 1 and not self._declined and self._tried < requests
-        asked = max(self._asked, requests if elsewhere else 0)
+        newest_request = max(self._asked, requests if elsewhere else 0)
         newest, saved = self.log.newest, self._read_tracker()
         ended = newest is not None and max(newest.iteration, saved or 0) >= newest.last
         there = saved is not None and (newest is None or saved >= newest.iteration)
-        if code or ended or not there or asked <= self.acknowledged:
+        if code or ended or not there or newest_request <= self.acknowledged:
             self.state = "done" if not code and ended else "failed"
             return False
         self.answer_with_newest(requests)
@@ -189,8 +189,8 @@ class Supervisor:
             for count, what in ((self.log.nan, "NaN"), (self.log.skipped, "skipped"))
             if count
         ]
-        left = max(0, newest.last - newest.iteration) * (newest.batch or 0)
-        counted = newest.consumed_samples is not None and newest.batch is not None
+        remaining_samples = max(0, newest.last - newest.iteration) * (newest.batch or 0)
+        has_sample_count = newest.consumed_samples is not None and newest.batch is not None
         return {
             "step": newest.iteration,
             "step_s": self.log.step_s,
@@ -205,8 +205,8 @@ class Supervisor:
             if newest.consumed_samples is not None and self._seq
             else None,
             "peak_memory_bytes": self.log.peak_bytes,
-            "done": newest.consumed_samples if counted else None,
-            "total": (newest.consumed_samples or 0) + left if counted else None,
+            "done": newest.consumed_samples if has_sample_count else None,
+            "total": (newest.consumed_samples or 0) + remaining_samples if has_sample_count else None,
             "checkpoint_step": self.checkpoint_step(),
             "checkpoint_requests": self.acknowledged,
             "plan": asdict(plan) if plan else None,

@@ -60,9 +60,13 @@ def causal_attention(
     length, rank = query.shape[-2] // 2, dimension_rank(mesh, CP)
     mixed = []
     for part, chunk in zip(query.chunk(2, dim=-2), (rank, 2 * cp - 1 - rank), strict=True):
-        seen = (chunk + 1) * length
-        mask = causal_lower_right(length, seen)
-        mixed.append(scaled_dot_product_attention(part, key[..., :seen, :], value[..., :seen, :], attn_mask=mask))
+        visible_length = (chunk + 1) * length
+        mask = causal_lower_right(length, visible_length)
+        mixed.append(
+            scaled_dot_product_attention(
+                part, key[..., :visible_length, :], value[..., :visible_length, :], attn_mask=mask
+            )
+        )
     return torch.cat(mixed, dim=-2)
 
 

@@ -126,8 +126,10 @@ class GradientNorms:
         plan, places = self._plan, self._places
         small = places.square(self._small, self._numbers)
         self._forget()
-        held = [(n, p.grad) for n, p in enumerate(self._parameters) if p.grad is not None]
-        big = places.square([places.norm(_local(g), n) for n, g in held], [n for n, _ in held])
+        numbered_gradients = [(n, p.grad) for n, p in enumerate(self._parameters) if p.grad is not None]
+        big = places.square(
+            [places.norm(_local(g), n) for n, g in numbered_gradients], [n for n, _ in numbered_gradients]
+        )
         mean, small_, big_ = _read(loss, small, big)
         count = plan.micro_batches
         # Each loss was divided by the number of micro-batches.
@@ -163,8 +165,8 @@ class GradientNorms:
             self._numbers.append(number)
 
     def _consecutive(self, loss: torch.Tensor, unscale: float) -> tuple[float, Norms]:
-        held = [(id(p), _local(p.grad).detach()) for p in self._parameters if p.grad is not None]
-        ids, gradients = [i for i, _ in held], [g for _, g in held]
+        gradient_pairs = [(id(p), _local(p.grad).detach()) for p in self._parameters if p.grad is not None]
+        ids, gradients = [i for i, _ in gradient_pairs], [g for _, g in gradient_pairs]
         if not gradients:
             return float(loss), SILENT
         before, self._before = self._before, None
@@ -206,8 +208,8 @@ def _weight(parameter: torch.Tensor, world: int) -> float:
 def _read(*values: torch.Tensor) -> list[float]:
     """Read numbers that lie on the device, all in one transfer."""
     device = values[-1].device
-    found: list[float] = torch.stack([value.to(device, torch.float64) for value in values]).tolist()
-    return found
+    numbers: list[float] = torch.stack([value.to(device, torch.float64) for value in values]).tolist()
+    return numbers
 
 
 def clip_gradients(model: torch.nn.Module, bound: float, stages: dist.ProcessGroup | None) -> None:

@@ -50,8 +50,8 @@ class Pipeline:
         kind = Schedule1F1B if micro_batches >= self.stages else ScheduleGPipe  # fewer can't keep all stages busy
         self._schedule = kind(stage, micro_batches, loss_fn=self._loss)
         # without it the last stage keeps the logits of all micro-batches; older torch has no such argument
-        named = inspect.signature(self._schedule.step).parameters
-        self._more = {"return_outputs": False} if "return_outputs" in named else {}
+        parameters = inspect.signature(self._schedule.step).parameters
+        self._more = {"return_outputs": False} if "return_outputs" in parameters else {}
 
     def __call__(self, inputs: Any, labels: Any) -> torch.Tensor:
         """Return what SynergyTask.step takes, from what SynergyTask.batches gave.

@@ -20,23 +20,35 @@ def run_plan(settings: AgentSettings, mesh: Degrees, global_batch: int, micro_ba
 
     `micro_batch` None: the global batch over the replicas. Raises UsageError.
     """
-    chosen = settings.plan
-    if chosen is None:
+    launcher_plan = settings.plan
+    if launcher_plan is None:
         micro = micro_batch or max(1, global_batch // mesh.dp)
         plan = Plan(mesh.tp, mesh.pp, mesh.dp, cp=mesh.cp, global_batch=global_batch, micro_batch=micro)
         return check_plan(plan, plan.gpus)
-    groups = 0 if chosen.shard == chosen.dp * chosen.cp else chosen.shard  # one of all ranks is none, as in plan_mesh
-    if mesh == Degrees(mesh.dp) and (chosen.tp != 1 or chosen.pp != 1):
-        what = f"tp={chosen.tp} pp={chosen.pp} was given to a plain PyTorch job"
+    groups = (
+        0 if launcher_plan.shard == launcher_plan.dp * launcher_plan.cp else launcher_plan.shard
+    )  # one of all ranks is none, as in plan_mesh
+    if mesh == Degrees(mesh.dp) and (launcher_plan.tp != 1 or launcher_plan.pp != 1):
+        what = f"tp={launcher_plan.tp} pp={launcher_plan.pp} was given to a plain PyTorch job"
         raise UsageError(_WHERE, what, "such a job can change dp only")
     split = ["tp", *(name for name in ("pp", "cp") if getattr(mesh, name) > 1), *(["shard"] if mesh.shard else [])]
-    check_degrees(replace(chosen, shard=groups), tuple(split), _WHERE)
-    planned = Degrees(chosen.dp, chosen.tp, groups if chosen.shard else mesh.shard, chosen.pp, chosen.cp)
+    check_degrees(replace(launcher_plan, shard=groups), tuple(split), _WHERE)
+    planned = Degrees(
+        launcher_plan.dp,
+        launcher_plan.tp,
+        groups if launcher_plan.shard else mesh.shard,
+        launcher_plan.pp,
+        launcher_plan.cp,
+    )
     if planned != mesh:
-        more = [name for name in ("pp", "cp") if getattr(mesh, name) > 1 or getattr(chosen, name) > 1]
-        has, wanted = (_format_degrees(of, more) for of in (mesh, planned._replace(shard=chosen.shard)))
-        raise UsageError("SynergyTask: mesh", f"its mesh has {has}, the plan {wanted}", "plan_mesh() makes the plan's")
-    return at_own_batch(chosen, global_batch, "SynergyTask") if settings.own_batch else chosen
+        more = [name for name in ("pp", "cp") if getattr(mesh, name) > 1 or getattr(launcher_plan, name) > 1]
+        mesh_degrees, plan_degrees = (
+            _format_degrees(of, more) for of in (mesh, planned._replace(shard=launcher_plan.shard))
+        )
+        raise UsageError(
+            "SynergyTask: mesh", f"its mesh has {mesh_degrees}, the plan {plan_degrees}", "plan_mesh() makes the plan's"
+        )
+    return at_own_batch(launcher_plan, global_batch, "SynergyTask") if settings.own_batch else launcher_plan
 
 
 def resumed_plan(plan: Plan, settings: AgentSettings, batch: Any) -> Plan:

@@ -385,18 +385,18 @@ class SynergyTask(BatchLoop):
         if self.scaler is not None and checkpoint.meta.get("scaler"):
             self.scaler.load_state_dict(checkpoint.meta["scaler"])
         self.step_count = checkpoint.step
-        kept = self.following.restore(checkpoint.meta)
-        if kept:
-            self.agent.note(kept)
+        batch_note = self.following.restore(checkpoint.meta)
+        if batch_note:
+            self.agent.note(batch_note)
         self.noise.restore(checkpoint.meta["noise"])
         load_random(checkpoint.path, self.ranks)
 
-    def _resume_communication(self, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> None:
+    def _resume_communication(self, checkpoint: Checkpoint, replica_state: Mapping[str, Any]) -> None:
         """Go on where the replicas were, if they exchanged in the same way."""
         assert self.less is not None
-        before = parse_exchange(str(kept["exchange"]), f"checkpoint {checkpoint.path}")
+        before = parse_exchange(str(replica_state["exchange"]), f"checkpoint {checkpoint.path}")
         if before.kind == self.exchange.kind:
-            self.less.restore(kept)
+            self.less.restore(replica_state)
 
 
 ignore_early_requests()

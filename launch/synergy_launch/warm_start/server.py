@@ -163,10 +163,10 @@ def _receive(channel: socket.socket) -> Request | None:
     head, descriptors, _, _ = socket.recv_fds(channel, LENGTH.size, 3)
     if len(head) < LENGTH.size:
         return None
-    (left,) = LENGTH.unpack(head)
+    (body_bytes,) = LENGTH.unpack(head)
     body = b""
-    while len(body) < left:
-        piece = channel.recv(left - len(body))
+    while len(body) < body_bytes:
+        piece = channel.recv(body_bytes - len(body))
         if not piece:
             return None
         body += piece

@@ -47,10 +47,10 @@ def _compute_gpus(sysfs: Path) -> Iterator[tuple[str, Path]]:
             return
         with suppress(OSError, ValueError):
             lines = (line.split() for line in (folder / "properties").read_text(encoding="ascii").splitlines())
-            known = {words[0]: int(words[1]) for words in lines if len(words) == 2}
-            if known.get("simd_count", 0) > 0:  # a CPU has none
-                unique = known.get("unique_id", 0)
-                minor = known.get("drm_render_minor", 0)
+            properties = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+            if properties.get("simd_count", 0) > 0:  # a CPU has none
+                unique = properties.get("unique_id", 0)
+                minor = properties.get("drm_render_minor", 0)
                 yield f"GPU-{unique:016x}" if unique else "", sysfs / _DEVICE.format(minor=minor)
 
 

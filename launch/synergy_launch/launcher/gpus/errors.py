@@ -86,7 +86,7 @@ class KernelLog:
 
     def read_xids(self) -> list[tuple[str, int]]:
         """Return (PCI address, XID) of the driver's messages since the reading before: of so much of the log as is read in _MOST_S."""
-        found: list[tuple[str, int]] = []
+        xids: list[tuple[str, int]] = []
         until, room = time.monotonic() + _MOST_S, _MOST_BYTES
         while self._descriptor >= 0 and room > 0 and time.monotonic() < until:
             try:
@@ -100,11 +100,11 @@ class KernelLog:
             if not record:
                 break
             room -= len(record)
-            found += [
+            xids += [
                 (f"{int(domain, 16):04x}:{bus.decode().lower()}:{device.decode().lower()}", int(xid))
                 for domain, bus, device, xid in _XID.findall(record)
             ]
-        return found
+        return xids
 
     def close(self) -> None:
         """Close the log."""

@@ -110,14 +110,14 @@ class Nvml:
 
     def read_xids(self) -> list[tuple[str, int]]:
         """Return (PCI address or "", XID) of the driver's error messages since the reading before, at most _MOST_EVENTS."""
-        found: list[tuple[str, int]] = []
+        xids: list[tuple[str, int]] = []
         event = _EventData()
-        while self._events is not None and len(found) < _MOST_EVENTS:
+        while self._events is not None and len(xids) < _MOST_EVENTS:
             if not self._call("nvmlEventSetWait_v2", self._events, byref(event), c_uint(0)):
                 break
             if event.event_type == _XID_EVENT:
-                found.append((self._address(c_void_p(event.device)), int(event.event_data)))
-        return found
+                xids.append((self._address(c_void_p(event.device)), int(event.event_data)))
+        return xids
 
     def close(self) -> None:
         """Let the library go."""
@@ -141,19 +141,19 @@ class Nvml:
     def _address(self, device: c_void_p) -> str:
         """Return a GPU's PCI address, or "" if it is not known."""
         info = _PciInfo()
-        known = self._call("nvmlDeviceGetPciInfo_v3", device, byref(info))
-        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}" if known else ""
+        has_info = self._call("nvmlDeviceGetPciInfo_v3", device, byref(info))
+        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}" if has_info else ""
 
     def _read(self, index: int, device: c_void_p) -> GpuReading:
         use, memory, milliwatts = _Utilization(), _Memory(), c_uint()
-        busy = self._call("nvmlDeviceGetUtilizationRates", device, byref(use))
-        used = self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
-        drawn = self._call("nvmlDeviceGetPowerUsage", device, byref(milliwatts))
+        has_utilisation = self._call("nvmlDeviceGetUtilizationRates", device, byref(use))
+        has_memory = self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
+        has_power = self._call("nvmlDeviceGetPowerUsage", device, byref(milliwatts))
         sm, tensor = self._activity(index, device)
         return GpuReading(
-            utilisation=min(1.0, use.gpu / 100.0) if busy else None,
-            memory_bytes=int(memory.used) if used else None,
-            power_w=milliwatts.value / 1000.0 if drawn else None,
+            utilisation=min(1.0, use.gpu / 100.0) if has_utilisation else None,
+            memory_bytes=int(memory.used) if has_memory else None,
+            power_w=milliwatts.value / 1000.0 if has_power else None,
             sm=sm,
             tensor=tensor,
         )
@@ -172,12 +172,13 @@ class Nvml:
         pair = self._samples.get(index)
         if pair is None or not self._call("nvmlGpmSampleGet", device, pair[1]):
             return None, None
-        asked = _GpmMetricsGet(_GPM_VERSION, 2, pair[0], pair[1])
-        asked.metrics[0].metric_id, asked.metrics[1].metric_id = _SM_UTIL, _ANY_TENSOR_UTIL
+        request = _GpmMetricsGet(_GPM_VERSION, 2, pair[0], pair[1])
+        request.metrics[0].metric_id, request.metrics[1].metric_id = _SM_UTIL, _ANY_TENSOR_UTIL
         pair.reverse()
-        if not self._call("nvmlGpmMetricsGet", byref(asked)):
+        if not self._call("nvmlGpmMetricsGet", byref(request)):
             return None, None
         sm, tensor = (
-            min(1.0, max(0.0, m.value / 100.0)) if not m.status and m.value == m.value else None for m in asked.metrics
+            min(1.0, max(0.0, m.value / 100.0)) if not m.status and m.value == m.value else None
+            for m in request.metrics
         )
         return sm, tensor

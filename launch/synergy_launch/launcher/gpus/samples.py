@@ -102,5 +102,5 @@ class GpuSampler:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 3) if known else None
+    numbers = [value for value in values if value is not None]
+    return round(sum(numbers) / len(numbers), 3) if numbers else None

@@ -89,8 +89,8 @@ def _checkpoint(kind: ScriptKind, folder: str, loop: str) -> str:
     return folder or "no folder is named"
 
 
-def _batch(kind: ScriptKind, arguments: Sequence[str], gpus: int, loop: str, chosen: str) -> str:
-    source = f"{chosen} by the directive; " if chosen else ""
+def _batch(kind: ScriptKind, arguments: Sequence[str], gpus: int, loop: str, loop_choice: str) -> str:
+    source = f"{loop_choice} by the directive; " if loop_choice else ""
     if kind.trainer == script_kind.MEGATRON:
         own = _last(arguments, "--global-batch-size")
         return f"{source}{own or 'one micro-batch a replica'} by the script"

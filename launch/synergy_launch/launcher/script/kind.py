@@ -170,8 +170,8 @@ def _texts(path: Path, base: Path) -> dict[str, bytes]:
         for name in _imports(text):
             dots = len(name) - len(name.lstrip(b"."))
             folder = base if not dots else path.parents[min(dots, len(path.parents)) - 1]
-            if (found := _module_path(folder, name.lstrip(b".").decode(errors="replace"))) is not None:
-                waiting.append(found)
+            if (module_path := _module_path(folder, name.lstrip(b".").decode(errors="replace"))) is not None:
+                waiting.append(module_path)
     return texts
 
 

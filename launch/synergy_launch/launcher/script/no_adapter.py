@@ -34,8 +34,8 @@ def find_framework(script: str) -> str:
             text = file.read(_READ_BYTES)
     except OSError:
         return ""
-    found = _IMPORTS.search(text)
-    return found[1].decode() if found and not _OURS.search(text) else ""
+    match = _IMPORTS.search(text)
+    return match[1].decode() if match and not _OURS.search(text) else ""
 
 
 def check(script: str, plan: Plan | None, batch_limits: str, kind: ScriptKind | None = None) -> str:

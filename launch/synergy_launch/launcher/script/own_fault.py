@@ -29,7 +29,7 @@ def script_mistake(code: int, error_output: bytes, *, same_degrees: bool, adds_o
     `error_output` is the end of the error output. `same_degrees`: the plan has the size asked for and splits the model as little as the
     script does. `adds_options`: the plan is handed over as options of the script, which an older script may not know.
     """
-    names = [found[1].decode().rpartition(".")[2] for found in _LINE.finditer(error_output)]
+    names = [match[1].decode().rpartition(".")[2] for match in _LINE.finditer(error_output)]
     last = next((name for name in reversed(names) if name not in _OF_TORCHRUN), "")
     if last in _OWN or (last in _OWN_AT_ASKED_SIZE and same_degrees):
         return last
