@@ -174,7 +174,7 @@ def _begin(folder: Path, stack: contextlib.ExitStack) -> _Conversion:
     work_folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
     stack.callback(shutil.rmtree, work_folder, ignore_errors=True)
     log = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))  # noqa: SIM115
-    # it takes both paths for patterns, which these, seen from `made`, are not; modules are found as they are here
+    # it takes both paths for patterns, which these, seen from `work_folder`, are not; modules are found as they are here
     command = [sys.executable, "-P", "-m", _CONVERTER, "--inject_missing_state"]
     command += ["--input_folder", f"../{folder.name}", "--output_folder", folder.name]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}

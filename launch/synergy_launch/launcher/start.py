@@ -211,7 +211,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def no_exchange_message(exchange: str) -> str:
-    """Return a remark for the log of a script that can't exchange as it was `exchange` to."""
+    """Return a remark for the log of a script that can't exchange by `exchange`, as it was asked to."""
     return f"comm=: its replicas can't exchange by {exchange}: every gradient is exchanged in every step"
 
 

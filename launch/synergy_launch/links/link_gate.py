@@ -155,13 +155,13 @@ class LinkGate:
     def end(self) -> None:
         """Tell the arbiter, if it was asked, that the message has arrived. Never waits."""
         with self._changed:
-            message, self._held = self._held, 0
+            question, self._held = self._held, 0
             wire = self._wire
-        if not message or wire is None:
+        if not question or wire is None:
             return
         self._took.append(self._monotonic() - self._since)
         try:
-            wire.send(done_line(message))
+            wire.send(done_line(question))
         except OSError as error:
             self._drop(wire, one_line(str(error), 200))
 

@@ -130,7 +130,7 @@ class GradientNoise:
 def reduced_slices(
     buffers: Iterable[Any], number_by_parameter: Mapping[Any, int]
 ) -> Iterator[tuple[int, torch.Tensor, int, int]]:
-    """Yield the parts of the reduced gradient of `number_by_parameter` parameters that this rank of the distributed optimizer holds.
+    """Yield the parts of the reduced gradient that this rank of the distributed optimizer holds, by parameter of `number_by_parameter`.
 
     Each is (the parameter's number, its part here, where in it that begins, how many ranks share out the buffer).
     """

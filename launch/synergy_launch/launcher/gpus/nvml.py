@@ -87,8 +87,8 @@ class Nvml:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return the GPUs' PCI addresses, `DOMAIN:BUS:DEVICE`, as the driver's messages name them; () if some are not known."""
-        known = tuple(filter(None, map(self._address, self._devices)))
-        return known if len(known) == len(self._devices) else ()
+        pci_addresses = tuple(filter(None, map(self._address, self._devices)))
+        return pci_addresses if len(pci_addresses) == len(self._devices) else ()
 
     def read_uncorrected_errors(self) -> dict[str, int]:
         """Return the uncorrected ECC errors since the driver was loaded, by PCI address, of the GPUs that count them."""

@@ -89,8 +89,8 @@ def _checkpoint(kind: ScriptKind, folder: str, loop: str) -> str:
     return folder or "no folder is named"
 
 
-def _batch(kind: ScriptKind, arguments: Sequence[str], gpus: int, loop: str, loop_choice: str) -> str:
-    source = f"{loop_choice} by the directive; " if loop_choice else ""
+def _batch(kind: ScriptKind, arguments: Sequence[str], gpus: int, loop: str, directive_batch: str) -> str:
+    source = f"{directive_batch} by the directive; " if directive_batch else ""
     if kind.trainer == script_kind.MEGATRON:
         own = _last(arguments, "--global-batch-size")
         return f"{source}{own or 'one micro-batch a replica'} by the script"
