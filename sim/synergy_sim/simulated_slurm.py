@@ -5,7 +5,6 @@ Checkpoints, requeues and starts take their time, and so do changes without a re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -164,11 +163,10 @@ class SimulatedSlurm:
         costs = self._find_costs(live)
         assert costs.live_s is not None and target is not None
         nodes = order.nodes or tuple(name for name, _ in live.grant)
-        leaves = {name for name, _ in (*live.grant, *live.beside)} - set(nodes)
-        answer_s = world.now_s + costs.requeue_s if leaves else math.inf
         world.move(live, nodes, order.plan, costs.live_s)
         self.shapes[order.job_id] = target.shape
-        world.schedule_call(min(answer_s, live.ready_s), ACTION, lambda: self._answer(world, order))
+        answer_s = min(live.ready_s, world.now_s + costs.requeue_s) if live.beside else live.ready_s
+        world.schedule_call(answer_s, ACTION, lambda: self._answer(world, order))
 
     def _answer(self, world: World, order: JoinNodes | Restart, refusal: str = "") -> None:
         """Report what the job's launchers have done at an order, unless its incarnation is over."""

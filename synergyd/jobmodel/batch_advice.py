@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from synergy_core.rates import equivalent_sequences
 from synergy_core.records import Directive, Job, JobState, Profile
 
 from synergyd.jobmodel.job_planner import JobPlanner
@@ -90,7 +91,7 @@ def measured_gain(job: Job, profile: Profile) -> str:
     size, small = now.plan.global_batch, before.plan.global_batch
     if size == small:
         return ""
-    gain = size * (noise + small) * before.step_s / (small * (noise + size) * now.step_s) - 1.0
+    gain = equivalent_sequences(small, size, noise) / small * before.step_s / now.step_s - 1.0
     how = f"{gain:.0%} more" if gain >= 0 else f"{-gain:.0%} less"
     return f" Its global batch of {size} makes {how} progress a second than {small} did, by its measured steps and its noise scale."
 

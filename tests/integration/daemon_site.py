@@ -91,6 +91,12 @@ def story(cluster: SlurmCluster, job_id: int) -> str:
     return "\n".join(event["detail"] for event in explain(cluster, job_id)["story"])
 
 
+def empty_queue(cluster: SlurmCluster) -> None:
+    """Cancels root's jobs and waits until the queue is empty."""
+    cluster.run("scancel", "--user=root", check=False)
+    cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout, 120, "the queue to be empty")
+
+
 def until_beat(cluster: SlurmCluster) -> None:
     """Waits for the daemon's first heartbeat."""
     try:

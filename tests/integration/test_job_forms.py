@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon_site import Shim, explain, sizes, status, until_beat, until_steps
+from tests.integration.daemon_site import Shim, empty_queue, explain, sizes, status, until_beat, until_steps
 from tests.throwaway import light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.slurm_output import gres, release, row_of
@@ -45,8 +45,7 @@ def site(shim: list[Shim], daemons: list[Synergyd]) -> Iterator[SlurmCluster]:
 @pytest.fixture(autouse=True)
 def emptied(site: SlurmCluster) -> Iterator[None]:
     yield
-    site.run("scancel", "--user=root", check=False)
-    site.wait_for(lambda: not site.run("squeue", "-h").stdout, 120, "the queue to be empty")
+    empty_queue(site)
 
 
 def chain_script(cluster: SlurmCluster, ledger: Path, *, live: bool) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from synergyd.store.store import open_store
-from tests.integration.daemon_site import story, until_beat, until_steps
+from tests.integration.daemon_site import empty_queue, story, until_beat, until_steps
 from tests.integration.test_in_place import last_step, shown, steps
 from tests.throwaway import last_node_log, light_job
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
@@ -30,8 +30,7 @@ def cluster() -> Iterator[SlurmCluster]:
 @pytest.fixture(autouse=True)
 def emptied(cluster: SlurmCluster) -> Iterator[None]:
     yield
-    cluster.run("scancel", "--user=root", check=False)
-    cluster.wait_for(lambda: not cluster.run("squeue", "-h").stdout, 120, "the queue to be empty")
+    empty_queue(cluster)
 
 
 def wide(cluster: SlurmCluster, name: str, after: str = "") -> int:

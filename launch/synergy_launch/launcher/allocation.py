@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synergy_core.errors import UsageError
+from synergy_core.records import Shape
 from synergy_core.wire.hostlist import expand
 
 STALE = (
@@ -61,6 +62,10 @@ class JobAllocation:
     def world(self) -> int:
         """Return the number of training processes of the whole job."""
         return self.processes * len(self.nodes)
+
+    def has_size(self, shape: Shape | None) -> bool:
+        """Return whether the job has as many nodes, and GPUs on each, as `shape`, whatever their type; never as None."""
+        return shape is not None and (shape.nodes, shape.gpus_per_node) == (len(self.nodes), self.gpus)
 
 
 def read(environment: Mapping[str, str]) -> JobAllocation:

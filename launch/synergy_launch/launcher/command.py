@@ -97,10 +97,9 @@ def _resizable(options: LaunchOptions, allocation: JobAllocation, plan_file: Pla
 
     The job then saves on request, in a format that another size can load.
     """
-    if plan_file is None or plan_file.plan is not None or not plan_file.is_decided_about or plan_file.asked is None:
+    if plan_file is None or plan_file.plan is not None or not plan_file.is_decided_about:
         return plan_file
-    as_asked = (plan_file.asked.nodes, plan_file.asked.gpus_per_node) == (len(allocation.nodes), allocation.gpus)
-    own = _own_plan(options, allocation) if as_asked else None
+    own = _own_plan(options, allocation) if allocation.has_size(plan_file.asked) else None
     return plan_file if own is None else replace(plan_file, plan=own, own_batch=True)
 
 

@@ -238,13 +238,12 @@ class PlanGuard:
         return f"{text}: the daemon is asked to requeue the job" if self.tells else text
 
     def _own_fault(self, code: int, plan: Plan) -> str:
-        requested_shape, here = self.plan_file.asked if self.plan_file else None, self._allocation
-        same = requested_shape is not None and (requested_shape.nodes, requested_shape.gpus_per_node) == (
-            len(here.nodes),
-            here.gpus,
-        )
-        same &= plan.cp == 1 and plan.precision != "fp8"
+        same = self._has_requested_size and plan.cp == 1 and plan.precision != "fp8"
         return script_mistake(code, self._tail, same_degrees=same, adds_options=self._own is not None)
+
+    @property
+    def _has_requested_size(self) -> bool:
+        return self._allocation.has_size(self.plan_file.asked if self.plan_file else None)
 
     def _read_history(self) -> RunHistory:
         """Return the run history as it is now: another node of the job may have written it."""
@@ -265,11 +264,7 @@ class PlanGuard:
             return False, None
         if history.ran is not None and history.ran.gpus == here.world and history.ran not in history.failed:
             return True, history.ran
-        requested_shape = self.plan_file.asked if self.plan_file else None
-        return requested_shape is not None and (requested_shape.nodes, requested_shape.gpus_per_node) == (
-            len(here.nodes),
-            here.gpus,
-        ), None
+        return self._has_requested_size, None
 
 
 def hold(
