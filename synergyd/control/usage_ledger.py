@@ -87,7 +87,8 @@ class _Open:
     """A part that goes on.
 
     `run_s`: start of its incarnation, None if that was read from a store. `counted_s`: until when its training has been counted.
-    `order`, `lost_s`, `training_gpus`: as in Holding, before the change that is under way.
+    `order`, `lost_s`, `training_gpus`: as in Holding, before the change that is under way. `is_cost_unknown`: the change that began the part
+    was seen before what it took.
     """
 
     part: Usage
@@ -95,6 +96,7 @@ class _Open:
     run_s: float | None = None
     order: int | None = None
     lost_s: float | None = None
+    is_cost_unknown: bool = False
     training_gpus: int = 0
     training_s: float | None = None
     counted_s: float | None = None
@@ -206,6 +208,8 @@ class UsageLedger:
         )  # a node was lost
         if job.training_s is not None and (ordered or other):
             self._change(now, job, until_s, ordered)
+        elif now.is_cost_unknown:
+            self._charge_change(now, job)
         now.order = now.order if job.order is None else job.order
         now.training_gpus = job.training_gpus or now.training_gpus
         if now.lost_s is None or not job.in_transit:
@@ -238,6 +242,16 @@ class UsageLedger:
             now.decided_change[1] if now.decided_change is not None and ratio else None
         )  # until the next decision
         now.goodput, now.decided_change = None, None
+        now.is_cost_unknown = ordered and not lost_s and job.in_transit
+
+    def _charge_change(self, now: _Open, job: Holding) -> None:
+        """Take what the last change took from the part before it, once that is known."""
+        lost_s = max(0.0, job.lost_s - (now.lost_s or 0.0))
+        before = now.previous_part
+        if lost_s > 0 and before is not None:
+            self._changed_parts[before.job_id, before.from_s] = now.previous_part = _less_training(before, lost_s)
+            now.part = replace(now.part, checkpoint_s=lost_s)
+        now.is_cost_unknown = job.in_transit and not lost_s
 
     def _count_until(self, now: _Open, until_s: float, job: Holding) -> None:
         """Count what passed since the last look, cut at each midnight."""

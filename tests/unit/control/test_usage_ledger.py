@@ -424,3 +424,16 @@ def test_what_a_change_takes_counts_once() -> None:
     assert totals([first, second]).change_h * 3600 == pytest.approx(4 + 5)
     pieces = [clip_usage(first, 0.0, 70.0), clip_usage(first, 70.0, 100.0), second]
     assert totals(p for p in pieces if p is not None).change_h * 3600 == pytest.approx(4 + 5)
+
+
+def test_a_change_that_is_seen_before_its_cost_is_charged_once_that_is_known() -> None:
+    ledger = UsageLedger(midnight)
+    first = holding(training_s=1000.0, relative=1.0, goodput=10.0, order=0, training_gpus=8, decided_change=(8, 1.3))
+    ledger.look(1100.0, [first])
+    other = replace(first, training_s=1130.0, goodput=12.0, order=1, decided_change=None, in_transit=True)
+    ledger.look(1131.0, [other])
+    ledger.look(1135.0, [replace(other, in_transit=False, lost_s=9.0)])
+    ledger.look(1200.0, [replace(other, in_transit=False, lost_s=9.0, ended_s=1200.0)])
+    before, after = kept(ledger)
+    assert (before.restart_s, before.trained_s, after.checkpoint_s) == (9.0, 121.0, 9.0)
+    assert totals([before, after]).change_h * 3600 == pytest.approx(9)
