@@ -139,6 +139,8 @@ class InPlace:
     joined: int = field(default=0, metadata=ADDED_AFTER_0_1)
     #: why these nodes can't be had; "": they have joined
     join_refusal: str = field(default="", metadata=ADDED_AFTER_0_1)
+    #: Slurm had granted these nodes: they, or the way to them, are at fault
+    join_granted: bool = field(default=False, metadata=ADDED_AFTER_0_1)
     #: kind of the latest crash, as `kind` of EarlyFailure; "": the loss of a node, or not known
     cause: str = field(default="", metadata=ADDED_AFTER_0_1)
     #: nodes where the latest crash began, if known

@@ -25,7 +25,16 @@ from synergyd.control.clock_set import read_back, set_clock
 from synergyd.control.decidable import decidable_job
 from synergyd.control.failed_plans import FailedPlans, follow_up
 from synergyd.control.fault_monitor import FaultMonitor, is_stall_common
-from synergyd.control.in_place import clear_speed_of_last_report, join_event, loss_event, restart_event, tell_crash
+from synergyd.control.in_place import (
+    clear_speed_of_last_report,
+    has_nodes_to_return,
+    join_event,
+    loss_event,
+    lost_target,
+    note_lost_nodes,
+    restart_event,
+    tell_crash,
+)
 from synergyd.control.in_transit import decisions_under_way, keeps_allocation, with_changes_done
 from synergyd.control.learning import learn_safely
 from synergyd.control.power_up import PowerUps, find_power_ups
@@ -319,7 +328,7 @@ class Controller:
             o for t in self.jobs.values() for o in (*t.record_slurm_name(), *t.forget_refusals(self._cluster, now_s))
         ]
         tracked_jobs = self.jobs if self.live else {}
-        losses = {i: loss for i, t in tracked_jobs.items() if (loss := loss_event(t, self._cluster)) is not None}
+        losses = {i: loss for i, t in tracked_jobs.items() if (loss := loss_event(t, self._cluster, now_s)) is not None}
         outputs += [o for job_id, loss in losses.items() for o in self._tell(job_id, loss, now_s)]
         return [*outputs, *self.faults.look(self._cluster.nodes, now_s)]
 
@@ -334,6 +343,7 @@ class Controller:
         outputs: list[Output] = [*hear_launcher(tracked, latest), *self.faults.take_fault(tracked, latest, now_s)]
         if (joined := join_event(latest)) is not None:
             outputs += self._tell(latest.job_id, joined, now_s)
+        note_lost_nodes(tracked, latest, now_s)
         if latest.silent:
             tracked.take_idle(latest, now_s)
             moved = [] if begun is None else self._tell(latest.job_id, begun, now_s)
@@ -359,6 +369,8 @@ class Controller:
         outputs += self.faults.take_report(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._tell(latest.job_id, follows.event, now_s)
+        if (given_up := lost_target(tracked, latest)) is not None:
+            outputs += self._tell(latest.job_id, given_up, now_s)
         return outputs + self._follow_checkpoint(tracked, latest, now_s)
 
     def _follow_checkpoint(self, tracked: TrackedJob, latest: Report, now_s: float) -> list[Output]:
@@ -386,6 +398,8 @@ class Controller:
         if decision.action is Action.WAIT:
             return park_if_waiting(tracked, job, now_s, self.times.park_s, self.epoch_s) if event.schedulable else []
         if decision.cell is None or tracked.lifecycle.state not in _DECIDABLE:
+            return []
+        if self.live and has_nodes_to_return(tracked):
             return []
         if gpus_free(decision, Snapshot(now_s, self._cluster, (job,))):
             return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)

@@ -7,9 +7,12 @@ from dataclasses import replace
 from synergy_core.job_report import Report
 from synergy_core.records import Cluster, JobState
 
-from synergyd.control.resize.events import NodesJoined, NodesLost, RestartedInPlace
+from synergyd.control.resize.events import NodesJoined, NodesLost, RestartedInPlace, Unwanted
 from synergyd.control.resize.instructions import Target
 from synergyd.control.tracked import KeepReport, Remember, TrackedJob
+
+#: seconds after which Slurm would have marked a node that does not answer: it asks each one at a third of SlurmdTimeout (300 s by default)
+ANSWERS_S = 300.0
 
 
 def can_restart(tracked: TrackedJob) -> bool:
@@ -34,14 +37,47 @@ def join_event(report: Report) -> NodesJoined | None:
     """Return the launchers' answer to the latest order to bring nodes in, or None if they have answered none."""
     if report.in_place is None or not report.in_place.joined:
         return None
-    return NodesJoined(report.restarts, report.in_place.joined, report.in_place.join_refusal)
+    joined = report.in_place
+    return NodesJoined(report.restarts, joined.joined, joined.join_refusal, joined.join_granted)
 
 
-def loss_event(tracked: TrackedJob, cluster: Cluster) -> NodesLost | None:
+def note_lost_nodes(tracked: TrackedJob, report: Report, now_s: float) -> None:
+    """Remember since when the run has been without each node that its launchers have lost."""
+    names = report.in_place.lost_nodes if report.in_place is not None else ()
+    tracked.lost_since_s = {name: min(now_s, tracked.lost_since_s.get(name, now_s)) for name in names}
+
+
+def lost_target(tracked: TrackedJob, report: Report) -> Unwanted | None:
+    """Return that the job's target is given up since it counts on nodes that the run has lost, or None if it does not."""
+    life = tracked.lifecycle
+    if life.target is None or not life.in_place or report.in_place is None:
+        return None
+    names = sorted(set(report.in_place.lost_nodes) & set(life.target.nodes))
+    return Unwanted(f"the run has lost {', '.join(names)}") if names else None
+
+
+def has_nodes_to_return(tracked: TrackedJob) -> bool:
+    """Return whether the job holds nodes of its own allocation that its run has lost, and that it may give back.
+
+    Until then nothing is decided for it: its launchers can't follow an order that counts on these nodes.
+    """
+    report, job = tracked.report, tracked.job
+    if report is None or report.in_place is None or job is None or report.restarts != job.restarts:
+        return False
+    return not tracked.lifecycle.live_refusal and bool(_lost_of_own_allocation(tracked, report.in_place.lost_nodes))
+
+
+def _lost_of_own_allocation(tracked: TrackedJob, names: tuple[str, ...]) -> set[str]:
+    held_names = set(tracked.job.node_names[1:]) if tracked.job is not None else set()
+    return set(names) & held_names - set(tracked.lifecycle.joined_nodes)
+
+
+def loss_event(tracked: TrackedJob, cluster: Cluster, now_s: float) -> NodesLost | None:
     """Return which nodes the running job can give back because its run goes on without them, or None if there are none.
 
-    These are nodes of its own allocation that its launchers have lost and on which Slurm starts no job, such as those that it does not hear
-    from either. An allocation beside the job's ends by itself.
+    These are nodes of its own allocation that its launchers have lost, and on which Slurm starts no job, such as those that it does not
+    hear from either, or that answer Slurm: other jobs must not start on a node that is dead and not known to be. An allocation beside the
+    job's ends by itself.
     """
     report, job = tracked.report, tracked.job
     if (
@@ -54,8 +90,9 @@ def loss_event(tracked: TrackedJob, cluster: Cluster) -> NodesLost | None:
         return None
     if job.state is not JobState.RUNNING or tracked.is_training_over:
         return None
-    lost_names = set(report.in_place.lost_nodes) - set(tracked.lifecycle.joined_nodes)
-    lost_names -= {node.name for node in cluster.nodes if node.up} if lost_names else set()
+    lost_names = _lost_of_own_allocation(tracked, report.in_place.lost_nodes)
+    up_names = {node.name for node in cluster.nodes if node.up} if lost_names else set()
+    lost_names -= {name for name in up_names if now_s < tracked.lost_since_s.get(name, now_s) + ANSWERS_S}
     remaining_names = tuple(name for name in job.node_names if name not in lost_names)
     if remaining_names == job.node_names or remaining_names[:1] != job.node_names[:1]:
         return None

@@ -99,6 +99,8 @@ class TrackedJob:
     losses: LossTrend = NO_LOSSES
     #: its loss, before and after its replicas began to exchange less
     exchange_losses: LossTrend = NO_LOSSES
+    #: since when its run has been without a node that its launchers have lost, by name
+    lost_since_s: dict[str, float] = field(default_factory=dict)
     #: (restarts, checkpoints that were asked for and are complete)
     checkpoints: tuple[int, int] = (0, 0)
     #: the launchers of the present incarnation, as they have reported themselves

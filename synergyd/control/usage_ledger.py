@@ -87,8 +87,8 @@ class _Open:
     """A part that goes on.
 
     `run_s`: start of its incarnation, None if that was read from a store. `counted_s`: until when its training has been counted.
-    `order`, `lost_s`, `training_gpus`: as in Holding, before the change that is under way. `is_cost_unknown`: the change that began the part
-    was seen before what it took.
+    `order`, `lost_s`, `training_gpus`: as in Holding, before the change that is under way. `is_cost_unknown`: the change that began the
+    part was seen before what it took.
     """
 
     part: Usage

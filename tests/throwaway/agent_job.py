@@ -55,10 +55,10 @@ def main() -> int:
             stream.write(f"{what} {settings.restarts} {step} {os.getpid()} {time.time():.3f}\n")
 
     def save(folder: Path) -> Mapping[str, Any]:
-        stall_save("before")
+        stall("checkpoint.before")
         (folder / "state").write_text(str(step))
         say("saved")
-        stall_save("after")
+        stall("checkpoint.after")
         return {"kind": "sleep"}
 
     try:
@@ -78,11 +78,11 @@ def main() -> int:
     return 0
 
 
-def stall_save(when: str) -> None:
-    """Wait as the calls of stall.py do, which a checkpoint needs none of: in STALLS, while checkpoint.WHEN exists."""
+def stall(name: str) -> None:
+    """Wait as the calls of stall.py do, where there is no call to stop: in STALLS, while the file `name` exists."""
     folder, until_s = os.environ.get("STALLS"), time.monotonic() + STALL_S
-    while folder and Path(folder, f"checkpoint.{when}").exists() and time.monotonic() < until_s:
-        Path(folder, f"checkpoint.{when}.reached").touch()
+    while folder and Path(folder, name).exists() and time.monotonic() < until_s:
+        Path(folder, f"{name}.reached").touch()
         time.sleep(0.05)
 
 

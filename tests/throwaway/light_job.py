@@ -5,11 +5,13 @@ srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.p
 STEPS: in all, or +STEPS: more than its checkpoint has. GOES_ON_UNTIL=FILE: beyond them too, until that file is there.
 CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
 times in all. CHECKPOINT_EVERY: steps; 0: on request alone. LOSES_ABOVE=BATCH: from step 20 on it is told twice that
-batch, as if by the daemon, and after ten steps there its loss is no number for good.
+batch, as if by the daemon, and after ten steps there its loss is no number for good. STALLS=FOLDER: its checkpoints and
+its start wait as calls of stall.py do, and it ends at once with exit code 3 where another one of its runs is alive.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -18,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
@@ -26,8 +28,10 @@ from synergy_launch.agent.run_folder import propose_batch
 from synergy_launch.agent.settings import AgentSettings
 from synergy_launch.links import link_gate
 
+from tests.throwaway.agent_job import stall
 from tests.throwaway.slurm import SlurmCluster
 
+OVERLAP = "overlap"  # a file in the checkpoint folder: two runs were alive at once
 GPU_STEP_S = (
     0.4  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
 )
@@ -52,13 +56,16 @@ def main() -> int:
         while until and not Path(until).exists():
             time.sleep(step_s)
         return 0
+    stall("start.before")
     agent = Agent(AgentSettings.from_environment(environment), plan)
     agent.install_signals()
+    alone = be_alone(Path(environment["SYNERGY_CHECKPOINT_DIR"])) if "STALLS" in environment else None
     found = agent.find_checkpoint(None)
     step = found.checkpoint.step if found.checkpoint else 0
     steps += step if asked.startswith("+") else 0
 
     def save(folder: Path) -> Mapping[str, Any]:
+        stall("checkpoint.before")
         (folder / "step").write_text(str(step))
         return {}
 
@@ -87,7 +94,20 @@ def main() -> int:
             agent.take_batch()
         crash(environment.get("CRASHES", "0:0"), step, Path(environment.get("SYNERGY_CHECKPOINT_DIR", ".")))
     agent.finish()
+    del alone
     return 0
+
+
+def be_alone(folder: Path) -> TextIO:
+    """Lock the run's folder until this process ends; end it where another run holds the lock."""
+    folder.mkdir(exist_ok=True)
+    lock = (folder / "alive").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        (folder / OVERLAP).touch()
+        sys.exit(3)
+    return lock
 
 
 def crash(how: str, step: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wrappers of scontrol, scancel and squeue that stop one kind of call for a while, or let it fail.
+"""Wrappers of scontrol, scancel, squeue and salloc that stop one kind of call for a while, or let it fail.
 
 A daemon is caught in a state for certain.
 """
@@ -10,16 +10,19 @@ import shutil
 import time
 from pathlib import Path
 
-KINDS = ("checkpoint", "requeue", "update", "release", "shield", "read")  # read: whatever is none of the others
+# read: whatever is none of the others; start: a run of light_job.py, which waits here by itself
+KINDS = ("checkpoint", "requeue", "update", "release", "shield", "return", "join", "start", "read")
 LONGEST_S = 25  # below the daemon's own patience with a command
 
 _SCRIPT = """#!/bin/sh
 # waits (at most {longest} s) before and after the real call while FOLDER/KIND.before, FOLDER/KIND.after exist;
 # in place of the call says what is in FOLDER/KIND.fails, and fails
 kind=read
+case "$0" in */salloc) kind=join ;; esac
 for word in "$@"; do
   case "$word" in
     requeue) kind=requeue ;;
+    ReqNodeList=*) [ $kind = read ] && kind=return ;;
     ReservationName=*) kind=shield; break ;;
     NumNodes=*) kind=update ;;
     StartTime=now) kind=release ;;
@@ -54,7 +57,7 @@ class Stalls:
         self.folder = folder
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
-        for name in ("scontrol", "scancel", "squeue"):
+        for name in ("scontrol", "scancel", "squeue", "salloc"):
             real = shutil.which(name, path=path)
             if real is None:
                 raise RuntimeError(f"{name} is not installed")

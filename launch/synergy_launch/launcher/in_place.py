@@ -166,6 +166,7 @@ class Restarts:
             grows=self._grow is not None and not self._is_follower,
             joined=answered.number if answered is not None else 0,
             join_refusal=answered.refusal if answered is not None else "",
+            join_granted=answered is not None and answered.was_granted,
         )
 
     @property
@@ -466,6 +467,9 @@ class Restarts:
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             guard.follow(plan, self.allocation)
+            for growth in self._growths:  # ordered for a run that is no more
+                if not growth.used:
+                    growth.end(f"{lost_names} lost meanwhile")
             self.message = f"{lost_names} lost: started again in place on {', '.join(nodes)}"
             return True
         group.tell(NextRun(0, holds=True))

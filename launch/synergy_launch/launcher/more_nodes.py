@@ -174,6 +174,9 @@ class MoreNodes:
         self.number, self.names, self.refusal, self.is_complete, self.used = number, names, "", False, False
         self._member, self._allocation, self._environment = member, allocation, dict(environment)
         self._monotonic = monotonic
+        self._connected = False  # some of the nodes' launchers were
+        self._asked_s: float | None = None
+        self._refused_s = 0.0
         self._child: subprocess.Popen[bytes] | None = None
         self._until = monotonic() + JOIN_S
         self._error = b""
@@ -187,6 +190,12 @@ class MoreNodes:
         return self.is_complete or bool(self.refusal)
 
     @property
+    def was_granted(self) -> bool:
+        """Return whether Slurm has granted the nodes: salloc would have given up by itself soon, and was there for longer."""
+        asked_s = self._asked_s
+        return self._connected or (asked_s is not None and self._refused_s > asked_s + 2 * _IMMEDIATE_S)
+
+    @property
     def is_over(self) -> bool:
         """Return whether the allocation has ended, or was never there."""
         return not self._start.is_alive() and (self._child is None or self._child.poll() is not None)
@@ -196,8 +205,9 @@ class MoreNodes:
         now = self._monotonic()
         if self.refusal or self._start.is_alive():
             return
+        self._connected = self._connected or bool(set(self.names) & connected)
         if self._child is not None and self._child.poll() is not None:
-            self.refusal = self._why(self._child.returncode)
+            self._refuse(self._why(self._child.returncode))
         elif not self.is_complete and set(self.names) <= connected:
             self.is_complete, self._until = True, now + UNUSED_S
         elif now >= self._until:
@@ -210,11 +220,15 @@ class MoreNodes:
 
     def end(self, why: str) -> None:
         """Give the allocation back."""
-        self.refusal = self.refusal or why
+        self._refuse(self.refusal or why)
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()  # salloc gives its allocation back
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, why: str) -> None:
+        self._refused_s = self._refused_s or self._monotonic()
+        self.refusal = why
 
     def _ask_slurm(self) -> None:
         """Start salloc with the launchers' step."""
@@ -225,6 +239,7 @@ class MoreNodes:
             options = make_salloc_options(record, self._allocation, self.names, self.number, time.time())
             step = ["srun", "--kill-on-bad-exit=0", *options_of_step(options), *launcher_command()]
             environment[JOINED] = self._member.text()
+            self._asked_s = self._monotonic()
             self._child = subprocess.Popen(
                 ["salloc", *options, *step], env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
             )

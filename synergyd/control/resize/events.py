@@ -103,11 +103,15 @@ class NodesLost:
 
 @dataclass(frozen=True)
 class NodesJoined:
-    """The launchers' answer to order `number` to bring nodes in. `refusal`: why they can't be had, "" if they are there."""
+    """The launchers' answer to order `number` to bring nodes in.
+
+    `refusal`: why they can't be had, "" if they are there. `granted`: Slurm had granted them.
+    """
 
     restarts: int
     number: int
     refusal: str = ""
+    granted: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,11 @@ from dataclasses import replace
 from synergyd.control.resize.events import NodesJoined, Refused, Tick, Wanted
 from synergyd.control.resize.lifecycle import JobLifecycle, Step, nodes_to_join
 from synergyd.control.resize.running import ask_before_resize, is_accepted, is_restart_in_place
+from synergyd.control.resize.start_refusal import with_refusal_of
 from synergyd.control.resize.transition import Situation
+
+#: once may be a race for the nodes, or one bad node; a site that does not let jobs submit refuses again
+MOST_JOINS = 2
 
 
 def is_growth_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
@@ -38,10 +42,16 @@ def has_lost_joined_nodes(life: JobLifecycle, event: NodesJoined, _at: Situation
     return bool(nodes_to_join(life)) and (event.restarts, event.number) == (life.incarnation, life.orders)
 
 
-def continue_without_new_nodes(life: JobLifecycle, event: NodesJoined | Refused, _at: Situation) -> Step:
-    """Let the job go on as it is: the nodes can't be had while it runs. Its next growth is a requeue, unless it is resized before."""
+def continue_without_new_nodes(life: JobLifecycle, event: NodesJoined | Refused, at: Situation) -> Step:
+    """Let the job go on as it is: the nodes can't be had while it runs.
+
+    Nodes that Slurm had granted are not asked for again for a while.
+    """
     why = event.error if isinstance(event, Refused) else event.refusal
-    return Step(_without_joining(life, why), story=(f"nodes can't be had while it runs, it goes on as it is: {why}",))
+    next_life = _without_joining(life, why)
+    if isinstance(event, NodesJoined) and event.granted and life.target is not None:
+        next_life = replace(next_life, refusals=with_refusal_of(life.refusals, life.target, why, at.now_s))
+    return Step(next_life, story=(f"nodes can't be had while it runs, it goes on as it is: {why}",))
 
 
 def go_on_unanswered_joining(life: JobLifecycle, _event: Tick, at: Situation) -> Step:
@@ -51,6 +61,10 @@ def go_on_unanswered_joining(life: JobLifecycle, _event: Tick, at: Situation) ->
 
 
 def _without_joining(life: JobLifecycle, why: str) -> JobLifecycle:
-    """Return the job as it was before nodes were asked for, which it could not get, so that it may get them by a requeue."""
-    joined = tuple(n for n in life.joined_nodes if n not in nodes_to_join(life))
-    return replace(life, joined_nodes=joined, join_refusal=why, target=None, origin=None, attempts=0, in_place=False)
+    """Return the job as it was before nodes were asked for, which it could not get.
+
+    After MOST_JOINS such attempts in a row its next growth is a requeue, unless it is resized before.
+    """
+    joined, failed = tuple(n for n in life.joined_nodes if n not in nodes_to_join(life)), life.failed_joins + 1
+    now = replace(life, joined_nodes=joined, target=None, origin=None, attempts=0, in_place=False)
+    return replace(now, failed_joins=failed, join_refusal=why if failed >= MOST_JOINS else "")

@@ -182,8 +182,10 @@ class JobLifecycle:
     must_leave: bool = False  # it can't go on as it is: it is requeued whatever comes of that
     #: why Slurm or its script does not let it give nodes back while it runs, as far as that was tried
     live_refusal: str = ""
-    #: why it could not get nodes while it runs, when that was tried last; "" since its last resize
+    #: why it could not get nodes while it runs, once that was tried MOST_JOINS times in a row; "" since its last resize
     join_refusal: str = ""
+    #: times in a row that it could not get nodes while it runs, since its last resize
+    failed_joins: int = 0
     #: nodes beyond its own allocation that its launchers were asked to bring in, and that it has not left since
     joined_nodes: tuple[str, ...] = field(default=(), metadata=renamed_from("joined"))
 

@@ -143,6 +143,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     row(RESTARTING, T.SEEN_SUSPENDED, None, running.restart_wait_while_suspended, running.is_known_incarnation),
     row(RESTARTING, T.SEEN_RUNNING, RUNNING, running.accept_outside_restart, running.is_newer, OUTSIDE),
     row(RESTARTING, T.SEEN_PENDING, PARKED, running.take_size_after_requeue),
+    row(RESTARTING, T.GIVEN_UP, RUNNING, running.give_up_target),
     row(RESTARTING, T.PLAN_FAILED, REQUEUING, running.requeue_failed_plan),
     row(RESTARTING, T.REFUSED, REQUEUING, running.requeue_untold, running.is_refused_for_good, "can't be told"),
     row(RESTARTING, T.REFUSED, None, running.note_refusal, running.is_awaited),

@@ -62,6 +62,7 @@ def start_running(life: JobLifecycle, event: Observed, plan: Plan | None, text: 
         lost_races=0,
         must_leave=False,
         join_refusal="",
+        failed_joins=0,
     )
     return Step(now, story=(text,))
 
@@ -223,8 +224,9 @@ def ask_before_preemption(life: JobLifecycle, event: Preempted, at: Situation) -
 
 def give_up_target(life: JobLifecycle, event: Unwanted, _at: Situation) -> Step:
     """Let the job, whose checkpoint is awaited, go on as it is."""
-    back = replace(life, target=None, stopping=False)
-    return Step(back, story=(f"resize given up before it was requeued: {event.cause}",))
+    back = replace(life, target=None, origin=None, stopping=False, in_place=False)
+    how = "it goes on as it is" if life.in_place else "resize given up before it was requeued"
+    return Step(back, story=(f"{how}: {event.cause}",))
 
 
 def requeue_failed_checkpoint(life: JobLifecycle, _event: PlanFailed, _at: Situation) -> Step:
@@ -297,9 +299,8 @@ def _with_checkpoint_time(life: JobLifecycle, at: Situation) -> JobLifecycle:
 def go_on_in_place(life: JobLifecycle, _event: RestartedInPlace, _at: Situation) -> Step:
     """Take the job as it runs with its new plan on the same GPUs."""
     assert life.target is not None
-    now = replace(life, plan=life.target.plan, target=None, origin=None, attempts=0, in_place=False, join_refusal="")
     how = "resized live" if nodes_to_join(life) else "restarted in place"
-    return Step(now, story=(f"{how}: {format_target(life.target)}",))
+    return Step(_at_target(replace(life, plan=life.target.plan)), story=(f"{how}: {format_target(life.target)}",))
 
 
 def go_on_with_fewer_nodes(life: JobLifecycle, _event: RestartedInPlace, _at: Situation) -> Step:
@@ -313,8 +314,12 @@ def go_on_resized_live(life: JobLifecycle, _event: CarriedOut, _at: Situation) -
     """Take the job as it runs on the nodes that it has kept."""
     assert life.target is not None
     joined = tuple(n for n in life.joined_nodes if n in life.target.nodes)
-    now = replace(life, target=None, origin=None, attempts=0, in_place=False, joined_nodes=joined, join_refusal="")
-    return Step(now, story=(f"resized live: {format_target(life.target)}",))
+    return Step(_at_target(replace(life, joined_nodes=joined)), story=(f"resized live: {format_target(life.target)}",))
+
+
+def _at_target(life: JobLifecycle) -> JobLifecycle:
+    """Return the job, which has reached its target without a requeue."""
+    return replace(life, target=None, origin=None, attempts=0, in_place=False, join_refusal="", failed_joins=0)
 
 
 def requeue_after_refused_return(life: JobLifecycle, event: Refused, _at: Situation) -> Step:

@@ -74,10 +74,29 @@ def test_nodes_that_can_not_be_had_cost_nothing(site: Site) -> None:
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1, join_refusal=BUSY))
     site.tick(1)
     life = site.life(1)
-    assert (life.state, life.target, life.joined_nodes, life.join_refusal) == (ResizeState.RUNNING, None, (), BUSY)
+    assert (life.state, life.target, life.joined_nodes, life.join_refusal) == (ResizeState.RUNNING, None, (), "")
     assert BUSY in site.story(1) and site.slurm.signals == [] and site.slurm.requeued == []
     grown(site, replace(ABLE, joined=1, join_refusal=BUSY))
+    assert site.life(1).state is ResizeState.JOINING, "it may have been a race for the node"
+    site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=2, join_refusal=BUSY))
+    site.tick(1)
+    assert site.life(1).join_refusal == BUSY and site.slurm.requeued == []
+    grown(site, replace(ABLE, joined=2, join_refusal=BUSY))
     assert site.life(1).state is ResizeState.CHECKPOINTING and not site.life(1).in_place, "next time by a requeue"
+
+
+def test_nodes_that_were_granted_and_did_not_join_are_not_asked_for_again_at_once(site: Site) -> None:
+    grown(site)
+    refused = replace(ABLE, joined=1, join_refusal="n2 did not join in time", join_granted=True)
+    site.report(1, plan=NARROW, resharding=True, in_place=refused)
+    site.tick(1)
+    for _ in range(4):  # less than five minutes
+        site.report(1, plan=NARROW, resharding=True, in_place=refused)
+        site.epoch(60)
+        assert site.life(1).state is ResizeState.RUNNING
+    for _ in range(10):
+        grown(site, refused)
+    assert site.life(1).state is ResizeState.JOINING and site.slurm.requeued == []
 
 
 def test_nodes_that_have_gone_before_the_checkpoint_cost_nothing(site: Site) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from synergy_core.job_report import InPlace
-from synergy_core.records import Plan
+from synergy_core.records import Plan, Shape
 from synergy_core.wire.report import ReportAnswer
 
+from synergyd.control.resize.events import Wanted
+from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.resize.machine import advance
 from tests.unit.daemon.daemon_world import SCRIPT, Site
 
 WIDE = Plan(dp=4, micro_batch=8, global_batch=256)
@@ -139,6 +143,39 @@ def test_a_lost_node_is_given_back_as_soon_as_slurm_starts_no_job_there(site: Si
     assert (site.life(1).state, nodes_of(site), site.slurm.requeued) == (ResizeState.RUNNING, ["n1"], [])
     assert "lost n2 at step 120: started again in place" in site.story(1)
     assert "runs on n1: n2, lost, given back" in site.story(1)
+
+
+def test_a_lost_node_that_answers_slurm_is_given_back_too(site: Site) -> None:
+    """Only its launcher was killed: no launcher could follow an order that counts on the node."""
+    site.report(1, plan=WIDE, resharding=True, in_place=ABLE)
+    site.epoch(60)
+    for _ in range(4):
+        without_n2(site)
+        assert (site.life(1).state, nodes_of(site)) == (ResizeState.RUNNING, ["n1", "n2"]), "it may not answer soon"
+    for _ in range(3):
+        without_n2(site)
+        site.tick(1)
+    assert (nodes_of(site), site.slurm.requeued, site.life(1).orders) == (["n1"], [], 0)
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_change_is_given_up_once_the_run_has_lost_a_node_that_it_counts_on(site: Site, acknowledged: bool) -> None:
+    """Its launchers would not follow the order, and the job would be requeued in the end."""
+    site.report(1, plan=WIDE, resharding=True, in_place=ABLE)
+    site.epoch(60)
+    life = site.life(1)
+    other = replace(WIDE, dp=2, pp=2)
+    wide = Target(Shape("A100", 2, 2), ("n1", "n2"), WIDE)
+    wanted = Wanted(replace(wide, plan=other), "another plan", 0, wide, wide, in_place=True, live=True)
+    controller = site.daemon.controller
+    controller.jobs[1].lifecycle = advance(life, wanted, site.slurm.now_s, controller.times).life
+    if acknowledged:
+        site.report(1, plan=WIDE, resharding=True, in_place=ABLE, checkpoint_requests=1)
+        site.tick(1)
+    assert site.life(1).state is (ResizeState.RESTARTING if acknowledged else ResizeState.CHECKPOINTING)
+    without_n2(site)
+    assert (site.life(1).state, site.life(1).target, site.slurm.requeued) == (ResizeState.RUNNING, None, [])
+    assert "it goes on as it is: the run has lost n2" in site.story(1)
 
 
 def test_a_silent_node_whose_launcher_is_there_is_kept(site: Site) -> None:

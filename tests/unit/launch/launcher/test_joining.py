@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from synergy_core.records import Plan
@@ -35,6 +36,10 @@ class Allocation(MoreNodes):
     @property
     def is_over(self) -> bool:
         return bool(self.ended)
+
+    @property
+    def was_granted(self) -> bool:
+        return True
 
     def poll(self, connected: frozenset[str]) -> None:
         self.is_complete = self.is_complete or set(self.names) <= connected
@@ -109,7 +114,10 @@ def test_a_node_joins_before_the_run_ends_and_takes_part_in_the_next(job: Job) -
     job.first.look({"state": "training", "step": 120, "checkpoint_step": 120})
     other.group.close()
     job.until(lambda: job.first.has_lost_node)
+    job.first.hear(replace(JOIN, order=3, nodes=("n1", "n3")))
+    job.until(lambda: len(job.given) == 2)
     assert job.first.begin_next_run(137, job.guard) and job.first.allocation.nodes == ("n1",)
+    assert job.given[1].ended == "n2 lost meanwhile", "n3 was for a run of another size"
 
 
 def test_a_refusal_is_told_and_changes_nothing(job: Job) -> None:
