@@ -84,7 +84,7 @@ class SharedProfiles:
             int, set[tuple[Plan, Shape]]
         ] = {}  # by job: measurements of others that it has replaced, once each
         self._kernels: dict[str, Kernels] = {}  # by key, the latest last
-        self._detected: set[int] = set()  # jobs whose kernels count already, so that what is in use is not pruned
+        self._detected: dict[int, Kernels] = {}  # by job: those that count already
 
     def load(self, profiles: Mapping[str, Profile]) -> None:
         """Load the profiles that an earlier daemon has stored."""
@@ -102,9 +102,9 @@ class SharedProfiles:
 
     def _learn_kernels(self, job: Job, kernels: Kernels | None) -> dict[str, Profile]:
         key = KERNELS + program_mark(job)
-        if kernels is None or (self._kernels.get(key) == kernels and job.job_id in self._detected):
+        if kernels is None or self._detected.get(job.job_id) == kernels:
             return {}
-        self._detected.add(job.job_id)
+        self._detected[job.job_id] = kernels
         self._keep_kernels(key, kernels)
         return {key: Profile(kernels=kernels)}
 
@@ -187,7 +187,7 @@ class SharedProfiles:
     def forget(self, job_id: int) -> None:
         """Drop the state of a job that has ended. Its measurements stay."""
         self._unlike.discard(job_id)
-        self._detected.discard(job_id)
+        self._detected.pop(job_id, None)
         self._replaced.pop(job_id, None)
 
     def _usual_noise(self, key: str, job_id: int, noise: float | None, earlier: float | None) -> float | None:
