@@ -12,8 +12,8 @@ that they belong to this job and incarnation; after that the lines are plain:
     status RUN STATUS            what a node's processes say of a run, as JSON without spaces, where they say anything
     batch PLAN                   the batch that the daemon proposes, for the node whose processes hear proposals
 
-A connection that is closed before `ended` is a lost node: its launcher is gone. One over which nothing comes any more may be a node without
-power or a network out of order for a while. Nothing here blocks but the connect, for a second, and `wait`.
+A connection that is closed before `ended` is a lost node: its launcher is gone. One that is reset, or over which nothing comes any more,
+may be a node without power or a network out of order for a while. Nothing here blocks but the connect, for a second, and `wait`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _KEEPALIVE = (
     ("TCP_KEEPCNT", LOST_S // _PROBE_S - 1),
     ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
 )
+_OF_NETWORK = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET, errno.ECONNABORTED)
 _MENDS, _BATCH = "mends", "batch "
 _BREATH_S = 0.02  # after each wait: whoever sends without end keeps no launcher busy
 
@@ -108,7 +109,7 @@ class _Peer:
     buffer: bytes = b""
     greeting: SignedReport | None = None
     is_closed: bool = False
-    is_silent: bool = False  # closed since nothing came from the other side's host
+    is_cut_off: bool = False  # closed since nothing came from the other side's host
     knows_mending: bool = False
     heard_run: int = 0  # the latest run that it has said it knows of
 
@@ -122,7 +123,7 @@ class _Peer:
         except BlockingIOError:
             pass
         except OSError as error:
-            self.is_closed, self.is_silent = True, _is_silence(error)
+            self.is_closed, self.is_cut_off = True, _is_of_network(error)
         if len(self.buffer) > _MOST_BYTES:
             self.is_closed = True
         *whole, self.buffer = self.buffer.split(b"\n")
@@ -134,7 +135,7 @@ class _Peer:
             self.connection.sendall(text.encode() + b"\n")
             self.connection.settimeout(0)
         except OSError as error:
-            self.is_closed, self.is_silent = True, _is_silence(error)
+            self.is_closed, self.is_cut_off = True, _is_of_network(error)
 
 
 @dataclass
@@ -201,7 +202,7 @@ class LauncherGroup:
             peer.connection.close()
             run, code, _ = self.ends.get(peer.rank, (self.run, 1, ""))
             well = run >= self.run and code in (0, 130, 143)
-            if self.first and peer.rank > 0 and not well and peer.is_silent:
+            if self.first and peer.rank > 0 and not well and peer.is_cut_off:
                 self.silent_ranks[peer.rank] = self.monotonic()
             elif self.first and peer.rank > 0 and not well:
                 self.lost_ranks.add(peer.rank)
@@ -391,9 +392,12 @@ def _keep_alive(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _is_silence(error: OSError) -> bool:
-    """Return whether a connection broke because nothing came from the other host; one that a host closes breaks otherwise."""
-    return isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+def _is_of_network(error: OSError) -> bool:
+    """Return whether the network may have broken a connection: nothing came from the other host, or something between the two reset it.
+
+    One that the other side closes as its process ends breaks otherwise, as a rule.
+    """
+    return isinstance(error, TimeoutError) or error.errno in _OF_NETWORK
 
 
 def _compact(record: object) -> str:

@@ -139,5 +139,7 @@ def test_detected_kernels_hold_for_the_other_jobs_of_the_program_alone() -> None
     own = Profile(samples=1, kernels=Kernels(attention=True))
     assert believed_profiles([second], {2: own}, known)[2].kernels == own.kernels
     assert known.learn(second, own)  # the latest job of the program counts
-    assert known.learn(first, Profile(samples=3, kernels=LOCAL)) == known.learn(second, own) == {}, "not at every report"
+    assert known.learn(first, Profile(samples=3, kernels=LOCAL)) == known.learn(second, own) == {}, (
+        "not at every report"
+    )
     assert believed_profiles([run(5, "gpt-5", directive=NAMED)], {}, known)[5].kernels == own.kernels

@@ -512,11 +512,14 @@ def test_a_flood_of_false_lines_keeps_no_node_out(seals: Seals, port: int) -> No
     other.close()
 
 
-class Silent:
-    """A connection over which the other host answers nothing any more, as the kernel says after TCP_USER_TIMEOUT."""
+class Broken:
+    """A connection that the network has broken, in which the kernel says `error`."""
+
+    def __init__(self, error: OSError) -> None:
+        self._error = error
 
     def recv(self, _size: int) -> bytes:
-        raise TimeoutError(110, "Connection timed out")
+        raise self._error
 
     def settimeout(self, _seconds: float) -> None:
         return
@@ -528,10 +531,17 @@ class Silent:
         return
 
 
-def silence(group: LauncherGroup, rank: int) -> None:
+SILENT = TimeoutError(110, "Connection timed out")
+RESETS = (
+    ConnectionResetError(104, "Connection reset by peer"),
+    ConnectionAbortedError(103, "Software caused connection abort"),
+)
+
+
+def break_connection(group: LauncherGroup, rank: int, error: OSError = SILENT) -> None:
     peer = next(p for p in group.peers if p.rank == rank)
     peer.connection.close()
-    peer.connection = Silent()  # type: ignore[assignment]
+    peer.connection = Broken(error)  # type: ignore[assignment]
 
 
 def steps(node: Node, step: int) -> None:
@@ -545,7 +555,7 @@ def test_a_silent_node_is_lost_once_the_run_makes_no_steps_either(
     first, other, _ = job
     assert first.restarts.group is not None and other.restarts.group is not None
     other.restarts.group.close()
-    silence(first.restarts.group, 1)
+    break_connection(first.restarts.group, 1)
     end = time.monotonic() + 1.0
     for step in range(101, 100_000):  # the launchers' network alone is out of order
         steps(first, step)
@@ -559,10 +569,13 @@ def test_a_silent_node_is_lost_once_the_run_makes_no_steps_either(
     assert first.restarts.allocation.nodes == ("n1", "n3")
 
 
-def test_a_silent_node_that_connects_anew_is_not_lost(job: list[Node]) -> None:
+@pytest.mark.parametrize("error", [SILENT, *RESETS])
+def test_a_node_that_the_network_has_cut_off_and_that_connects_anew_is_not_lost(
+    job: list[Node], error: OSError
+) -> None:
     first, other, _ = job
     assert first.restarts.group is not None and other.restarts.group is not None
-    silence(first.restarts.group, 1)
+    break_connection(first.restarts.group, 1, error)
     poll_until(job, lambda: first.restarts.can_restart and other.restarts.can_restart)
     assert not first.restarts.group.silent_ranks and not first.restarts.has_lost_node
 
