@@ -1,4 +1,4 @@
-"""What happens on a node before its training processes start: their imports in a process that waits, and meanwhile the node's check."""
+"""What happens on a node before its training processes start: their imports in a process that waits, and the check of the node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from synergy_launch.launcher.node_run import python_path
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.recent_check import RecentCheck
 from synergy_launch.node_check.check import READY_S, check_node
-from synergy_launch.warm_start.starter import FREE_BYTES, Starter
+from synergy_launch.warm_start.starter import FREE_BYTES, IMPORT_S, Starter
 
 #: jobs with a shorter time limit are not checked: a check of 3 s would be 0.5 % of it and more
 SHORT_JOB_S = 600.0
-#: seconds for a check's imports on a node that joins, beside WARM_JOIN_S of the 60 in which its launcher must be there
-JOIN_READY_S = 15.0
+#: seconds for the imports on a node that joins, and else for a check's own, of the 60 in which its launcher must be there
+#: (more_nodes.JOIN_S)
+JOIN_IMPORT_S, JOIN_READY_S = 30.0, 15.0
+_POLL_S = 0.1
 #: kinds of a failure that a broken GPU or link may be the cause of; a killed process or the script's own error says nothing of them
 SUSPICIOUS = frozenset({"nccl", "cuda", "hang", "gpu"})
 
@@ -56,23 +58,23 @@ class NodeChecker:
         environment: Mapping[str, str],
         guard: PlanGuard,
         restarts: Restarts,
+        starter: Starter,
         *,
         enabled: bool,
     ) -> None:
         self._node = "".join(allocation.nodes[allocation.node_rank :][:1])
         is_trial = bool(environment.get(TRY))
         self._enabled = enabled and bool(self._node) and not is_trial and limit_s(environment) >= SHORT_JOB_S
-        self._environment, self._guard, self._restarts = environment, guard, restarts
+        self._environment, self._guard, self._restarts, self._starter = environment, guard, restarts, starter
         self._recent = RecentCheck(self._node)
 
-    def check_first(self, starter: Starter, *, joins: bool = False) -> None:
-        """Check the node before its first run, while `starter` makes the ranks' imports. `joins`: it comes to a run on other nodes.
+    def check_first(self, *, joins: bool = False) -> None:
+        """Check the node before its first run. `joins`: it comes to a run on other nodes, which trains on meanwhile.
 
-        No training process is there yet, so neither disturbs the other.
+        The check is a fork of the process that makes the ranks' imports. No rank is there yet, so neither disturbs the other.
         """
         if self._is_due(joins=joins):
-            starter.prepare(environment_at_import(self._environment))
-            self._check(JOIN_READY_S if joins else READY_S)
+            self._check(*((JOIN_IMPORT_S, JOIN_READY_S) if joins else (IMPORT_S, READY_S)))
 
     def check_after_failure(self, code: int) -> None:
         """Check the node before the next run if the last one, which ended with `code`, failed here as a broken GPU or link would have it.
@@ -93,13 +95,22 @@ class NodeChecker:
         free = host_memory.read_free_bytes()
         return free is None or free >= FREE_BYTES
 
-    def _check(self, ready_s: float = READY_S) -> None:
+    def _check(self, import_s: float = IMPORT_S, ready_s: float = READY_S) -> None:
         # until the run is there nobody could save
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         try:
             environment = environment_at_import(self._environment)
-            is_ending, poll = lambda: self._guard.ending, self._restarts.poll
-            check = check_node(self._node, environment, is_ending=is_ending, poll=poll, ready_s=ready_s)
+            self._starter.prepare(environment)
+            if not self._await_imports(import_s):
+                return
+            check = check_node(
+                self._node,
+                environment,
+                start=lambda argv, values: self._starter.start(argv, values, output=True, errors=False),
+                is_ending=lambda: self._guard.ending,
+                poll=self._restarts.poll,
+                ready_s=ready_s,
+            )
         finally:
             signal.signal(signal.SIGUSR2, before)
         if check is None:
@@ -110,3 +121,13 @@ class NodeChecker:
             click.echo(f"synergy-launch: {self._node}: measuring its {what} did not end in time", err=True)
         else:
             self._recent.note()
+
+    def _await_imports(self, within_s: float) -> bool:
+        """Return whether the waiting process has made its imports, or failed, within so many seconds."""
+        until_s = time.monotonic() + within_s
+        while self._starter.is_importing:
+            if self._guard.ending or time.monotonic() >= until_s:
+                return False
+            self._restarts.poll()
+            self._starter.await_ready(_POLL_S)
+        return True

@@ -31,7 +31,7 @@ from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher import job_secret, more_nodes, other_launchers, trial
 from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.before_run import NodeChecker, compute_threads, environment_at_import
+from synergy_launch.launcher.before_run import JOIN_IMPORT_S, NodeChecker, compute_threads, environment_at_import
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
 from synergy_launch.launcher.kept_output import OutputKeeper
 from synergy_launch.launcher.launcher_group import LauncherGroup
@@ -55,8 +55,6 @@ from synergy_launch.warm_start.starter import Starter
 
 #: "0" in it: each start of the training processes is a start of Python
 WARM_START = "SYNERGY_WARM_START"
-#: seconds for the imports on a node that joins, of the 60 in which its launcher must be there (more_nodes.JOIN_S)
-WARM_JOIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +124,11 @@ def _run_with_guard(
     starter = _starter(options, allocation)
     # it measures with torch, which torchrun's own ranks need too
     is_checked = plan_file is not None and options.runner == "torchrun"
-    checker = NodeChecker(allocation, os.environ, guard, restarts, enabled=is_checked)
-    checker.check_first(starter, joins=member is not None)
+    checker = NodeChecker(allocation, os.environ, guard, restarts, starter, enabled=is_checked)
+    checker.check_first(joins=member is not None)
     if member is not None:
         starter.prepare(environment_at_import(os.environ))
-        starter.await_ready(WARM_JOIN_S)  # the run trains on meanwhile
+        starter.await_ready(JOIN_IMPORT_S)  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
     if member is not None and going:

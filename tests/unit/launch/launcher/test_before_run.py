@@ -20,6 +20,7 @@ from synergy_launch.launcher.check_parts import PART_S, SAID_S, CheckParts
 from synergy_launch.launcher.in_place import Restarts
 from synergy_launch.launcher.plan_guard import PlanGuard
 from synergy_launch.launcher.recent_check import HEALTHY_S, RecentCheck
+from synergy_launch.warm_start.client import ForkedProcess
 from synergy_launch.warm_start.starter import Starter
 
 TWO = JobAllocation(job_id=7, restarts=0, nodes=("n1", "n2"), node_rank=0, gpus=1, in_step=True, leader=True)
@@ -39,23 +40,23 @@ class Launcher:
         self.checks, self.result = 0, more.get("result", CHECK)
         self.guard = PlanGuard(allocation, None, None)
         self.restarts = Restarts(allocation, None)
-        self.starter = Starter(())
         monkeypatch.setattr(before_run, "check_node", self._check)
         enabled = more.get("enabled", True)
-        self.checker = NodeChecker(allocation, environment, self.guard, self.restarts, enabled=enabled)
+        self.checker = NodeChecker(allocation, environment, self.guard, self.restarts, Starter(()), enabled=enabled)
 
     def _check(self, *_: object, **__: object) -> NodeCheck | None:
         self.checks += 1
         return self.result  # type: ignore[no-any-return]
 
     def begin(self) -> int:
-        self.checker.check_first(self.starter)
+        self.checker.check_first()
         return self.checks
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("synergy_launch.agent.host_memory.read_free_bytes", lambda: None)
     return tmp_path
 
 
@@ -82,7 +83,7 @@ def test_small_short_and_other_jobs_are_not_checked(
 
 def test_a_node_that_joins_a_run_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Launcher(monkeypatch, replace(TWO, nodes=("n1",)))
-    launcher.checker.check_first(launcher.starter, joins=True)
+    launcher.checker.check_first(joins=True)
     assert launcher.checks == 1
 
 
@@ -150,3 +151,23 @@ def test_a_report_says_the_checks_a_part_at_a_time() -> None:
     assert parts.choose(checks, 100.0 + SAID_S) == ()
     assert parts.choose((CHECK,), 100.0 + SAID_S) == (CHECK,)  # news
     assert parts.choose((), 0.0) == ()
+
+
+def test_the_check_is_a_fork_of_the_process_that_has_made_the_ranks_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts, started = Restarts(TWO, None), []
+    starter = Starter(("json.tool",))
+    start = starter.start
+
+    def start_child(*arguments: Any, **options: Any) -> Any:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(starter, "start", start_child)
+    try:
+        NodeChecker(TWO, os.environ, PlanGuard(TWO, None, None), restarts, starter, enabled=True).check_first()
+        (child,) = started
+        assert isinstance(child, ForkedProcess) and child.poll() in (0, -9)  # it is killed where it is not quick to end
+        (check,) = restarts.node_checks
+        assert check.node == "n1" and check.gemm_flops and check.host_bytes_per_s
+    finally:
+        starter.close()
