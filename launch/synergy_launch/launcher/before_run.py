@@ -39,7 +39,7 @@ def environment_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **python_path(environment), "OMP_NUM_THREADS": compute_threads(environment)}
 
 
-def limit_s(environment: Mapping[str, str]) -> float:
+def read_time_limit_s(environment: Mapping[str, str]) -> float:
     """Return the job's time limit in seconds, or infinity if Slurm says none."""
     start, end = (environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     return float(int(end) - int(start)) if start.isdecimal() and end.isdecimal() else float("inf")
@@ -64,7 +64,7 @@ class NodeChecker:
     ) -> None:
         self._node = "".join(allocation.nodes[allocation.node_rank :][:1])
         is_trial = bool(environment.get(TRY))
-        self._enabled = enabled and bool(self._node) and not is_trial and limit_s(environment) >= SHORT_JOB_S
+        self._enabled = enabled and bool(self._node) and not is_trial and read_time_limit_s(environment) >= SHORT_JOB_S
         self._environment, self._guard, self._restarts, self._starter = environment, guard, restarts, starter
         self._recent = RecentCheck(self._node)
 
@@ -73,8 +73,12 @@ class NodeChecker:
 
         The check is a fork of the process that makes the ranks' imports. No rank is there yet, so neither disturbs the other.
         """
-        if self._is_due(joins=joins):
-            self._check(*((JOIN_IMPORT_S, JOIN_READY_S) if joins else (IMPORT_S, READY_S)))
+        if not self._is_due(joins=joins):
+            return
+        if joins:
+            self._check(JOIN_IMPORT_S, JOIN_READY_S)
+        else:
+            self._check()
 
     def check_after_failure(self, code: int) -> None:
         """Check the node before the next run if the last one, which ended with `code`, failed here as a broken GPU or link would have it.

@@ -6,6 +6,7 @@ over. It ends itself after LIFE_S, should its launcher be gone. Its errors are n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,8 @@ from synergy_launch.node_check.check import LIFE_S
 def main() -> None:
     """Measure, and write each figure as soon as it is known."""
     signal.alarm(LIFE_S)
-    os.setsid()
+    with contextlib.suppress(OSError):  # it leads a group already, in a shell
+        os.setsid()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     import torch
 
