@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from synergy_core.accepts import NOTHING_MORE, Accepts
 from synergy_core.field_marks import ADDED_AFTER_0_1
 from synergy_core.kernels import Kernels
+from synergy_core.node_check import NodeCheck
 from synergy_core.reasons import Reason, format_reasons, nest_reason
 from synergy_core.records import ModelSpec, Plan
 
@@ -267,6 +268,8 @@ class Report:
     spike: LossSpike | None = field(default=None, metadata=ADDED_AFTER_0_1)
     #: the kernels that its steps use; null: its launcher is older than 0.3, or nothing trains yet
     kernels: Kernels | None = field(default=None, metadata=ADDED_AFTER_0_1)
+    #: checks of its nodes before a run, some at a time
+    node_checks: tuple[NodeCheck, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
 
 
 def is_by_agent(report: Report) -> bool:

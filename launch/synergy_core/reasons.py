@@ -71,6 +71,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "no-cell": "Waits: {because}.",
         # a bad node
         "bad-under": "{what} under {jobs:first}",
+        "check-short": "{what} at {share:.0%} of the usual under {jobs:first}",
+        "check-hung": "measuring its {what} did not end under {jobs:first}",
         "fewer-gpus": "Slurm counts fewer GPUs than it should have",
         "slurms-queue": "It waits in Slurm's queue as it was submitted.",
         # a job of the allocation

@@ -170,6 +170,8 @@ class Controller:
         """Return the job as an epoch may decide about it."""
         tracked = self.jobs.get(job.job_id)
         size = self.size_changes.find_answer(job, tracked.report if tracked else None)
+        if job.restarts and job.state is JobState.PENDING:
+            job = replace(job, shun=tuple(sorted(self.faults.nodes.marked_in_check(job.job_id, now_s))))
         return decidable_job(job, tracked, now_s, self.failed_plans.bans_for(job), size)
 
     def plans(self) -> dict[int, Plan]:
@@ -341,6 +343,9 @@ class Controller:
             return []  # it is about an incarnation that has ended, or that Slurm has not shown yet
         begun = restart_event(latest)
         outputs: list[Output] = [*hear_launcher(tracked, latest), *self.faults.take_fault(tracked, latest, now_s)]
+        checks = [check for r in event.reports if r.restarts == latest.restarts for check in r.node_checks]
+        outputs += self.faults.take_checks(tracked, checks, now_s)
+        latest = replace(latest, node_checks=())  # the nodes' records have them
         if (joined := join_event(latest)) is not None:
             outputs += self._tell(latest.job_id, joined, now_s)
         note_lost_nodes(tracked, latest, now_s)

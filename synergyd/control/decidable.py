@@ -121,9 +121,12 @@ def _with_loss(job: Job, tracked: TrackedJob) -> Job:
 
 
 def _with_nodes_to_avoid(job: Job, tracked: TrackedJob, now_s: float) -> Job:
-    """Return the job with the nodes that it takes last: where it hung or lost a GPU before, and those that hold its other nodes up."""
+    """Return the job with the nodes that it takes last.
+
+    These are those that it has already, those where it hung or lost a GPU before, and those that hold its other nodes up.
+    """
     report, hangs = tracked.report, tracked.lifecycle.hangs
-    shun = set(hangs.nodes) if now_s < hangs.until_s else set[str]()
+    shun = {*job.shun, *(hangs.nodes if now_s < hangs.until_s else ())}
     if tracked.last_fault is not None and tracked.last_fault[0] < job.restarts:
         shun |= {fault.node for fault in (tracked.last_fault[1],) if fault.kind == "gpu" and fault.node}
     if report is not None and report.restarts == job.restarts and len(job.node_names) > 1:

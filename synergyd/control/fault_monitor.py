@@ -11,13 +11,24 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.formatting import format_duration
 from synergy_core.job_report import Report
+from synergy_core.node_check import NodeCheck
+from synergy_core.reasons import format_reasons
 from synergy_core.records import Cell, Job, JobState, Node
 
 from synergyd.control.resize.events import Hung, Wanted
 from synergyd.control.resize.hangs import MAX_HANGS, Hangs, after_report, hung_s, is_common_stall
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
-from synergyd.control.state.node_health import BROKEN, HUNG, SLOW, DrainNode, NodeHealth, NodeRecord, RememberNodes
+from synergyd.control.state.node_health import (
+    BROKEN,
+    HUNG,
+    SLOW,
+    DrainNode,
+    NodeHealth,
+    NodeRecord,
+    RememberNodes,
+    shortfall_reason,
+)
 from synergyd.control.state.node_paces import NodePaces
 from synergyd.control.tracked import Output, Remember, TrackedJob
 from synergyd.jobmodel.shared_profiles import program
@@ -81,6 +92,20 @@ class FaultMonitor:
         outputs: list[Output] = [Remember(life, life.state, "Fault", (fault.describe(),))]
         if fault.kind == "gpu" and job is not None and fault.node in job.node_names:
             outputs += _remember_nodes(self.nodes.mark(BROKEN, fault.node, job.uid, job.job_id, now_s))
+        return outputs
+
+    def take_checks(self, tracked: TrackedJob, checks: Sequence[NodeCheck], now_s: float) -> list[Output]:
+        """Take in `checks` of the job's nodes before its run; its story says which nodes fall short."""
+        job, life = tracked.job, tracked.lifecycle
+        if not checks or job is None or job.state is not JobState.RUNNING:
+            return []
+        changed, shortest = self.nodes.take_checks(checks, job, now_s)
+        throttled = {check.node for check in checks if check.throttled}
+        outputs = _remember_nodes(changed)
+        for name, shortfall in shortest.items():
+            text = f"{name}: {format_reasons((shortfall_reason(shortfall, [job.job_id]),))}"
+            text += ", and its driver has slowed a GPU down" if name in throttled else ""
+            outputs.append(Remember(life, life.state, "Check", (text,)))
         return outputs
 
     def note_lost_nodes(self, tracked: TrackedJob, up: frozenset[str], now_s: float) -> list[Output]:

@@ -60,6 +60,7 @@ FEATURES = (
     Feature(name="policies of other papers", mark=Mark.EXPERIMENTAL, fields=("policy",)),
     Feature(name="less communication (comm=)", mark=Mark.EXPERIMENTAL),
     Feature(name="loss spikes skipped (skip_spikes=)", mark=Mark.EXPERIMENTAL),
+    Feature(name="checks of nodes before a run", mark=Mark.EXPERIMENTAL),
     Feature(name="reads through pyslurm", mark=Mark.EXPERIMENTAL),
     Feature(name="container image, Ansible role, Slinky values", mark=Mark.EXPERIMENTAL),
 )

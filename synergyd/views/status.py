@@ -72,6 +72,8 @@ def _count(epoch: EpochRecord, key: str) -> int | None:
 def _bad_nodes(store: Store) -> tuple[BadNode, ...]:
     now_s, bad_nodes = time.time(), []
     for stored in store.nodes().values():
+        if not (stored.payload.get("marks") or stored.payload.get("drained")):
+            continue  # it was only checked, like most nodes
         record = decode(NodeRecord, stored.payload, "stored node")
         if (penalty := record.penalty(now_s)) or record.drained:
             reasons = record.reasons(now_s)

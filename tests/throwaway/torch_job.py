@@ -48,16 +48,28 @@ def nodes_of(cluster: SlurmCluster, job_id: int) -> list[str]:
 
 
 def rank_on(cluster: SlurmCluster, job_id: int, node: str) -> int:
-    """Return the pid of the job's one rank on `node`. Raises LookupError where there is none."""
+    """Return the pid of the job's one rank on `node`. Raises LookupError where there is none.
+
+    It is the launcher's grandchild, below torchrun, and leads a session. A forked one shows the command of what it was forked from.
+    """
     marks = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_ID={job_id}", f"SLURM_CONF={cluster.conf}"}
+    parents: dict[int, int] = {}
+    leaders, launchers = set[int](), set[int]()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             words = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
-            command = (entry / "cmdline").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes()
+            _, parent, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        if marks <= words and any(word.startswith("LOCAL_RANK=") for word in words) and MODULE.encode() in command:
-            return int(entry.name)
+        if marks <= words:
+            pid = int(entry.name)
+            parents[pid] = int(parent)
+            leaders |= {pid} if session == entry.name else set()
+            launchers |= {pid} if b"/synergy-launch\0" in command else set()
+    for pid in leaders:
+        if parents.get(parents[pid]) in launchers:
+            return pid
     raise LookupError(f"job {job_id} has no rank on {node}")

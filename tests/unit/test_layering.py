@@ -38,11 +38,15 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_launch.warm_start", "synergy_launch.agent"),
     ("synergy_launch.megatron_lm", "synergy_core synergy_core.wire synergy_launch.agent synergy_launch.warm_start"),
     ("synergy_launch.launcher.gpus", "synergy_core"),
+    (
+        "synergy_launch.node_check",
+        "synergy_core synergy_core.wire synergy_launch.warm_start synergy_launch.launcher.gpus",
+    ),
     ("synergy_launch.launcher.script", "synergy_core synergy_launch.megatron_lm synergy_launch.warm_start"),
     (
         "synergy_launch.launcher",
         "synergy_core synergy_core.wire synergy_launch.batch synergy_launch.agent synergy_launch.warm_start "
-        "synergy_launch.megatron_lm synergy_launch.launcher.gpus synergy_launch.launcher.script",
+        "synergy_launch.megatron_lm synergy_launch.launcher.gpus synergy_launch.node_check synergy_launch.launcher.script",
     ),
     ("synergy_launch.links", "synergy_core synergy_core.wire"),
     ("synergy_launch.communication", "synergy_core synergy_launch.batch synergy_launch.links"),

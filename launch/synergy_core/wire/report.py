@@ -15,6 +15,7 @@ from synergy_core.errors import SynergyError, UnavailableError, UsageError, form
 from synergy_core.exchange import EXACT, WAYS, parse_exchange
 from synergy_core.job_report import SPIKE_ANSWERS, EarlyFailure, Fault, GpuActivity, InPlace, LossSpike, Report
 from synergy_core.kernels import Kernels
+from synergy_core.node_check import NodeCheck
 from synergy_core.recompute import MODULES
 from synergy_core.records import ModelSpec, Plan
 from synergy_core.wire import job_key, munge
@@ -22,6 +23,7 @@ from synergy_core.wire.codec import Checks, decode, encode
 from synergy_core.wire.hostlist import expand
 from synergy_core.wire.job_key import SignedReport
 from synergy_core.wire.line import Line
+from synergy_core.wire.node_check import harmless_checks
 from synergy_core.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
@@ -102,6 +104,7 @@ def status_to_report(
     in_place: InPlace | None = None,
     gpu_activity: GpuActivity | None = None,
     fault: Fault | None = None,
+    node_checks: tuple[NodeCheck, ...] = (),
 ) -> Report:
     """Return a training process's status file as a report; values out of bounds are left out rather than refused."""
     report_fields: dict[str, Any] = {"job_id": job_id, "restarts": restarts, "step": 0}
@@ -118,6 +121,7 @@ def status_to_report(
     report = replace(decode(Report, {**report_fields, **_forgiven(status)}), plan=plan, model=model)
     spike = read_spike(status.get("spike"))
     report = replace(report, failure=failure, in_place=in_place, gpu_activity=gpu_activity, fault=fault, spike=spike)
+    report = replace(report, node_checks=node_checks)
     return _harmless(report)
 
 
@@ -194,6 +198,8 @@ def _harmless(report: Report) -> Report:
         report = replace(report, fault=harmless_fault(report.fault))
     if report.spike is not None and not _is_sound(report.spike):
         report = replace(report, spike=None)
+    if report.node_checks:
+        report = replace(report, node_checks=harmless_checks(report.node_checks))
     if report.model is None:
         return report
     return replace(report, model=replace(report.model, name=one_line(report.model.name, 100)))

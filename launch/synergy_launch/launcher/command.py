@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,11 +31,12 @@ from synergy_launch.batch.tuner import parse_batch_range
 from synergy_launch.launcher import allocation as slurm
 from synergy_launch.launcher import job_secret, more_nodes, other_launchers, trial
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.before_run import JOIN_IMPORT_S, NodeChecker, compute_threads, environment_at_import
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
 from synergy_launch.launcher.kept_output import OutputKeeper
 from synergy_launch.launcher.launcher_group import LauncherGroup
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
-from synergy_launch.launcher.node_run import python_path, run_node
+from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
 from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.script import kind as script_kind
@@ -54,8 +55,6 @@ from synergy_launch.warm_start.starter import Starter
 
 #: "0" in it: each start of the training processes is a start of Python
 WARM_START = "SYNERGY_WARM_START"
-#: seconds for the imports on a node that joins, of the 60 in which its launcher must be there (more_nodes.JOIN_S)
-WARM_JOIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,19 +122,26 @@ def _run_with_guard(
     output = OutputKeeper(allocation, lambda: guard.ending, lambda: _is_synergys(allocation), os.environ)
     output.start()
     starter = _starter(options, allocation)
+    # it measures with torch, which torchrun's own ranks need too
+    is_checked = plan_file is not None and options.runner == "torchrun"
+    checker = NodeChecker(allocation, os.environ, guard, restarts, starter, enabled=is_checked)
+    checker.check_first(joins=member is not None)
     if member is not None:
         starter.prepare(environment_at_import(os.environ))
-        starter.await_ready(WARM_JOIN_S)  # the run trains on meanwhile
+        starter.await_ready(JOIN_IMPORT_S)  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
     if member is not None and going:
         guard.begin()
     while going:
         code = _run(options, restarts.allocation, guard.plan_file, remark, guard, restarts, starter)
+        order = restarts.report_part.order
         going = not guard.ending and restarts.begin_next_run(code, guard)
         if text := restarts.message or guard.format_outcome():
             click.echo(f"synergy-launch: {text}", err=True)
         if going:
+            if restarts.report_part.order == order:
+                checker.check_after_failure(code)
             guard.plan_file = _with_address(allocation, guard.plan_file)
             guard.begin()
     starter.close()
@@ -208,16 +214,6 @@ def _starter(options: LaunchOptions, allocation: JobAllocation) -> Starter:
     """Return what starts this node's command: from a process that has made its imports, where torchrun runs ranks of this job."""
     warm = options.runner == "torchrun" and allocation.job_id is not None and os.environ.get(WARM_START, "1") != "0"
     return Starter(script_kind.heavy_imports(options.script[0], options.script[1:], options.style) if warm else ())
-
-
-def compute_threads(environment: Mapping[str, str]) -> str:
-    """Return OMP_NUM_THREADS of a rank: one unless the user asks for more, which is torchrun's own default, without its warning."""
-    return environment.get("OMP_NUM_THREADS", "1")
-
-
-def environment_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the ranks' imports will see, as far as it is known before the run's plan."""
-    return {**environment, **python_path(environment), "OMP_NUM_THREADS": compute_threads(environment)}
 
 
 def _with_address(allocation: JobAllocation, plan_file: PlanFile | None) -> PlanFile | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from synergy_core.errors import SynergyError
 from synergy_core.job_report import Fault, InPlace
+from synergy_core.node_check import NodeCheck
 from synergy_core.records import Plan
 from synergy_core.wire.codec import decode
 from synergy_core.wire.plan import PLAN_CHECKS
@@ -130,6 +131,7 @@ class Restarts:
         self._state: object = None  # the run's state, as it said last
         self._crash: tuple[str, tuple[str, ...]] = ("", ())  # kind and nodes of the latest end that this node knows of
         self._has_told_hang = False
+        self._check: NodeCheck | None = None  # of this node, the latest
         self.left = False  # the launcher has ended the run
         self.leaves = False  # this node has left the run for good, by an order
         self._gone: set[int] = set()  # nodes whose loss has been answered, and those that left by an order
@@ -302,6 +304,18 @@ class Restarts:
     def is_reported_by_first(self) -> bool:
         """Return whether the first node reports what this one's processes say."""
         return self._is_follower and self.group is not None and self.group.is_connected
+
+    def note_check(self, check: NodeCheck) -> None:
+        """Keep the check of this node; another node's first node gets it too."""
+        self._check = check
+        if self.group is not None:
+            self.group.own_check = check
+
+    @property
+    def node_checks(self) -> tuple[NodeCheck, ...]:
+        """Return the latest check of each node that this one knows of: on the first node of all that were checked."""
+        others = self.group.checks.values() if self.group is not None else ()
+        return (*((self._check,) if self._check is not None else ()), *others)
 
     def propose(self, plan: Plan) -> None:
         """Have the batch of `plan` proposed on all other nodes, too; called by the reporter's thread."""

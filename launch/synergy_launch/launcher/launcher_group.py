@@ -10,6 +10,7 @@ that they belong to this job and incarnation; after that the lines are plain:
     mends                        what follows a failure is decided for all nodes together from now on
     heard NUMBER                 a node knows of that run
     status RUN STATUS            what a node's processes say of a run, as JSON without spaces, where they say anything
+    check CHECK                  a node's check before the run, as JSON without spaces
     batch PLAN                   the batch that the daemon proposes, for the node whose processes hear proposals
 
 A connection that is closed before `ended` is a lost node: its launcher is gone. One that is reset, or over which nothing comes any more,
@@ -25,16 +26,18 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synergy_core.errors import SynergyError, UsageError
 from synergy_core.job_report import Fault
+from synergy_core.node_check import NodeCheck
 from synergy_core.records import Plan
 from synergy_core.wire import job_key, munge
 from synergy_core.wire.codec import decode, encode
 from synergy_core.wire.hostlist import expand
 from synergy_core.wire.job_key import SignedReport
+from synergy_core.wire.node_check import read_check
 from synergy_core.wire.plan import plan_from_text, plan_text
 from synergy_core.wire.report import harmless_fault
 
@@ -112,6 +115,7 @@ class _Peer:
     is_cut_off: bool = False  # closed since nothing came from the other side's host
     knows_mending: bool = False
     heard_run: int = 0  # the latest run that it has said it knows of
+    known_check: NodeCheck | None = None  # the check of this node that it was sent
 
     def lines(self) -> list[str]:
         """Return the lines that have come since the last call."""
@@ -160,6 +164,8 @@ class LauncherGroup:
     status: tuple[int, Mapping[str, Any]] | None = None
     proposal: Plan | None = None
     mends: bool = False
+    own_check: NodeCheck | None = None  # of this node, for the first one
+    checks: dict[str, NodeCheck] = field(default_factory=dict)  # of the other nodes, by name
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
     run: int = 0  # the latest run that the others were told of
@@ -197,6 +203,9 @@ class LauncherGroup:
             if self.first and self.mends and peer.rank > 0 and not peer.knows_mending:
                 peer.knows_mending = True
                 peer.say(_MENDS)
+            if peer.rank == 0 and self.own_check is not None and peer.known_check != self.own_check:
+                peer.known_check = self.own_check
+                peer.say(f"check {_compact(encode(self.own_check))}")
         for peer in [p for p in self.peers if p.is_closed]:
             self.peers.remove(peer)
             peer.connection.close()
@@ -339,6 +348,9 @@ class LauncherGroup:
             self.faults[peer.rank] = _read_fault(words[4]) if len(words) == 5 else None
         elif len(words) == 3 and words[0] == "status" and words[1].isdecimal() and len(words[1]) < 8:
             self.status = _read_status(int(words[1]), words[2]) or self.status
+        elif len(words) == 2 and words[0] == "check" and (check := _read_check(words[1])) is not None:
+            name = self.members[peer.rank]
+            self.checks[name] = replace(check, node=name)
 
     def _greet(self, peer: _Peer, line: str) -> None:
         """Take the first line of `peer`, which shows who it is; close a peer of another user or job."""
@@ -417,6 +429,13 @@ def _read_proposal(line: str) -> Plan | None:
     try:
         return plan_from_text(line.removeprefix(_BATCH), "batch") if line.startswith(_BATCH) else None
     except UsageError:
+        return None
+
+
+def _read_check(text: str) -> NodeCheck | None:
+    try:
+        return read_check(json.loads(text))
+    except (ValueError, RecursionError):
         return None
 
 

@@ -18,6 +18,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
 from synergy_launch.launcher import idleness
 from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.check_parts import CheckParts
 from synergy_launch.launcher.gpus.samples import GpuSampler
 from synergy_launch.launcher.idleness import GpuUse, Idleness
 from synergy_launch.launcher.in_place import Restarts
@@ -81,6 +82,7 @@ class StatusReports:
         self._gpu_use = GpuUse()
         self._idle = Idleness(time.monotonic(), idle_s, gpu=self._busiest_gpu)
         self._sent_at = 0.0
+        self._checks = CheckParts()
         self._pauses = pauses_s()
         self._ask_at = time.monotonic() + next(self._pauses)
         self._reporter = self._make_reporter(plan_file.report) if self._reports and plan_file else None
@@ -166,6 +168,8 @@ class StatusReports:
         status = {**(status or {}), **silent, **describe_launcher(self._allocation), "requested": self.requested}
         if ended:
             status["ended"] = True
+        checks = self._checks.choose(self._restarts.node_checks if self._restarts is not None else (), time.monotonic())
+        status["checks"] = [check.node for check in checks]
         in_place = self._restarts.report if self._restarts is not None else None
         status["order"] = in_place.order if in_place is not None else 0
         status["joined"] = in_place.joined if in_place is not None else 0
@@ -180,7 +184,7 @@ class StatusReports:
         urgent = first_speed or begun or any(status.get(key) != before.get(key) for key in _URGENT)
         activity = self._gpus.latest if self._gpus is not None else None
         reporter.offer(
-            status_to_report(status, job_id, restarts, self._failure, in_place, activity, self._fault),
+            status_to_report(status, job_id, restarts, self._failure, in_place, activity, self._fault, checks),
             urgent=urgent or asks,
         )
 

@@ -107,6 +107,11 @@ class WaitingProcess:
             there.close()
         return cls(here, environment, process)
 
+    @property
+    def is_importing(self) -> bool:
+        """Return whether it is not known yet that it can be asked, or can't."""
+        return self._state is None
+
     def is_ready(self, within_s: float) -> bool:
         """Return whether it can be asked, as soon as that is known, or after `within_s`."""
         if self._state is None:

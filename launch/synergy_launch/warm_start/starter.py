@@ -54,6 +54,11 @@ class Starter:
         if modules and (free is None or free >= FREE_BYTES):
             self._waiting = WaitingProcess.launch(modules, environment)
 
+    @property
+    def is_importing(self) -> bool:
+        """Return whether the waiting process makes its imports yet."""
+        return self._waiting is not None and self._waiting.is_importing
+
     def await_ready(self, within_s: float) -> None:
         """Wait for the imports to be done."""
         if self._waiting is not None:

@@ -2,6 +2,7 @@
 
     slow   a job's ranks there took longer for the same work, or its steps did than on another node
     hung   a job's steps stopped there
+    check  it fell short of other nodes when it was checked before a job's run
     gpu    the driver's messages or ECC counters of a GPU ended a job's run there
     lost   Slurm took a job off it since it could not take jobs any more, or says that it has lost a GPU
 
@@ -12,13 +13,24 @@ counts by itself. A penalty of 1 is the worst; it halves each HALF_LIFE_S.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from synergy_core.field_marks import ADDED_AFTER_0_1
+from synergy_core.node_check import MEASURES, NodeCheck
 from synergy_core.reasons import SEPARATOR, Reason, Reasons, format_reasons
-from synergy_core.records import Node
+from synergy_core.records import Job, Node
 
-SLOW, HUNG, BROKEN, LOST = "slow", "hung", "gpu", "lost"
+from synergyd.control.state.node_figures import (
+    FIGURES_S,
+    NodeFigure,
+    Shortfall,
+    figures_of,
+    find_shortfalls,
+    usual_value,
+)
+
+SLOW, HUNG, BROKEN, LOST, CHECKED = "slow", "hung", "gpu", "lost", "check"
 SLURM = -1  # in place of a user's id
 # Slow phases of nodes last nearly ten hours at the longest (Greyhound, USENIX ATC 2025): a mark has faded to LEAST by then.
 HALF_LIFE_S = 3 * 3600.0
@@ -35,7 +47,8 @@ _NEWS = 0.9  # a mark takes another's place where that has faded to this part of
 _DRAINING_S = 120.0  # until Slurm shows a node drained, or its command failed
 _TOGETHER_S = 600.0  # all jobs of a node are lost at once
 _LOST_GPU = "gres/gpu count"  # slurmd registers fewer GPUs than slurm.conf has, in Slurm's words
-_WORDS = {SLOW: "slow", HUNG: "steps stopped", BROKEN: "GPU failed", LOST: "lost"}
+_WORDS = {SLOW: "slow", HUNG: "steps stopped", BROKEN: "GPU failed", LOST: "lost", CHECKED: "short of its peers"}
+_CHECK_EVERY_S = 60.0  # a node's checks by one user count no more often
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +60,8 @@ class Mark:
     job_id: int
     at_s: float
     strength: float = 1.0
+    #: of kind check: what falls short most
+    shortfall: Shortfall | None = field(default=None, metadata=ADDED_AFTER_0_1)
 
     def remaining_strength(self, now_s: float) -> float:
         """Return how much of the mark's strength has not faded."""
@@ -65,6 +80,8 @@ class NodeRecord:
     back_s: float = 0.0
     #: Slurm has shown it drained since
     drained: bool = False
+    #: the latest of each measure, from checks before runs
+    figures: tuple[NodeFigure, ...] = field(default=(), metadata=ADDED_AFTER_0_1)
 
     def penalty(self, now_s: float) -> float:
         """Return the node's penalty, from 0 to 1."""
@@ -89,7 +106,10 @@ class NodeRecord:
         mark_reasons: list[Reason] = []
         for kind in _WORDS:
             jobs = sorted({m.job_id for m in strong_marks if m.kind == kind and m.job_id})
-            if jobs:
+            shortfalls = [m.shortfall for m in strong_marks if m.kind == kind and m.shortfall is not None]
+            if shortfalls and jobs:
+                mark_reasons.append(shortfall_reason(min(shortfalls, key=lambda each: each.share), jobs))
+            elif jobs:
                 mark_reasons.append(Reason("bad-under", {"what": _WORDS[kind], "jobs": jobs}))
             elif any(m.kind == kind for m in strong_marks):
                 mark_reasons.append(Reason("fewer-gpus"))
@@ -98,6 +118,20 @@ class NodeRecord:
     def format_reasons(self, now_s: float) -> str:
         """Return the reasons in words."""
         return SEPARATOR.join(format_reasons((reason,)) for reason in self.reasons(now_s))
+
+    def has_figures(self, now_s: float) -> bool:
+        """Return whether a figure of the node still counts."""
+        return any(now_s - figure.at_s < FIGURES_S for figure in self.figures)
+
+
+def shortfall_reason(shortfall: Shortfall, jobs: list[int]) -> Reason:
+    """Return what a node fell short of in checks before runs of `jobs`."""
+    fields = {"measure": shortfall.measure, "what": MEASURES.get(shortfall.measure, shortfall.measure), "jobs": jobs}
+    if shortfall.usual is None:
+        return Reason("check-hung", fields)
+    return Reason(
+        "check-short", {**fields, "value": shortfall.value, "usual": shortfall.usual, "share": shortfall.share}
+    )
 
 
 @dataclass(frozen=True)
@@ -131,24 +165,33 @@ class NodeHealth:
         for record in records:
             marks = tuple(replace(m, at_s=min(m.at_s, now_s)) for m in record.marks)
             times = {name: min(getattr(record, name), now_s) for name in ("drained_s", "back_s")}
-            self.records.setdefault(record.name, replace(record, marks=marks, **times))
+            figures = tuple(replace(f, at_s=min(f.at_s, now_s)) for f in record.figures)
+            self.records.setdefault(record.name, replace(record, marks=marks, figures=figures, **times))
 
     def set_clock(self, by_s: float) -> None:
         """Shift all times by `by_s` seconds, by which the time of day was set."""
         for name, record in self.records.items():
             marks = tuple(replace(m, at_s=m.at_s + by_s) for m in record.marks)
             times = {k: t + by_s if (t := getattr(record, k)) else t for k in ("drained_s", "back_s")}
-            self.records[name] = replace(record, marks=marks, **times)
+            figures = tuple(replace(f, at_s=f.at_s + by_s) for f in record.figures)
+            self.records[name] = replace(record, marks=marks, figures=figures, **times)
 
     def penalties(self, now_s: float) -> dict[str, float]:
         """Return the penalties of the bad nodes, by name."""
         return {name: p for name, record in self.records.items() if (p := record.penalty(now_s))}
 
     def mark(
-        self, kind: str, name: str, uid: int, job_id: int, now_s: float, strength: float = 1.0
+        self,
+        kind: str,
+        name: str,
+        uid: int,
+        job_id: int,
+        now_s: float,
+        strength: float = 1.0,
+        shortfall: Shortfall | None = None,
     ) -> list[NodeRecord]:
         """Mark a node. A mark that says nothing new changes nothing."""
-        mark = Mark(kind=kind, uid=uid, job_id=job_id, at_s=now_s, strength=strength)
+        mark = Mark(kind=kind, uid=uid, job_id=job_id, at_s=now_s, strength=strength, shortfall=shortfall)
         record = self.records.get(name, NodeRecord(name=name))
         before = next((m for m in record.marks if uid != SLURM and m.uid == uid), None)  # a user has one on a node
         if before is not None and before.remaining_strength(now_s) > _NEWS * strength:
@@ -169,6 +212,50 @@ class NodeHealth:
         if record is None or not any(m.kind == kind for m in record.marks):
             return []
         return [self._keep(replace(record, marks=tuple(m for m in record.marks if m.kind != kind)))]
+
+    def take_checks(
+        self, checks: Iterable[NodeCheck], job: Job, now_s: float
+    ) -> tuple[list[NodeRecord], dict[str, Shortfall]]:
+        """Take in checks of the job's nodes. Return the changed records, and what each newly marked node is shortest of.
+
+        News of one node may show what is usual, so all nodes that this job has checked are compared. A figure that is as good as usual
+        ends this user's own mark for that measure, and nobody else's.
+        """
+        by_name = {node.name: node for node in self.nodes if node.name in job.node_names}
+        news = {c.node: c for c in checks if c.node in by_name and self._is_news(c, job, now_s)}
+        changed: list[NodeRecord] = []
+        for name, check in news.items():
+            whole = job.shape.gpus_per_node >= by_name[name].gpus
+            figures = figures_of(check, by_name[name].gpu_type, job.uid, job.job_id, now_s, has_whole_node=whole)
+            measured = {figure.measure for figure in figures}
+            record = self.records.get(name, NodeRecord(name=name))
+            others = tuple(f for f in record.figures if f.measure not in measured)
+            changed.append(self._keep(replace(record, figures=(*others, *figures))))
+        own = {name: self._figures_by(job.job_id, name) for name in by_name} if news else {}
+        usual: dict[tuple[str, str], float | None] = {}
+        for measure, kind in {(f.measure, f.kind) for figures in own.values() for f in figures}:
+            usual[measure, kind] = usual_value(self._figures_of_kind(measure, kind, now_s), job.uid)
+        shortest: dict[str, Shortfall] = {}
+        for name, figures in own.items():
+            if short := find_shortfalls(figures, usual, news[name].hung_at if name in news else ""):
+                shortest[name] = short[0]
+            sound = {f.measure for f in figures if usual[f.measure, f.kind] is not None} - {s.measure for s in short}
+            changed += self._clear_own_check(name, job.uid, sound)
+        # the worst one last: where a user may mark few nodes, the latest mark stays
+        marked: dict[str, Shortfall] = {}
+        for name in sorted(shortest, key=lambda name: (-shortest[name].share, name))[-JOB_NODES:]:
+            if records := self.mark(CHECKED, name, job.uid, job.job_id, now_s, shortfall=shortest[name]):
+                changed, marked[name] = [*changed, *records], shortest[name]
+        return changed, marked
+
+    def marked_in_check(self, job_id: int, now_s: float) -> frozenset[str]:
+        """Return the nodes that fell short in a check before a run of this job, as far as its marks have not faded."""
+        return frozenset(
+            record.name
+            for record in self.records.values()
+            for m in record.marks
+            if m.kind == CHECKED and m.job_id == job_id and m.remaining_strength(now_s) > LEAST
+        )
 
     def take_back(self, job_id: int) -> list[NodeRecord]:
         """Take back the job's marks: the fault was the job's, as it fares the same elsewhere."""
@@ -214,7 +301,10 @@ class NodeHealth:
         self.records = {
             name: r
             for name, r in self.records.items()
-            if r.drained_s or r.is_kept_undrained(now_s) or any(m.remaining_strength(now_s) > LEAST for m in r.marks)
+            if r.drained_s
+            or r.is_kept_undrained(now_s)
+            or r.has_figures(now_s)
+            or any(m.remaining_strength(now_s) > LEAST for m in r.marks)
         }
 
     def drains(self, now_s: float) -> list[RememberNodes | DrainNode]:
@@ -234,6 +324,33 @@ class NodeHealth:
             outputs.append(RememberNodes((self._keep(replace(record, drained_s=now_s)),)))
             outputs.append(DrainNode(name, REASON + record.format_reasons(now_s)))
         return outputs
+
+    def _is_news(self, check: NodeCheck, job: Job, now_s: float) -> bool:
+        """Return whether the check is no repetition, nor the same user's again so soon."""
+        own = [f for f in self.records.get(check.node, NodeRecord(name="")).figures if f.uid == job.uid]
+        if any((f.job_id, f.taken_s) == (job.job_id, check.taken_s) for f in own):
+            return False
+        return not any(0.0 <= now_s - f.at_s < _CHECK_EVERY_S for f in own)
+
+    def _figures_of_kind(self, measure: str, kind: str, now_s: float) -> Iterator[NodeFigure]:
+        for record in self.records.values():
+            for f in record.figures:
+                if f.measure == measure and f.kind == kind and now_s - f.at_s < FIGURES_S:
+                    yield f
+
+    def _figures_by(self, job_id: int, name: str) -> tuple[NodeFigure, ...]:
+        record = self.records.get(name)
+        return tuple(f for f in record.figures if f.job_id == job_id) if record is not None else ()
+
+    def _clear_own_check(self, name: str, uid: int, sound: Collection[str]) -> list[NodeRecord]:
+        """Clear the user's mark of a check that found one of the `sound` measures short."""
+        if not sound:
+            return []
+        record = self.records[name]
+        marks = tuple(
+            m for m in record.marks if m.uid != uid or m.shortfall is None or m.shortfall.measure not in sound
+        )
+        return [] if marks == record.marks else [self._keep(replace(record, marks=marks))]
 
     def _nodes_marked_by(self, job_id: int) -> set[str]:
         return {r.name for r in self.records.values() for m in r.marks if m.uid != SLURM and m.job_id == job_id}

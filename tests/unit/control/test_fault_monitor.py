@@ -7,6 +7,7 @@ from typing import Any
 
 from synergy_core.accepts import Accepts
 from synergy_core.job_report import SPIKE_WINDOW, Fault, LossSpike, Report
+from synergy_core.node_check import NodeCheck
 from synergy_core.reasons import format_reasons, reason_codes
 from synergy_core.records import Cluster, Directive, Job, JobState, Node, Plan, Profile, Shape, Snapshot
 
@@ -27,7 +28,7 @@ from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes, make_res
 from synergyd.control.state.health import loss_reasons
 from synergyd.control.state.node_health import DrainNode, RememberNodes
 from synergyd.control.state.size_changes import SizeChanges
-from synergyd.control.tracked import Output, Remember
+from synergyd.control.tracked import KeepReport, Output, Remember
 from synergyd.settings import Settings
 
 HAS, ASKED = Shape("a100", 1, 4), Shape("a100", 1, 2)
@@ -460,3 +461,31 @@ def test_explain_shows_a_recent_loss_spike_by_its_code() -> None:
     (reason,) = loss_reasons(Report(1, 0, 95, spike=replace(SPIKE, loss=None)))
     assert format_reasons((reason,)).startswith("The loss is not a number from step 95 on; ")
     assert loss_reasons(Report(1, 0, 95 + SPIKE_WINDOW, spike=SPIKE)) == () == loss_reasons(Report(1, 0, 95))
+
+
+# -- checks before a run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_node_short_in_its_check_is_in_the_jobs_story_and_taken_last_by_its_next_incarnation() -> None:
+    nodes = tuple(Node(f"n{i}", "a100", 4) for i in range(1, 6))
+    wide = replace(JOB, shape=Shape("a100", 4, 4), node_names=("n1", "n2", "n3", "n4"))
+    controller = Controller(TIMES, 60.0, size_changes=SizeChanges(assumed=True))
+    controller.handle(JobObserved(1, 0.0, Observed("RUNNING", 0)), 99.0)
+    controller.handle(SnapshotTaken(Snapshot(100.0, Cluster(nodes), (wide,)), 60.0), 100.0)
+    rates = {"n1": 300e12, "n2": 300e12, "n3": 300e12, "n4": 150e12}
+    checks = tuple(
+        NodeCheck(node=name, taken_s=1.0, gpus=4, device="A100", gemm_flops=rate, throttled=name == "n4")
+        for name, rate in rates.items()
+    )
+    # the launcher says it before anything trains
+    silent = Report(1, 0, 0, silent=True, node_checks=checks)
+    outputs = controller.handle(ReportsReceived((silent,), 0), 100.0)
+    assert told(outputs) == "n4: matrix products at 50% of the usual under job 1, and its driver has slowed a GPU down"
+    assert [r.name for o in outputs if isinstance(o, RememberNodes) for r in o.records] == ["n1", "n2", "n3", "n4"]
+    assert told(controller.handle(ReportsReceived((silent,), 0), 110.0)) == ""
+    kept = [o for o in tell(controller, 120.0, node_checks=checks) if isinstance(o, KeepReport)]
+    assert [o.report and o.report.node_checks for o in kept] == [()]  # the nodes' records have them
+    waits = replace(wide, state=JobState.PENDING, restarts=1, node_names=())
+    assert controller.decidable_job(waits, 130.0).shun == ("n4",)
+    assert controller.decidable_job(wide, 130.0).shun == ()  # it runs on
+    assert controller.decidable_job(replace(waits, job_id=2), 130.0).shun == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synergy_launch.launcher.command import environment_at_import
+from synergy_launch.launcher.before_run import environment_at_import
 from synergy_launch.warm_start import server
 from synergy_launch.warm_start.client import ForkedProcess, WaitingProcess
 from synergy_launch.warm_start.starter import AFTER_S, Starter

@@ -9,13 +9,17 @@ import ctypes
 from collections.abc import Mapping
 from ctypes import byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
 
-from synergy_launch.launcher.gpus.reading import GpuReading, named_gpus
+from synergy_launch.launcher.gpus.reading import GpuReading, GpuState, named_gpus
 
 LIBRARY = "libnvidia-ml.so.1"
 _GPM_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION
 _UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _MOST_EVENTS = 64  # that are read at a time
+_SM_CLOCK = 1  # NVML_CLOCK_SM, in MHz
+_MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+# nvmlClocksEventReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown and HwPowerBrakeSlowdown; a GPU's own power limit is none
+_SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
 _SM_UTIL, _ANY_TENSOR_UTIL = 2, 5  # NVML_GPM_METRIC_*, percent
 
 
@@ -83,6 +87,10 @@ class Nvml:
     def read(self) -> tuple[GpuReading, ...]:
         """Return what each GPU does now."""
         return tuple(self._read(i, device) for i, device in enumerate(self._devices))
+
+    def read_states(self) -> tuple[GpuState, ...]:
+        """Return each GPU's clock and links now."""
+        return tuple(map(self._read_state, self._devices))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -156,6 +164,24 @@ class Nvml:
             power_w=milliwatts.value / 1000.0 if has_power else None,
             sm=sm,
             tensor=tensor,
+        )
+
+    def _read_state(self, device: c_void_p) -> GpuState:
+        megahertz, slowdowns = c_uint(), c_ulonglong()
+        has_clock = self._call("nvmlDeviceGetClockInfo", device, c_uint(_SM_CLOCK), byref(megahertz))
+        # the second name is that of drivers before 535
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            if self._call(name, device, byref(slowdowns)):
+                break
+        links = []
+        for number in range(_MAX_LINKS):
+            active = c_uint()
+            if self._call("nvmlDeviceGetNvLinkState", device, c_uint(number), byref(active)):
+                links.append(active.value)
+        return GpuState(
+            sm_clock_hz=megahertz.value * 1e6 if has_clock else None,
+            nvlinks=sum(map(bool, links)) if links else None,
+            throttled=bool(slowdowns.value & _SLOWDOWNS),
         )
 
     def _new_samples(self, device: c_void_p) -> list[c_void_p] | None:

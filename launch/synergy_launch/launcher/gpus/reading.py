@@ -20,6 +20,17 @@ class GpuReading:
     tensor: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """One GPU's clock and links as its driver shows them; None: the driver or the GPU does not have it."""
+
+    sm_clock_hz: float | None = None
+    #: active NVLinks
+    nvlinks: int | None = None
+    #: slowed down for heat or for the power supply, not only by its own power limit
+    throttled: bool = False
+
+
 class GpuReader(Protocol):
     """A source of readings of this job's GPUs on this node."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from synergy_core.errors import UsageError
 from synergy_core.job_report import Fault
+from synergy_core.node_check import NodeCheck
 from synergy_core.records import Plan
 from synergy_core.wire import munge
 from synergy_core.wire.plan_file import PlanFile
@@ -114,6 +115,20 @@ def test_the_first_node_hears_when_all_others_know_of_a_run(nodes: list[Launcher
     nodes[1].close()
     nodes[0].tell(NextRun(2, 4, NODES, PLAN))
     until([nodes[0], nodes[2]], lambda: nodes[0].is_known_to_all(2))
+
+
+def test_checks_of_all_nodes_reach_the_first_under_the_senders_own_names(nodes: list[LauncherGroup]) -> None:
+    check = NodeCheck(node="n3", taken_s=1.0, gemm_flops=1e12)
+    nodes[1].own_check, nodes[2].own_check = check, replace(check, device="NVIDIA H100 80GB HBM3", nvlinks=18.0)
+    until(nodes, lambda: len(nodes[0].checks) == 2)
+    assert nodes[0].checks == {"n2": replace(check, node="n2"), "n3": nodes[2].own_check}
+    nodes[1].own_check = replace(check, taken_s=2.0)  # after a failure
+    until(nodes, lambda: nodes[0].checks["n2"].taken_s == 2.0)
+    for line in ("check {}", "check 1", 'check {"node":"n2","taken_s":3.0,"gemm_flops":-1}', "check " + "[" * 60_000):
+        nodes[1].peers[0].say(line)
+    nodes[1].report_end(0, 7, "exit")
+    until(nodes, lambda: bool(nodes[0].ends))
+    assert nodes[0].checks["n2"].taken_s == 2.0
 
 
 def test_a_node_that_has_not_connected_knows_of_no_run(seals: Seals, port: int) -> None:

@@ -78,3 +78,15 @@ int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
     event->data = sent++ ? 94 : 43;
     return 0;
 }
+int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *megahertz) {
+    *megahertz = type == 1 ? 1980 : 0;
+    return device == &devices[0] ? 0 : 3;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    *reasons = device == &devices[0] ? 0x04 : 0x04 | 0x40; /* its power limit; and heat */
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
+    *active = link != 2;
+    return device == &devices[0] && link < 12 ? 0 : 3;
+}

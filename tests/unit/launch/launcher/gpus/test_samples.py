@@ -14,7 +14,7 @@ from synergy_core.wire.report import from_json, status_to_report, to_json
 from synergy_launch.launcher.gpus import samples
 from synergy_launch.launcher.gpus.amdgpu import AmdGpus
 from synergy_launch.launcher.gpus.nvml import Nvml
-from synergy_launch.launcher.gpus.reading import GpuReading
+from synergy_launch.launcher.gpus.reading import GpuReading, GpuState
 from synergy_launch.launcher.gpus.samples import GpuSampler, Means, open_driver
 
 ACTIVITY = GpuActivity(
@@ -32,6 +32,14 @@ def test_gpus_of_the_job_are_read(library: str) -> None:
     reader.close()
     (alone,) = Nvml({"CUDA_VISIBLE_DEVICES": "GPU-one,7"}, library).read()
     assert alone.utilisation == 0.1
+
+
+def test_clocks_and_links_of_the_job_s_gpus_are_read(library: str) -> None:
+    reader = Nvml({"CUDA_VISIBLE_DEVICES": "0,1"}, library)
+    first, second = reader.read_states()
+    assert first == GpuState(sm_clock_hz=1980e6, nvlinks=11, throttled=False), "a GPU's own power limit is no fault"
+    assert second == GpuState(throttled=True), "it is hot, and has no clock or links to tell"
+    reader.close()
 
 
 @pytest.fixture
