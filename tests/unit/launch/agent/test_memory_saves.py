@@ -39,6 +39,13 @@ class TwoNodes(OneProcess):
     world = 2
 
 
+class OtherLacksIt(TwoNodes):
+    """The other node could not fetch the checkpoint."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, 0]
+
+
 class MemoryRig:
     """An agent with a folder for memory checkpoints; it saves to disk at each twentieth step, and its steps take a second."""
 
@@ -162,6 +169,14 @@ def test_a_truncated_one_is_not_used(tmp_path: Path) -> None:
     with (rig.hand_over(35) / "data").open("r+b") as stream:
         stream.truncate(3)
     again = MemoryRig(tmp_path)
+    assert again.checkpoint is not None and again.checkpoint.step == 20
+
+
+def test_one_that_another_node_lacks_is_not_used(tmp_path: Path) -> None:
+    rig = MemoryRig(tmp_path)
+    rig.train(39)
+    rig.hand_over(35)
+    again = MemoryRig(tmp_path, ranks=OtherLacksIt())
     assert again.checkpoint is not None and again.checkpoint.step == 20
 
 

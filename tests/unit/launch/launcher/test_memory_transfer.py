@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 from synergy_core.errors import UsageError
 from synergy_core.wire import job_key
 from synergy_launch.agent.memory_folder import PART, Part, parse_part, read_part, seal_part
+from synergy_launch.launcher import memory_transfer
 from synergy_launch.launcher.job_secret import key_of_incarnation
 from synergy_launch.launcher.memory_transfer import PartName, PartServer, fetch_part, send_part
 
@@ -103,6 +105,18 @@ def test_a_file_that_changed_is_not_held(address: tuple[str, int], shelf: OneShe
     with pytest.raises(UsageError, match="not there"):
         fetch_part(address, KEY, NAME, folder, lambda part: None)
     assert read_part(shelf.place(NAME)) is None
+
+
+def test_a_part_that_fills_the_memory_is_refused_and_removed(
+    address: tuple[str, int], shelf: OneShelf, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_part(folder: Path, part: Part) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(memory_transfer, "write_part", write_part)
+    with pytest.raises(UsageError, match="No space left on device"):
+        send_part(address, KEY, NAME, folder, part_in(folder))
+    assert not shelf.place(NAME).exists()
 
 
 def test_what_was_truncated_here_is_not_handed_out(
