@@ -7,6 +7,7 @@ together are a checkpoint like one on disk (agent/checkpoint.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -134,10 +135,19 @@ def needed_bytes(checkpoint_bytes: int, nodes: int) -> int:
     return checkpoint_bytes + 2 * KEPT * checkpoint_bytes // nodes
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files under `folder`; those that another process removes meanwhile count or not."""
+    total = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(inner) / name).lstat().st_size
+    return total
+
+
 def room_obstacle(folder: Path, needed: int) -> str:
     """Return why `needed` bytes are too many for memory checkpoints under `folder`, or "". What lies there already counts as free."""
-    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    disk, free = os.statvfs(folder), read_free_bytes()
+    held, disk, free = folder_bytes(folder), os.statvfs(folder), read_free_bytes()
     room = disk.f_bavail * disk.f_frsize if free is None else min(free, disk.f_bavail * disk.f_frsize)
     if needed <= MEMORY_SHARE * (room + held):
         return ""

@@ -39,6 +39,7 @@ from synergy_launch.agent.memory_folder import (
     OWN,
     RESUME,
     Part,
+    folder_bytes,
     is_file_name,
     read_part,
     room_obstacle,
@@ -92,7 +93,7 @@ def make_memory_copies(
 
 
 class _NodeShelf:
-    """The parts under one launcher's folder: its own, and those of the nodes before it."""
+    """The parts under one launcher's folder: those of its own node, and those of the nodes before it."""
 
     def __init__(self, base: Path, node: str) -> None:
         self._base, self._node = base, node
@@ -104,7 +105,7 @@ class _NodeShelf:
 
     def obstacle(self, part: Part) -> str:
         """Return why a neighbour's part can't be held here, or ""."""
-        return room_obstacle(self._base, self.held_bytes() + part.size_bytes)
+        return room_obstacle(self._base, folder_bytes(self._base) + part.size_bytes)
 
     def place(self, name: PartName) -> Path:
         """Return the folder for a neighbour's part."""
@@ -115,10 +116,6 @@ class _NodeShelf:
 
     def run_folder(self, run: int) -> Path:
         return self._base / f"run-{run}"
-
-    def held_bytes(self) -> int:
-        """Return the bytes of all files that lie here."""
-        return sum(path.stat().st_size for path in self._base.rglob("*") if path.is_file())
 
     def prune(self, acknowledged: list[tuple[int, int]]) -> None:
         """Remove the parts that nobody can need any more."""
@@ -212,7 +209,8 @@ class MemoryCopies:
             group.send_memory_record({"port": self._server.port})
         self._is_announced = group.is_connected
         self._read(group)
-        self._follow_sending(group)
+        with contextlib.suppress(OSError):  # the folder is removed as soon as the job ends
+            self._follow_sending(group)
 
     def offer(self, group: LauncherGroup, run: int, after_step: int) -> int | None:
         """Have run `run` go on from a memory checkpoint of a later step than `after_step`, and tell all nodes. Return its step.
@@ -243,7 +241,7 @@ class MemoryCopies:
     def _read(self, group: LauncherGroup) -> None:
         records, group.memory_records = group.memory_records, []
         for rank, record in records:
-            with contextlib.suppress(KeyError, ValueError, TypeError, IndexError):
+            with contextlib.suppress(KeyError, ValueError, TypeError, IndexError, OSError):
                 self._take_as_first(group, rank, record) if group.first else self._take(record)
 
     def _take_as_first(self, group: LauncherGroup, rank: int, record: Mapping[str, Any]) -> None:
@@ -298,11 +296,11 @@ class MemoryCopies:
             self._sending = None
             if sending.is_held:
                 self._sent, self._failures = sending.name.step, 0
-                held = [sending.name.run, sending.name.step]
+                run, step = sending.name.run, sending.name.step
                 if group.first:
-                    self._note_held(group, self._name, *held)
+                    self._note_held(group, self._name, run, step)
                 else:
-                    group.send_memory_record({"held": held})
+                    group.send_memory_record({"held": [run, step]})
             else:
                 self._failures += 1
                 self._retry_at = time.monotonic() + _AGAIN_S
@@ -387,7 +385,7 @@ class MemoryCopies:
             return part
 
         def check(part: Part) -> None:
-            if why := room_obstacle(self._folder.path, self._shelf.held_bytes() + part.size_bytes):
+            if why := self._shelf.obstacle(part):
                 raise UsageError(_WHERE, why)
 
         problem: OSError | SynergyError = UsageError(_WHERE, "no node has a part of it")

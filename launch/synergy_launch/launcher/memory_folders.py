@@ -68,11 +68,11 @@ def _prefix() -> str:
 def _is_leftover(path: Path) -> bool:
     """Return whether `path` is this user's own folder and no process holds its lock."""
     try:
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return False
         if not (path / _LOCK).exists():
-            return time.time() - found.st_mtime > _NEW_S
+            return time.time() - info.st_mtime > _NEW_S
         with (path / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

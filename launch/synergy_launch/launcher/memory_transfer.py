@@ -223,14 +223,14 @@ class _Wire:
     def receive_files(self, folder: Path, part: Part) -> None:
         """Write each file as long as the list says, and check it. Raises UsageError where its content is another, OSError."""
         for file in part.files:
-            left = file.size_bytes
+            missing_bytes = file.size_bytes
             (folder / file.name).unlink(missing_ok=True)  # from a node that has broken off
             with (folder / file.name).open("xb") as stream:
-                while left:
-                    piece = self._rest[:left] or self._receive(min(left, _PIECE_BYTES))
+                while missing_bytes:
+                    piece = self._rest[:missing_bytes] or self._receive(min(missing_bytes, _PIECE_BYTES))
                     self._rest = self._rest[len(piece) :]
                     stream.write(piece)
-                    left -= len(piece)
+                    missing_bytes -= len(piece)
             if fault := file_fault(folder, file):
                 raise UsageError(_WHERE, fault)
 

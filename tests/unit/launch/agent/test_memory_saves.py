@@ -23,6 +23,7 @@ from synergy_launch.agent.memory_folder import (
     MEMORY_SHARE,
     OWN,
     RESUME,
+    folder_bytes,
     needed_bytes,
     read_part,
     room_obstacle,
@@ -221,6 +222,13 @@ def test_room_is_a_share_of_free_memory_with_what_lies_there(tmp_path: Path) -> 
     assert room_obstacle(tmp_path, 0) == ""
     assert "they would take" in room_obstacle(tmp_path, 2 * most)
     assert needed_bytes(1000, 4) == 2000
+
+
+def test_a_file_that_goes_away_meanwhile_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launchers remove older parts at any time."""
+    (tmp_path / "part").write_text("abc")
+    monkeypatch.setattr(os, "walk", lambda folder: [(str(folder), [], ["part", "gone"])])
+    assert folder_bytes(tmp_path) == 3 and room_obstacle(tmp_path, 1) == ""
 
 
 def test_a_run_that_goes_back_on_purpose_says_so(tmp_path: Path) -> None:
