@@ -18,19 +18,25 @@ def submit(
     *,
     steps: int = 100_000,
     step_s: float = 0.2,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    hidden: int = 32,
     before: str = "",
     after: str = "",
     options: tuple[str, ...] = (),
 ) -> int:
-    """Submit it with one GPU of each node. `step_s`: added to each step. `before`, `after`: lines of its script around the launcher's."""
+    """Submit it with one GPU of each node.
+
+    `step_s`: added to each step. `checkpoint_every`: in steps. `hidden`: width of the model. `before`, `after`: lines of its script around
+    the launcher's.
+    """
     folder = cluster.folder / "torch"
     folder.mkdir(exist_ok=True)
     checkpoint = folder / f"checkpoint-{time.monotonic_ns()}"
     script = (
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --gres=gpu:1 --open-mode=append\n"
         f"#SYNERGY min_gpus={nodes} max_gpus={nodes} global_batch={BATCH} checkpoint={checkpoint}\n{before}"
-        f"srun synergy-launch --checkpoint {checkpoint} -m {MODULE} --steps {steps} --global-batch {BATCH} --hidden 32 --seq 32 "
-        f"--step-delay {step_s} --checkpoint-interval {CHECKPOINT_EVERY}\n{after}"
+        f"srun synergy-launch --checkpoint {checkpoint} -m {MODULE} --steps {steps} --global-batch {BATCH} --hidden {hidden} --seq 32 "
+        f"--step-delay {step_s} --checkpoint-interval {checkpoint_every}\n{after}"
     )
     return cluster.sbatch(script, f"--output={folder}/%j.out", *options)
 

@@ -10,6 +10,7 @@ same step boundary. It talks to the launcher through the environment, signals an
 | SYNERGY_OWN_BATCH | 1: nobody chose the plan's global batch |
 | SYNERGY_RESTARTS | incarnation number |
 | SYNERGY_CHECKPOINT_DIR | where checkpoints live, before the script's own argument |
+| SYNERGY_MEMORY_DIR | this node's folder for memory checkpoints of this run (synergy_launch.agent.memory_saves); absent: none |
 | SYNERGY_HOLD_S | seconds to wait after a requested checkpoint, so that a requeue at once loses no step (20) |
 | SYNERGY_GRACE_S | seconds between SIGTERM and SIGKILL: a save that would take longer is not begun (25) |
 | SYNERGY_STEP_LOG | one JSON line a step; relative to the run folder's parent (steps.jsonl) |
@@ -47,7 +48,7 @@ from synergy_core.records import ModelSpec, Plan
 
 from synergy_launch.agent import loss_spike, lost_loss, run_folder, straggler
 from synergy_launch.agent.checkpoint import Checkpoint, CheckpointError, Checkpoints, FoundCheckpoint
-from synergy_launch.agent.checkpointer import Checkpointer, Save, Stage
+from synergy_launch.agent.checkpointer import DISK_DUE, MEMORY_DUE, Checkpointer, Save, Stage
 from synergy_launch.agent.collectives import Collectives, OneProcess
 from synergy_launch.agent.full_disk import is_full_disk, with_free_space
 from synergy_launch.agent.loss_spike import SpikeWatch
@@ -66,12 +67,16 @@ _LAST_WRITES_S = 2.0  # the part of the grace for the status file and a clean en
 
 @dataclass(frozen=True)
 class Boundary:
-    """The state after `step` that all ranks have agreed on. `save`: a checkpoint of it is wanted before `Agent.act`."""
+    """The state after `step` that all ranks have agreed on. `save`: a checkpoint of it is wanted before `Agent.act`.
+
+    `to_memory`: a memory checkpoint of it is due.
+    """
 
     step: int
     request: int = 0
     stop: bool = False
     save: bool = True
+    to_memory: bool = False
 
 
 class StepFigures(TypedDict, total=False):
@@ -215,7 +220,7 @@ class Agent:
             base_batch=base_batch,
             model=asdict(model) if model else None,
             kernels=asdict(kernels) if kernels else None,
-            checkpoint_step=step if step and store else None,
+            checkpoint_step=self.checkpointer.durable_step(step),
         )
         self._show_spike()
         if base_batch is not None and self.settings.batch_range is not None and self.settings.rank == 0:
@@ -271,19 +276,19 @@ class Agent:
         finite = number and figures.get("finite", True)
         self._lost.record_step(finite)
         self._spikes.record_step(step, loss, self.plan.global_batch, finite=finite, samples=figures.get("samples"))
-        request, stop, due = self._agree(noise_scale)
+        request, stop, clock_due = self._agree(noise_scale)
         if self._lost.is_lost_for_good and not stop:
             self._go_back()
         if self._spikes.is_due and not stop:
             self._answer_spike(step)
         self._show_spike()
-        due = due or self.checkpointer.is_due_by_step(step) or self._is_postponed
+        due = clock_due == DISK_DUE or self.checkpointer.is_due_by_step(step) or self._is_postponed
         self._is_postponed = due and self._is_state_harmful
         if self._is_state_harmful:
             return Boundary(step, stop=stop, save=False)  # a good checkpoint is not replaced, and a request waits
         if stop:  # `_end` decides it: it saves if there is time
             due = self.ranks.broadcast(self.settings.grace_s > self.checkpointer.expected_save_s)
-        return Boundary(step, request, stop, due or request > self._acknowledged)
+        return Boundary(step, request, stop, due or request > self._acknowledged, to_memory=clock_due == MEMORY_DUE)
 
     def act(self, boundary: Boundary, spent_s: float = 0.0) -> bool:
         """Do the second half of `after_step`. `spent_s`: the seconds that the library has taken for a checkpoint of this step."""
@@ -301,6 +306,9 @@ class Agent:
             self.status.enter("training")
             self._mark = self._monotonic()
         else:
+            if boundary.to_memory:
+                self.checkpointer.copy_to_memory(step)
+                self._mark = self._monotonic()
             self.status.write_if_due()
         return True
 
@@ -375,13 +383,13 @@ class Agent:
     def _on_usr2(self, _number: int, _frame: object) -> None:
         self._signalled = True
 
-    def _agree(self, noise_scale: float | None) -> tuple[int, bool, bool]:
-        """Return (newest checkpoint request, whether to stop, whether a checkpoint is due), the same on all ranks.
+    def _agree(self, noise_scale: float | None) -> tuple[int, bool, int]:
+        """Return (newest checkpoint request, whether to stop, which checkpoint is due by the clock), the same on all ranks.
 
         Takes one all-reduce of a few integers. Also brings a checkpoint in the background further.
         """
         own_values = [self._newest_request(), int(self._stop), self._peak_memory() or 0]
-        own_values += [self._proposal(noise_scale), int(self.checkpointer.is_due_by_clock), *self.checkpointer.state()]
+        own_values += [self._proposal(noise_scale), self.checkpointer.due_by_clock, *self.checkpointer.state()]
         own_values.append(self._lost.in_a_row)  # a rank may not know the loss
         skips = int(self._spikes.can_skip and self.settings.skip_spikes)
         own_values += [self._spikes.steps, skips] if self.ranks.rank == 0 else [0, 0]
@@ -392,7 +400,7 @@ class Agent:
         self.checkpointer.advance(busy, failed)
         self.status.update(peak_memory_bytes=peak_bytes or None)
         self._batch = (batch >> _BATCH_BITS, batch & (1 << _BATCH_BITS) - 1) if batch else None
-        return request, bool(stop), bool(due)
+        return request, bool(stop), due
 
     def _proposal(self, noise_scale: float | None) -> int:
         """Return rank 0's batch to go on with as one number, 0 for none: the daemon's, else the run's own choice."""
@@ -421,6 +429,7 @@ class Agent:
         if store is not None and self.ranks.rank == 0:
             lost_loss.write(store.directory, bound)
         saved = self.status["checkpoint_step"]
+        self.checkpointer.discard_memory()
         self.status.update(batch_bound=bound)
         if saved is None:
             self._lost.note_no_way_back()
@@ -482,6 +491,7 @@ class Agent:
         return self._spikes.obstacle(self._clock())
 
     def _end_for_spike(self, spike: LossSpike) -> NoReturn:
+        self.checkpointer.discard_memory()
         if self.settings.run_dir is not None and self.settings.local_rank == 0:
             with contextlib.suppress(OSError):
                 run_folder.note_spike(self.settings.run_dir, spike)

@@ -2,7 +2,7 @@
 
 Training stops only while the state is copied (`stage`). Each rank then writes its part in a thread; at step boundaries
 the ranks agree how far they are: when all have written, they call the library's last step (`finish`) together,
-and rank 0 seals the folder in a thread. Until it is sealed the folder does not count, so a kill at any moment leaves the
+and the ranks that seal (rank 0 on disk) do so in a thread. Until it is sealed the folder does not count, so a kill at any moment leaves the
 checkpoint before it. One at a time.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, attempt, error_cause
+from synergy_launch.agent.checkpoint import CheckpointError, Store, attempt, error_cause
 
 _LOOK_S = 0.02
 
@@ -56,7 +56,7 @@ class _BackgroundTask:
 class BackgroundSave:
     """The checkpoint under way, if there is one. `begin`, `advance` and `wait` are collective."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Store) -> None:
         self._checkpoints = checkpoints
         self._ranks = checkpoints.ranks
         self.step: int | None = None  # the step of the checkpoint under way
@@ -101,8 +101,8 @@ class BackgroundSave:
         if self._ranks.maximum([1 if error else 0])[0]:
             raise self._fail(error)
         self._sealing = True
-        rank_0 = self._ranks.rank == 0
-        self._task = _BackgroundTask(lambda: self._checkpoints.close(folder, step, staged.meta)) if rank_0 else None
+        seals = self._checkpoints.seals
+        self._task = _BackgroundTask(lambda: self._checkpoints.close(folder, step, staged.meta)) if seals else None
         return None
 
     def wait(self, in_time: Callable[[], bool] = lambda: True) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from synergy_core.errors import SynergyError, UsageError, one_line
 
@@ -100,16 +100,17 @@ def seal(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
     ]
     for inner in {path.parent for path in _files(folder)} | {folder, folder.parent}:
         _sync(inner)
-    _write_marker(folder, {"version": 1, "step": step, "meta": dict(meta), "files": files})
+    write_marker(folder, {"version": 1, "step": step, "meta": dict(meta), "files": files})
 
 
 def replace_meta(checkpoint: Checkpoint, meta: Mapping[str, Any]) -> None:
     """Replace the metadata of a good checkpoint. Raises OSError."""
     content = json.loads((checkpoint.path / MARKER).read_text(encoding="utf-8"))
-    _write_marker(checkpoint.path, {**content, "meta": dict(meta)})
+    write_marker(checkpoint.path, {**content, "meta": dict(meta)})
 
 
-def _write_marker(folder: Path, content: Mapping[str, Any]) -> None:
+def write_marker(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replace the marker of the checkpoint in `folder`, on disk before it has its name. Raises OSError."""
     text = json.dumps(content, indent=1)
     draft = folder / (MARKER + ".tmp")
     with draft.open("w", encoding="utf-8") as stream:
@@ -248,6 +249,19 @@ def attempt(action: Callable[[], _Result]) -> tuple[_Result | None, str]:
         return None, error_cause(error)
 
 
+class Store(Protocol):
+    """Where the checkpoints of a background save lie. `open` is collective; `close` is called on the ranks where `seals` is true."""
+
+    ranks: Collectives
+
+    @property
+    def seals(self) -> bool: ...
+
+    def open(self, step: int) -> Path: ...
+
+    def close(self, folder: Path, step: int, meta: Mapping[str, Any]) -> None: ...
+
+
 class Checkpoints:
     """The checkpoints of one run, seen by all its ranks together. Every method but `close` and `size_bytes` is collective."""
 
@@ -255,6 +269,11 @@ class Checkpoints:
         self.directory = directory
         self.ranks = ranks
         self.keep = keep
+
+    @property
+    def seals(self) -> bool:
+        """Return whether this rank calls `close`."""
+        return self.ranks.rank == 0
 
     def find(self) -> FoundCheckpoint:
         """Make the folder if need be and return where to go on from; rank 0 looks, all get the same answer.

@@ -16,6 +16,8 @@ _PRIOR_FAILURES = 1.0
 FIRST_S = 300.0  # before anything was measured
 SHORTEST_S = 15.0
 LONGEST_S = 6 * 3600.0
+#: the part of training's time that memory checkpoints may take
+MEMORY_COST = 0.01
 
 
 def daly_s(save_s: float, failure_s: float) -> float:
@@ -65,6 +67,15 @@ def choose_interval(gpus: int, save_s: float, run_s: float, failures: int, writt
     expected = failure_s(gpus, run_s, failures)
     least = max(SHORTEST_S, 2 * written_s)
     return Interval(min(LONGEST_S, max(least, daly_s(save_s, expected))), save_s, expected, written_s)
+
+
+def choose_memory_interval(held_s: float, copied_s: float) -> float:
+    """Return the seconds between two memory checkpoints, one of which holds training up for `held_s` seconds in all.
+
+    `copied_s`: the seconds until it is held twice. Failures do not matter here, in contrast to checkpoints on disk: whoever asks for
+    memory checkpoints wants to lose few steps, at a known price.
+    """
+    return max(SHORTEST_S, held_s / MEMORY_COST, 2 * copied_s)
 
 
 def _format_span(seconds: float) -> str:

@@ -22,6 +22,7 @@ COMM = "SYNERGY_COMM"
 ASKED_GPUS = "SYNERGY_ASKED_GPUS"  # those of the sbatch line
 LOOP = "SYNERGY_LOOP"  # the directive's loop=
 SKIP_SPIKES = "SYNERGY_SKIP_SPIKES"  # the directive's skip_spikes=
+MEMORY_DIR = "SYNERGY_MEMORY_DIR"
 TRY = "SYNERGY_TRY"  # the folder for the records of `synergy-launch --try`
 
 
@@ -35,6 +36,7 @@ class AgentSettings:
     restarts: int = 0
     checkpoint_dir: Path | None = None
     step_log: Path | None = None
+    memory_dir: Path | None = None  # this node's folder for memory checkpoints of this run
     hold_s: float = 20.0
     grace_s: float = 25.0
     rank: int = 0
@@ -69,6 +71,7 @@ class AgentSettings:
             restarts=read_number(env, "SYNERGY_RESTARTS", int, 0),
             checkpoint_dir=Path(env["SYNERGY_CHECKPOINT_DIR"]) if env.get("SYNERGY_CHECKPOINT_DIR") else None,
             step_log=step_log,
+            memory_dir=Path(env[MEMORY_DIR]) if env.get(MEMORY_DIR) else None,
             hold_s=read_number(env, "SYNERGY_HOLD_S", float, 20.0),
             grace_s=read_number(env, "SYNERGY_GRACE_S", float, 25.0),
             rank=read_number(env, "RANK", int, 0),

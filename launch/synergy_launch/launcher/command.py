@@ -35,6 +35,7 @@ from synergy_launch.launcher.before_run import JOIN_IMPORT_S, NodeChecker, compu
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
 from synergy_launch.launcher.kept_output import OutputKeeper
 from synergy_launch.launcher.launcher_group import LauncherGroup
+from synergy_launch.launcher.memory_copies import make_memory_copies
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
 from synergy_launch.launcher.node_run import run_node
 from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
@@ -149,11 +150,10 @@ def _run_with_guard(
         _hold_for_daemon(allocation, allocation.job_id, guard, restarts)
     code = 0 if restarts.leaves else restarts.code or code  # all nodes end with the first one's code
     output.close()
-    group = restarts.group
     restarts.close(0.0 if guard.ending else LEAVE_S)
     alone = restarts.is_alone
-    if group is not None:
-        group.close()  # last: the first node takes it as the end of this one
+    if restarts.group is not None:
+        restarts.group.close()  # last: the first node takes it as the end of this one
     if alone:
         more_nodes.release(os.environ)
     return code
@@ -188,6 +188,7 @@ def _make_restarts(
         folder,
         crashes=crashes,
         group=new_group() if is_grouped else None,
+        memory=make_memory_copies(os.environ, allocation) if is_grouped else None,
         able=able,
         # torchrun's nodes end together; others' do where the user says so by `nodes`, the word of before 0.3
         mends=in_place == "nodes" or not several or member is not None,
@@ -289,6 +290,7 @@ def _run(
     for text in filter(None, (*remarks, *node.remarks)):
         click.echo(f"synergy-launch: {text}", err=True)
     supervisor = _supervisor(node, allocation, version) if megatron else None
+    node = replace(node, environment={**node.environment, **restarts.memory_environment()}) if restarts else node
     return run_node(node, allocation, plan_file, run_dir, supervisor, guard, restarts, starter)
 
 

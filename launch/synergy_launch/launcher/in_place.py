@@ -35,6 +35,7 @@ from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.gpus.errors import needs_reset
 from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
+from synergy_launch.launcher.memory_copies import MemoryCopies
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
 from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
 from synergy_launch.launcher.run_history import Crash
@@ -103,10 +104,12 @@ class Restarts:
         mends_checkpoints: bool = False,
         grow: Grow | None = None,
         member: Membership | None = None,
+        memory: MemoryCopies | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report_part = InPlace() if member is None else InPlace(number=member.run, order=member.order)
+        self.memory = memory
         self._member = member  # this node is beside the job's own allocation
         self.allocation, self.group = allocation, group
         self._folder, self._most, self._clock, self._monotonic = folder, crashes, clock, monotonic
@@ -271,6 +274,8 @@ class Restarts:
         if self.group is None:
             return
         self._listen(self.group)
+        if self.memory is not None:
+            self.memory.poll(self.group)
         self._watch_growth(self.group)
         if self._proposal is not None:
             proposal, self._proposal = self._proposal, None
@@ -449,9 +454,17 @@ class Restarts:
         run_history.write_history(self._folder, history.with_crash(crash))
         self._report_crash(crash.cause, min(code, 255), nodes if self.group is not None else ())
         self.message = (
-            f"{self.report_part.describe_crash()}: started again in place from its checkpoint of step {self._saved}"
+            f"{self.report_part.describe_crash()}: started again in place from "
+            f"{self._offer_memory() or f'its checkpoint of step {self._saved}'}"
         )
         return True
+
+    def _offer_memory(self) -> str:
+        """Have the next run go on from a memory checkpoint that is newer than the one on disk. Return its name; "": there is none."""
+        if self.memory is None or self.group is None or not self.group.first:
+            return ""
+        step = self.memory.offer(self.group, self.report_part.number + 1, self._saved or 0)
+        return "" if step is None else f"its memory checkpoint of step {step}"
 
     def _report_crash(self, cause: str, code: int, nodes: tuple[str, ...]) -> None:
         crashes = self.report_part.crashes + 1
@@ -478,13 +491,15 @@ class Restarts:
             nodes, plan = fit
             self._report_crash("", 0, newly)
             self.allocation = replace(self.allocation, nodes=nodes, node_rank=0)
+            checkpoint = self._offer_memory()
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             guard.follow(plan, self.allocation)
             for growth in self._growths:  # ordered for a run that is no more
                 if not growth.used:
                     growth.end(f"{lost_names} lost meanwhile")
-            self.message = f"{lost_names} lost: started again in place on {', '.join(nodes)}"
+            origin = f" from {checkpoint}" if checkpoint else ""
+            self.message = f"{lost_names} lost: started again in place on {', '.join(nodes)}{origin}"
             return True
         group.tell(NextRun(0, holds=True))
         guard.waits, guard.tells = True, False
@@ -616,8 +631,16 @@ class Restarts:
         self._alone_since = self._alone_since or self._monotonic()
         return self._monotonic() >= self._alone_since + ORPHAN_S
 
+    def memory_environment(self) -> dict[str, str]:
+        """Return the addition to the environment of the run that starts next, when a memory checkpoint that it goes on from is here."""
+        if self.memory is None or self.group is None:
+            return {}
+        return self.memory.begin_run(self.group, self.allocation, self.report_part.number)
+
     def close(self, within_s: float = LEAVE_S) -> None:
         """Give the allocations with more nodes back: their launchers have ended with the run, or are made to."""
+        if self.memory is not None:
+            self.memory.close()
         until = self._monotonic() + within_s
         while any(each.used and not each.is_over for each in self._growths) and self._monotonic() < until:
             if self.group is not None:

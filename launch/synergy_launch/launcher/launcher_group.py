@@ -12,6 +12,7 @@ that they belong to this job and incarnation; after that the lines are plain:
     status RUN STATUS            what a node's processes say of a run, as JSON without spaces, where they say anything
     check CHECK                  a node's check before the run, as JSON without spaces
     batch PLAN                   the batch that the daemon proposes, for the node whose processes hear proposals
+    memory RECORD                about memory checkpoints (memory_copies.py), as JSON without spaces, either way
 
 A connection that is closed before `ended` is a lost node: its launcher is gone. One that is reset, or over which nothing comes any more,
 may be a node without power or a network out of order for a while. Nothing here blocks but the connect, for a second, and `wait`.
@@ -59,7 +60,8 @@ _KEEPALIVE = (
     ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
 )
 _OF_NETWORK = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET, errno.ECONNABORTED)
-_MENDS, _BATCH = "mends", "batch "
+_MENDS, _BATCH, _MEMORY = "mends", "batch ", "memory "
+_MOST_RECORDS = 1000  # unread ones: several of each node, of a thousand nodes at most
 _BREATH_S = 0.02  # after each wait: whoever sends without end keeps no launcher busy
 
 
@@ -166,6 +168,7 @@ class LauncherGroup:
     mends: bool = False
     own_check: NodeCheck | None = None  # of this node, for the first one
     checks: dict[str, NodeCheck] = field(default_factory=dict)  # of the other nodes, by name
+    memory_records: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)  # (sender's rank, record), unread
     members: tuple[str, ...] = ()  # all nodes that the job has or had, by rank
     expected_ranks: set[int] = field(default_factory=set)  # the other nodes' ranks in the present run
     run: int = 0  # the latest run that the others were told of
@@ -253,6 +256,20 @@ class LauncherGroup:
         for peer in self.peers:
             peer.say(f"status {run} {_compact(status)}")
 
+    def send_memory_record(self, record: Mapping[str, Any], rank: int | None = None) -> None:
+        """Send a record about memory checkpoints to the node of `rank`, or to all that this one is connected to."""
+        for peer in self.peers:
+            if peer.rank >= 0 and rank in (None, peer.rank):
+                peer.say(f"{_MEMORY}{_compact(record)}")
+
+    def find_peer_address(self, rank: int) -> str:
+        """Return the address of the node of `rank`, as its connection shows it, or "" if there is none."""
+        with contextlib.suppress(OSError):
+            for peer in self.peers:
+                if peer.rank == rank and not peer.is_closed:
+                    return str(peer.connection.getpeername()[0])
+        return ""
+
     def propose_batch(self, plan: Plan) -> None:
         """Send to all other nodes the batch of `plan`, which the daemon proposes."""
         for peer in self.peers:
@@ -334,7 +351,10 @@ class LauncherGroup:
             self._greet(peer, line)
             return
         words = line.split(" ")
-        if not self.first:
+        if line.startswith(_MEMORY):
+            if (read := _read_record(peer.rank, line.removeprefix(_MEMORY))) is not None:
+                self.memory_records = [*self.memory_records[-_MOST_RECORDS:], read]
+        elif not self.first:
             self.mends = self.mends or line == _MENDS
             word = next_run(line)
             self.word = word or self.word
@@ -347,7 +367,7 @@ class LauncherGroup:
             self.ends[peer.rank] = int(words[1]), min(int(words[2]), 255), words[3][:16]
             self.faults[peer.rank] = _read_fault(words[4]) if len(words) == 5 else None
         elif len(words) == 3 and words[0] == "status" and words[1].isdecimal() and len(words[1]) < 8:
-            self.status = _read_status(int(words[1]), words[2]) or self.status
+            self.status = _read_record(int(words[1]), words[2]) or self.status
         elif len(words) == 2 and words[0] == "check" and (check := _read_check(words[1])) is not None:
             name = self.members[peer.rank]
             self.checks[name] = replace(check, node=name)
@@ -417,12 +437,13 @@ def _compact(record: object) -> str:
     return json.dumps(record, separators=(",", ":")).replace(" ", "\\u0020")
 
 
-def _read_status(run: int, text: str) -> tuple[int, Mapping[str, Any]] | None:
+def _read_record(number: int, text: str) -> tuple[int, Mapping[str, Any]] | None:
+    """Return `number` and the record in `text`, or None where there is none."""
     try:
         status = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return (run, status) if isinstance(status, dict) else None
+    return (number, status) if isinstance(status, dict) else None
 
 
 def _read_proposal(line: str) -> Plan | None:

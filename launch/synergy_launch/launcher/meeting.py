@@ -52,9 +52,9 @@ class Meeting:
         """Return the port to meet on; on the first node torchrun is to listen there next. Raises NoMeetingError."""
         if self.rank:
             return self._ask()
-        with _bind_first_free(_random_ports(), listens=False) as free:
+        with bind_first_free(random_ports(), listens=False) as free:
             port: int = free.getsockname()[1]
-            listener = _bind_first_free(self._places, listens=True)
+            listener = bind_first_free(self._places, listens=True)
         threading.Thread(target=self._answer, args=(listener, port), name="meeting", daemon=True).start()
         return port
 
@@ -145,11 +145,12 @@ def find_meeting(arguments: list[str], environment: Mapping[str, str]) -> Meetin
     )
 
 
-def _random_ports() -> list[int]:
+def random_ports() -> list[int]:
+    """Return ports that nobody can foretell, in the range that the nodes of jobs use among one another."""
     return random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + PORTS), _TRIES)
 
 
-def _bind_first_free(ports: Iterable[int], *, listens: bool) -> socket.socket:
+def bind_first_free(ports: Iterable[int], *, listens: bool) -> socket.socket:
     """Return a socket on the first free one of `ports`.
 
     A socket that does not listen yet is seen by no other user, and has a port that no connection had lately. Raises NoMeetingError.

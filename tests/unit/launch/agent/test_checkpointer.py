@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synergy_launch.agent.checkpointer import DISK_DUE, NOTHING_DUE
 
 from tests.unit.launch.agent.agent_rig import Rig
 
@@ -41,9 +42,9 @@ def test_without_an_interval_checkpoints_come_as_often_as_loses_least(rig: Rig) 
     assert ": one takes 20 s, a failure is expected every" in rig.status["note"]
     chosen = rig.agent.checkpointer.schedule.every
     assert chosen is not None and chosen.save_s == 20.0
-    assert not rig.agent.checkpointer.is_due_by_clock
+    assert rig.agent.checkpointer.due_by_clock == NOTHING_DUE
     rig.clock.now += chosen.every_s
-    assert rig.agent.checkpointer.is_due_by_clock
+    assert rig.agent.checkpointer.due_by_clock == DISK_DUE
 
 
 def test_failures_are_counted_from_checkpoints_that_nobody_asked_for(tmp_path: Path) -> None:
