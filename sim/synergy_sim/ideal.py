@@ -70,16 +70,17 @@ class Ideals:
         self._largest = max((s.gpus for s in self._shapes), default=0)
 
     def requested_rates(self, job: TraceJob) -> Floats | None:
-        """Return (stages,) units of progress a second at the size and batch that the job's user asks for, with the best plan there.
+        """Return (stages,) units of progress a second at the size and batch that the job's user asks for.
 
-        Return None where nothing can run there.
+        The plan is the user's own if the trace has one, else the best there. Return None where nothing can run there.
         """
-        key = id(job.truth), job.gpus, job.gpu_type, job.nodes, job.batch
+        truth = job.requested_truth or job.truth
+        key = id(truth), job.gpus, job.gpu_type, job.nodes, job.batch
         if key not in self._asked:
             shape = requested_shape(job, self._cluster)
-            rates = None if shape is None else job.truth.best_rates(shape, job.batch)
+            rates = None if shape is None else truth.best_rates(shape, job.batch)
             if rates is None and shape is not None:  # it has no plan with just that batch
-                rates = job.truth.best_rates(shape)
+                rates = truth.best_rates(shape)
             self._asked[key] = rates
         return self._asked[key]
 

@@ -121,6 +121,9 @@ class TraceJob:
     gpu_type: str = ""
     model: str | None = None  # as a directive names it; None: a plain data-parallel job
     batch_fixed: bool = False  # its user lets nobody change the batch
+    #: what happens where it runs as its user asked, with its user's own plan; None: as `truth` says, which has the best plan there
+    requested_truth: Truth | None = None
+    min_gpus: int | None = None  # fewer than its user lets it have; None: any
     max_gpus: int | None = None
     max_micro_batch: int | None = None  # as its user knows it
     deadline_s: float | None = None

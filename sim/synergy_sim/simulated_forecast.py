@@ -246,6 +246,7 @@ def make_directive(job: TraceJob, *, rigid: bool) -> Directive:
         pp=fixed.pp if fixed else None,
         micro_batch=fixed.micro_batch if fixed else None,
         max_micro_batch=None if rigid or fixed else job.max_micro_batch,
+        min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,

@@ -92,6 +92,7 @@ class World:
     scenario: Scenario
     director: Director
     early: bool = False  # an epoch comes early when a job arrives, or ends while another waits
+    rigid: bool = False  # all jobs run as their users asked, like plain ones
     now_s: float = 0.0
     jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
@@ -315,7 +316,8 @@ class World:
     def _plan_stage(self, live: SimulatedJob) -> None:
         """Schedule the end of the present stage."""
         assert live.plan is not None
-        live.undisturbed_speed = live.job.truth.pace(live.stage, self.find_placement(live), live.plan)
+        truth = (live.job.requested_truth if self.rigid or live.job.plain else None) or live.job.truth
+        live.undisturbed_speed = truth.pace(live.stage, self.find_placement(live), live.plan)
         if live.undisturbed_speed is None or live.undisturbed_speed.rate <= 0:
             raise UsageError(
                 live.job.where or live.job.name,

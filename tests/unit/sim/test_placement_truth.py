@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan, Shape
 from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.comparison import plain_scenario, run_plain
 from synergy_sim.ideal import all_shapes
 from synergy_sim.placement_truth import BATCH, PlacementTruth, Times, has_room
 from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, build_cluster
@@ -113,9 +115,43 @@ def test_rubick_jobs_that_keep_their_plan(tmp_path: Path) -> None:
     assert pace is not None and pace.step_s == 2.0
 
 
+def test_rubick_jobs_run_their_own_plan_where_users_sizes_are_kept(tmp_path: Path) -> None:
+    """The workloads base and bp differ in exec_plan alone: ga takes 3 s a step on two GPUs, zero-dp 2 s."""
+    ends: dict[str, list[float]] = {}
+    for plan in ("ga", "zero-dp"):
+        path = rubick(tmp_path, f"a,0,9,net,2,16,0,{plan},10,0\n")
+        one = Scenario(
+            morphling.read(path, None, "a800", 8), build_cluster({"a800": (1, 8)}), Costs(20.0, 0.0, 0.0, 20.0)
+        )
+        runs = run_plain(one), simulate(one, "fifo"), simulate(one, "tiresias"), simulate(one, "synergy")
+        ends[plan] = [run.jobs[0].finish_s - run.jobs[0].start_s for run in runs]
+    # Synergy's launcher takes the fastest plan that was measured, on eight GPUs here
+    assert ends == {"ga": [50.0, 50.0, 50.0, 30.0], "zero-dp": [40.0, 40.0, 40.0, 30.0]}
+    # a time limit that is right to the second is right for the job's own plan
+    path = rubick(tmp_path, "a,0,9,net,2,16,0,ga,10,0\n")
+    (job,) = plain_scenario(replace(one, jobs=morphling.read(path, None, "a800", 8))).jobs
+    assert job.time_limit_s == 50.0
+
+
+def test_guaranteed_rubick_jobs_never_have_fewer_gpus_than_they_asked_for(tmp_path: Path) -> None:
+    """The workload mt differs from base in is_sla: a tenant whose jobs are guaranteed their GPUs."""
+    text = "a,0,9,net,4,16,0,ga,4000,{}\nb,9,9,net,4,16,0,ga,4000,{}\nc,20,9,net,4,16,0,ga,4000,0\n"
+    least: dict[int, set[int]] = {}
+    table = "exec_plan,placement,iter_time\nga,1,4\nga,2,2\nga,4,1.0\nga,8,0.9\n"
+    for flag in (0, 1):
+        path = rubick(tmp_path, text.format(flag, flag))
+        (tmp_path / "traces" / "net" / "placements.csv").write_text(table)
+        jobs = morphling.read(path, None, "a800", 8)
+        assert [(job.uid, job.min_gpus) for job in jobs] == [(flag, 4 if flag else None)] * 2 + [(0, None)]
+        run = simulate(Scenario(jobs, build_cluster({"a800": (1, 8)}), Costs(20.0, 0.0, 0.0, 20.0)), "synergy")
+        least[flag] = {held.gpus for held in run.occupancies if held.job < 3}
+    assert min(least[1]) == 4 and min(least[0]) < 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("a,0,9,net,2,16,0,ga,9,2\n", "w.csv:2: column is_sla: 2 is out of bounds"),
         ("a,0,9,net,2,16,0,ga,ten,0\n", "w.csv:2: column steps: 'ten' is not a number"),
         ("a,0,9,net,2,16,0,ga,0,0\n", "w.csv:2: column steps: 0 is out of bounds"),
         ("a,0,9,net,2,16,0,fast,9,0\n", "w.csv:2: column exec_plan: 'fast' is no plan; ga, gc, .* three digits"),
@@ -146,14 +182,14 @@ def test_mistakes_in_rubick_measurements(tmp_path: Path) -> None:
 
 def test_rubick_jobs_by_hand_in_the_simulator(tmp_path: Path) -> None:
     path = rubick(tmp_path)
-    # its own cluster of 8 x 8: both start at 60 s and take 260 s to start; 10 steps of 2 s, 20 of 1 s
+    # its own cluster of 8 x 8: both start at 60 s and take 260 s to start; 10 steps of 3 s (ga), 20 of 1 s
     arguments = ["--trace", f"morphling:{path}", "--policy", "fifo,tiresias", "--json", "-"]
     done = CliRunner().invoke(simulate_verb, arguments)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["gpus"] == 64 and found["costs"]["start_s"] == 250.0
     for policy in ("fifo", "tiresias"):
-        assert found["policies"][policy]["avg_jct_s"] == pytest.approx(((60 + 260 + 20) + (55 + 260 + 20)) / 2)
+        assert found["policies"][policy]["avg_jct_s"] == pytest.approx(((60 + 260 + 30) + (55 + 260 + 20)) / 2)
     done = CliRunner().invoke(simulate_verb, [*arguments, "--nodes", "1"])
     assert json.loads(done.stdout)["gpus"] == 8  # nodes as the option says, GPUs a node as the trace has them
 
