@@ -19,7 +19,10 @@ Assumptions:
     never have fewer GPUs. The artifact's scheduler gives them at least the speed of their GPUs and plan, before all others;
   - num_cpus and bandwidth change nothing: the artifact's simulator does not read them, and its times are those of a placement. A node
     has 96 CPUs for 8 GPUs, and no job of the three workloads asks for more than 8 a GPU;
-  - no size larger than was measured, and none on which nothing measured fits (it would not hold the model), is used.
+  - no size larger than was measured is used, as by the artifact, whose scheduler looks its sizes up in the measurements. Where nothing
+    measured fits, the model does not: a job that is started there runs out of memory. The artifact's scheduler knows that beforehand;
+    here llama7 and llama30 go by the memory model (memory_fit.with_known_fit gives the same as to the artifact's), and the others,
+    which fit on one GPU, may go anywhere.
 """
 
 from __future__ import annotations
@@ -27,15 +30,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from synergy_core.errors import UsageError
+from synergy_core.records import ModelSpec
 
+from synergy_sim.memory_fit import MemoryFit, anywhere
 from synergy_sim.placement_truth import BATCH, MOST_NODES, Placement, PlacementTruth, Times
 from synergy_sim.records import Costs, PlacedGpus, TraceJob
 from synergy_sim.tables import TableRow, application_folder, in_order, read_table
+from synergyd.jobmodel.model.spec import load_model
 from synergyd.jobmodel.unknown_model import largest_divisor
 
 COLUMNS = ("name", "submission_time", "application", "num_gpus", "exec_plan", "steps", "is_sla")
 COSTS = Costs(first_start_s=260.0, checkpoint_s=8.0, requeue_s=2.0, start_s=250.0)
 CLUSTER = {"a800": (8, 8)}
+# sequences a step (sched/models/*.py, local_bsz)
+_BATCHES = {"llama7": 8, "llama30": 4}
+# arXiv 2302.13971, table 2
+_LLAMA_30B = ModelSpec("llama-30b", 60, 6656, 52, 52, 17920, vocab=32000, seq=2048, gated=True, tied_embeddings=False)
 _NAMED = ("ga", "gc", "zero-dp", "zero-offload")
 
 
@@ -69,6 +79,7 @@ def read(
         own_times, steps = own[kind, part] if is_measured else times, row.number("steps", 1)
         if keep_plan:
             times = own_times
+        expected = MemoryFit(_find_spec(kind), _BATCHES.get(kind, BATCH), anywhere, (gpu_type, gpus))
         guaranteed = bool(row.whole_number("is_sla", 0, 1))
         jobs.append(
             TraceJob(
@@ -87,11 +98,16 @@ def read(
                 max_gpus=times.largest,
                 max_micro_batch=BATCH,
                 can_run=times.can_run,
+                expected_fit=expected,
             )
         )
     if not jobs:
         raise UsageError(str(path), "has no jobs")
     return tuple(jobs)
+
+
+def _find_spec(kind: str) -> ModelSpec | None:
+    return {"llama7": load_model("llama2-7b"), "llama30": _LLAMA_30B}.get(kind)
 
 
 def _plan(row: TableRow) -> str:

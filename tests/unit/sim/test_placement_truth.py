@@ -13,11 +13,14 @@ from synergy_core.records import Plan, Shape
 from synergy_sim.cli.simulate import simulate_verb
 from synergy_sim.comparison import plain_scenario, run_plain
 from synergy_sim.ideal import all_shapes
+from synergy_sim.memory_fit import MemoryFit, anywhere, with_known_fit
 from synergy_sim.placement_truth import BATCH, PlacementTruth, Times, has_room
 from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import arena, morphling
 from synergy_sim.traces.kinds import cluster_of_trace, find_gpu_type, read_trace
+
+from synergyd.jobmodel.model.counts import parameters
 
 SHARED = Path("/work/shared/data")
 HEADER = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
@@ -349,3 +352,47 @@ def test_the_published_crius_trace() -> None:
     groups = arena.read_cluster(SHARED / "arena")
     assert len(jobs) == 125 and sum(nodes * gpus for nodes, gpus in groups.values()) == 1280
     assert min(job.submit_s for job in jobs) == 0.0
+
+
+def short_of_memory(at_gpus: int) -> TraceJob:
+    """A job that fits on four and eight GPUs, which nobody knows but for the size asked for."""
+    times = Times({"a100": {(4,): 8.0, (8,): 1.0}})
+    truth, fit = PlacementTruth(times, 2000.0), MemoryFit(None, BATCH, anywhere, ("a100", at_gpus))
+    return TraceJob("a", "net", 0.0, at_gpus, BATCH, truth, "t:2", "a100", batch_fixed=True, max_gpus=8,
+                    max_micro_batch=BATCH, can_run=times.is_measured, expected_fit=fit)  # fmt: skip
+
+
+def test_a_job_runs_out_of_memory_where_it_does_not_fit_and_comes_back() -> None:
+    """A plain job holds six of eight GPUs at first, so that it starts on fewer than it fits on, if it may."""
+    long = PlacementTruth(Times({"a100": {(6,): 1.0}}), 400.0)
+    first = replace(short_of_memory(4), name="b", gpus=6, plain=True, truth=long, expected_fit=None)
+    costs = Costs(20.0, 0.0, 0.0, 20.0)
+    late = replace(short_of_memory(4), submit_s=10.0)
+    scenario = Scenario((first, late), build_cluster({"a100": (1, 8)}), costs)
+    run = simulate(scenario, "synergy")
+    held = [one for one in run.occupancies if one.job == 2]
+    assert held[0].gpus < 4 and held[0].end_s - held[0].start_s == pytest.approx(20.0)  # its start, and no step
+    # what failed is banned for the program: it does not try as few again
+    assert [one.gpus for one in held[1:]] and min(one.gpus for one in held[1:]) >= 4
+    assert run.jobs[1].restarts >= 1 and run.jobs[1].finish_s > 420.0
+    # where it is known beforehand, it waits for GPUs on which it fits
+    known = simulate(with_known_fit(scenario), "synergy")
+    assert min(one.gpus for one in known.occupancies if one.job == 2) >= 4 and known.jobs[1].start_s >= 420.0
+
+
+def test_the_memory_model_says_where_a_crius_job_is_expected_to_fit(tmp_path: Path) -> None:
+    (job,) = arena.read(crius(tmp_path, "x,0,50,bert__1B,0,128,2,a40\n"), None)
+    assert job.expected_fit is not None and job.max_gpus == 16
+    # nothing is known of a bert of 1B parameters: it may fit on every size of the artifact's
+    assert job.expected_fit(Shape("v100", 1, 1)) and not job.expected_fit(Shape("a40", 2, 1))
+    large = MemoryFit(arena.find_spec(arena.Model("bert", "6.7B", 128)), 128, anywhere, ("a10", 2), "fp16")
+    fits = [gpus for gpus in (1, 2, 4, 8) if large(Shape("a100-40", -(-gpus // 4), min(4, gpus)))]
+    assert fits == [4, 8]  # 6.7 B parameters take 107 GB of weights, gradients and optimizer
+    assert large(Shape("a10", 1, 2)) and not large(Shape("a10", 1, 1))  # its user has seen it fit there
+    assert arena.find_spec(arena.Model("wide_resnet", "1B", 256)) is None
+
+
+def test_experts_of_a_width_that_gives_the_parameters_as_named() -> None:
+    for name, billions in (("690M", 0.69), ("1.3B", 1.35), ("2.4B", 2.4), ("10B", 10.2)):
+        spec = arena.find_spec(arena.Model("moe", name, 256))
+        assert spec is not None and parameters(spec) / 1e9 == pytest.approx(billions, rel=0.03)
