@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +28,27 @@ class Ideal:
     """One truth on one cluster, all arrays per stage.
 
     `fastest`: units of progress a second on the best shape there is. `gpu_s`: GPU seconds a unit where that is least.
-    `rates[k]`: the best rate on at most k GPUs.
+    `rates[gpu_type][k]`: the best rate on at most k GPUs of that type, of those that can run it.
     """
 
     lengths: Floats
     fastest: Floats
     gpu_s: Floats
-    rates: dict[int, Floats]
+    rates: dict[str, dict[int, Floats]]
 
-    def seconds(self, gpus: float) -> float:
-        """Return the seconds alone on `gpus` GPUs all the time; below one GPU the job has one for that share of the time."""
-        most = max((k for k in self.rates if k <= max(1.0, gpus)), default=min(self.rates))
+    def seconds(self, gpus: float, gpus_by_type: Mapping[str, int]) -> float:
+        """Return the seconds alone on `gpus` GPUs all the time; below one GPU the job has one for that share of the time.
+
+        A fair share of a cluster of several types is no share of its best type: this is the mean over the types that can run the job,
+        each with the weight of its GPUs in the cluster, as in Sia's artifact (ftf_simulator.py, combine_cluster_jcts).
+        """
+        weights = [gpus_by_type[gpu_type] for gpu_type in self.rates]
+        return float(np.average([self._seconds_on(gpus, of_type) for of_type in self.rates.values()], weights=weights))
+
+    def _seconds_on(self, gpus: float, rates: Mapping[int, Floats]) -> float:
+        most = max((k for k in rates if k <= max(1.0, gpus)), default=min(rates))
         share = min(1.0, gpus / most)
-        return float((self.lengths / self.rates[most]).sum()) / share
+        return float((self.lengths / rates[most]).sum()) / share
 
     @property
     def alone_s(self) -> float:
@@ -62,16 +70,17 @@ class Ideals:
         self._largest = max((s.gpus for s in self._shapes), default=0)
 
     def requested_rates(self, job: TraceJob) -> Floats | None:
-        """Return (stages,) units of progress a second at the size and batch that the job's user asks for, with the best plan there.
+        """Return (stages,) units of progress a second at the size and batch that the job's user asks for.
 
-        Return None where nothing can run there.
+        The plan is the user's own if the trace has one, else the best there. Return None where nothing can run there.
         """
-        key = id(job.truth), job.gpus, job.gpu_type, job.nodes, job.batch
+        truth = job.requested_truth or job.truth
+        key = id(truth), job.gpus, job.gpu_type, job.nodes, job.batch
         if key not in self._asked:
             shape = requested_shape(job, self._cluster)
-            rates = None if shape is None else job.truth.best_rates(shape, job.batch)
+            rates = None if shape is None else truth.best_rates(shape, job.batch)
             if rates is None and shape is not None:  # it has no plan with just that batch
-                rates = job.truth.best_rates(shape)
+                rates = truth.best_rates(shape)
             self._asked[key] = rates
         return self._asked[key]
 
@@ -93,19 +102,23 @@ def find_ideal(truth: Truth, shapes: Sequence[Shape], batch: int | None = None) 
     """
     ends = np.array([truth.end(stage) for stage in range(truth.stages)])
     lengths = np.diff(ends, prepend=0.0)
-    best: dict[int, Floats] = {}
+    best: dict[str, dict[int, Floats]] = {}
     for shape in shapes:
         rates = truth.best_rates(shape, batch)
         if rates is not None:
-            best[shape.gpus] = np.maximum(best.get(shape.gpus, 0.0), rates)
+            of_type = best.setdefault(shape.gpu_type, {})
+            of_type[shape.gpus] = np.maximum(of_type.get(shape.gpus, 0.0), rates)
     if not best:
         return None
-    gpu_s = np.min([k / rates for k, rates in best.items()], axis=0)
-    up_to: dict[int, Floats] = {}
-    before = np.zeros(truth.stages)
-    for k in sorted(best):
-        before = up_to[k] = np.maximum(before, best[k])
-    return Ideal(lengths, before, gpu_s, up_to)
+    gpu_s = np.min([k / rates for of_type in best.values() for k, rates in of_type.items()], axis=0)
+    fastest = np.max([rates for of_type in best.values() for rates in of_type.values()], axis=0)
+    return Ideal(lengths, fastest, gpu_s, {gpu_type: _up_to(of_type) for gpu_type, of_type in best.items()})
+
+
+def _up_to(best: Mapping[int, Floats]) -> dict[int, Floats]:
+    """Return the highest rates on at most k GPUs, for each number k of `best`."""
+    sizes = sorted(best)
+    return dict(zip(sizes, np.maximum.accumulate([best[k] for k in sizes], axis=0), strict=True))
 
 
 @dataclass(frozen=True)

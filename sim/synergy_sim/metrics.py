@@ -5,10 +5,12 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from synergy_core.records import Cluster
 
 from synergy_sim.ideal import Ideals
 from synergy_sim.records import Costs, JobResult, SimulatedRun
@@ -23,12 +25,12 @@ class RunMetrics:
     held; `goodput_gpus` = that least GPU time / makespan, so many GPUs' worth of work.
 
     Finish-time fairness of a job (Themis, NSDI 2020): its JCT over the time it would take alone on its fair share, the
-    cluster's GPUs / jobs present on average while it was there, its one start included (without it a job of a second would
-    be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1. `worst_restart_share`: see `restart_share`.
-    `throughput_jobs`: cluster throughput, the sum over the running jobs of the rate of progress over that on
-    the GPUs and with the batch asked for; its mean from the first to the last submission. It counts jobs at the
-    speed that their users asked for; None where all jobs come at once. `energy_kwh`: of the GPUs held, each at its type's `watts`, so
-    an upper bound; None where the watts of a type that was held are not known.
+    cluster's GPUs / jobs present on average while it was there (of several types: ideal.Ideal.seconds), its one start included
+    (without it a job of a second would be unfairly treated by any scheduler); `unfair_share` of the jobs are above 1.
+    `worst_restart_share`: see `restart_share`. `throughput_jobs`: cluster throughput, the sum over the running jobs of the rate
+    of progress over that on the GPUs and with the batch asked for; its mean from the first to the last submission. It counts
+    jobs at the speed that their users asked for; None where all jobs come at once. `energy_kwh`: of the GPUs held, each at its
+    type's `watts`, so an upper bound; None where the watts of a type that was held are not known.
     """
 
     jobs: int
@@ -66,7 +68,7 @@ def compute_metrics(run: SimulatedRun, ideals: Ideals) -> RunMetrics:
     gpu_s = math.fsum(result.gpu_s for result in run.jobs)
     job_ideals = [ideals.find_ideal(result.job) for result in run.jobs]
     work_s = math.fsum(one.work_gpu_s for one in job_ideals if one is not None)
-    unfair = fairness(run.jobs, run.scenario.gpus, ideals, run.scenario.costs.first_start_s)
+    unfair = fairness(run.jobs, run.scenario.cluster, ideals, run.scenario.costs.first_start_s)
     count = len(run.jobs)
     took = sorted(run.decisions_s)
     return RunMetrics(
@@ -120,19 +122,21 @@ def restart_share(result: JobResult, costs: Costs) -> float:
     return max(0.0, idle_s) / life_s if life_s > 0 else 0.0
 
 
-def fairness(results: Sequence[JobResult], gpus: int, ideals: Ideals, start_s: float = 0.0) -> list[float]:
+def fairness(results: Sequence[JobResult], cluster: Cluster, ideals: Ideals, start_s: float = 0.0) -> list[float]:
     """Return the finish-time fairness of every job, in the order of `results`; alone it would take `start_s` besides its training.
 
     Return an empty result where the ideal of one is not known.
     """
-    present = _JobCount(results)
-    ratios = []
+    present, gpus_by_type = _JobCount(results), Counter[str]()
+    for node in cluster.nodes:
+        gpus_by_type[node.gpu_type] += node.gpus
+    gpus, ratios = gpus_by_type.total(), []
     for result in results:
         best = ideals.find_ideal(result.job)
         if best is None:
             return []
         others = max(1.0, present.mean(result.job.submit_s, result.finish_s))
-        ratios.append(result.jct_s / (start_s + best.seconds(gpus / others)) if result.jct_s > 0 else 0.0)
+        ratios.append(result.jct_s / (start_s + best.seconds(gpus / others, gpus_by_type)) if result.jct_s > 0 else 0.0)
     return ratios
 
 

@@ -121,6 +121,9 @@ class TraceJob:
     gpu_type: str = ""
     model: str | None = None  # as a directive names it; None: a plain data-parallel job
     batch_fixed: bool = False  # its user lets nobody change the batch
+    #: what happens where it runs as its user asked, with its user's own plan; None: as `truth` says, which has the best plan there
+    requested_truth: Truth | None = None
+    min_gpus: int | None = None  # fewer than its user lets it have; None: any
     max_gpus: int | None = None
     max_micro_batch: int | None = None  # as its user knows it
     deadline_s: float | None = None
@@ -129,7 +132,10 @@ class TraceJob:
     plan: Plan | None = None  # the plan that its user runs it with at the size asked for; None: data-parallel
     plan_fixed: bool = False  # its user lets nobody change tp, pp and micro-batch of `plan`
     reshard: bool | None = None  # whether its checkpoint takes other degrees; None: not said
-    can_run: Callable[[Shape], bool] | None = None  # where it fits, as its user knows; None: everywhere
+    can_run: Callable[[Shape], bool] | None = None  # where it fits; None: everywhere
+    #: where it is expected to fit, as far as is known before it runs: elsewhere it is never started, and where it does not fit it runs
+    #: out of memory; None: `can_run` is known
+    expected_fit: Callable[[Shape], bool] | None = None
     nodes: int = 0  # nodes that its user asks for, with equal GPUs on each; 0: as few as can be
     resize: bool = True  # its user lets it be resized
     comm: tuple[str, ...] = ()  # ways in which its replicas may exchange less, see exchanging_truth.py
@@ -191,6 +197,14 @@ def requested_shape(job: TraceJob, cluster: Cluster) -> Shape | None:
             if not rest and sum(size >= each for size in sizes) >= nodes:
                 return Shape(gpu_type, nodes, each)
     return None
+
+
+def requested_plan(job: TraceJob) -> Plan:
+    """Return the plan of the size and batch that the job's user asked for; a batch that does not divide is rounded up."""
+    if job.plan is not None:
+        return job.plan
+    micro = -(-job.batch // job.gpus)
+    return Plan(dp=job.gpus, micro_batch=micro, global_batch=job.gpus * micro, zero_stage=0)
 
 
 def with_live_changes(scenario: Scenario, share: float) -> Scenario:

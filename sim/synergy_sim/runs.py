@@ -68,7 +68,7 @@ def simulate(
     """
     check_scenario(scenario)
     director: TiresiasReference | SynergyDirector
-    early = False
+    early, as_requested = False, rigid if rigid is not None else policy in RIGID
     if policy == REFERENCE:
         if len(scenario.cluster.gpu_types()) > 1 and any(job.can_run is None for job in scenario.jobs):
             raise UsageError(
@@ -83,9 +83,7 @@ def simulate(
         values = replace(values, epoch_s=scenario.epoch_s, restart_cost_s=cost_s, max_weight=most)
         learning_forecast = LearntForecast(dict(figures or {}), scenario.seed, scenario.lengths_known)
         forecast = OracleForecast() if oracle else learning_forecast
-        director = SynergyDirector(
-            values, load_policy(policy), forecast, scenario.costs, policy in RIGID if rigid is None else rigid
-        )
+        director = SynergyDirector(values, load_policy(policy), forecast, scenario.costs, as_requested)
         early = should_come_early(values, director.policy)
     yardsticks = ideals or Ideals(scenario)
 
@@ -97,7 +95,7 @@ def simulate(
         rates = yardsticks.requested_rates(live.job)
         return 0.0 if rates is None or rates[live.stage] <= 0 else 1.0 / float(rates[live.stage])
 
-    world = World(scenario, director, early, gpu_s_per_unit=gpu_s_per_unit, usual_s=usual_s)
+    world = World(scenario, director, early, as_requested, gpu_s_per_unit=gpu_s_per_unit, usual_s=usual_s)
     began = time.perf_counter()
     world.run(on_progress)
     return SimulatedRun(

@@ -20,6 +20,7 @@ from synergy_sim.exchanging_truth import reported_efficiency
 from synergy_sim.records import TraceJob, place_shape, requested_shape
 from synergy_sim.world import SimulatedJob
 from synergyd.control.cell_cache import CellCache
+from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.jobmodel.cell_search import CellSearchResult
 from synergyd.jobmodel.exchange_choice import ExchangeChoice
 from synergyd.jobmodel.job_planner import JobPlanner
@@ -116,14 +117,20 @@ class LearntForecast:
         )
 
     def cells(
-        self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
+        self,
+        live: SimulatedJob,
+        job: Job,
+        profile: Profile,
+        present: Plan | None,
+        cluster: Cluster,
+        bans: Bans = NO_BANS,
     ) -> CellSearchResult:
-        """Return the job's Cells, without those on shapes that its user knows it does not fit on."""
-        result = self._cache.cells(job, profile, present, cluster, lambda _profile: self._model(live.job))
-        can_run = live.job.can_run
-        if can_run is None:
+        """Return the job's Cells, without those on shapes that it is known, or expected, not to fit on."""
+        result = self._cache.cells(job, profile, present, cluster, lambda _profile: self._model(live.job), bans)
+        fits = live.job.expected_fit or live.job.can_run
+        if fits is None:
             return result
-        cells = tuple(cell for cell in result.cells if can_run(cell.shape))
+        cells = tuple(cell for cell in result.cells if fits(cell.shape))
         return CellSearchResult(cells, result.why_none or ("" if cells else "it fits on no shape of this cluster"))
 
     def progress(self, live: SimulatedJob) -> Progress:
@@ -167,7 +174,13 @@ class OracleForecast:
         return None
 
     def cells(
-        self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
+        self,
+        live: SimulatedJob,
+        job: Job,
+        profile: Profile,
+        present: Plan | None,
+        cluster: Cluster,
+        bans: Bans = NO_BANS,
     ) -> CellSearchResult:
         key = live.stage, live.plan, job.shape, job.directive, cluster.kinds
         cache_entry = self._by_job.get(live.job_id)
@@ -246,6 +259,7 @@ def make_directive(job: TraceJob, *, rigid: bool) -> Directive:
         pp=fixed.pp if fixed else None,
         micro_batch=fixed.micro_batch if fixed else None,
         max_micro_batch=None if rigid or fixed else job.max_micro_batch,
+        min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         weight=job.weight,
         deadline_s=job.deadline_s,

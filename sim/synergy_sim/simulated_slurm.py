@@ -11,7 +11,7 @@ from dataclasses import replace
 from synergy_core.job_report import InPlace, Report
 from synergy_core.records import Cluster, Job, Shape
 
-from synergy_sim.records import Costs
+from synergy_sim.records import Costs, requested_plan
 from synergy_sim.world import ACTION, SimulatedJob, World
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import (
@@ -75,7 +75,7 @@ class SimulatedSlurm:
     def on_finish(self, world: World, job_id: int) -> None:
         self.forget_run(job_id)
         self._released.pop(job_id, None)
-        self._start_released_jobs(world)
+        self.start_released_jobs(world)
 
     def forget_run(self, job_id: int) -> None:
         """Forget what belongs to a run that is over."""
@@ -93,7 +93,7 @@ class SimulatedSlurm:
 
     def schedule_tick(self, world: World, lifecycle: JobLifecycle, was: ResizeState) -> None:
         """Schedule the tick, if any, that a job waits for now that its resize has gone on."""
-        if was is ResizeState.RELEASED:
+        if was is ResizeState.RELEASED and not lifecycle.left_to_slurm_reason:
             self._released.pop(lifecycle.job_id, None)
         times, job_id = self._controller.times, lifecycle.job_id
         due_s = {
@@ -130,7 +130,7 @@ class SimulatedSlurm:
                     waited = lifecycle.origin is None or not lifecycle.origin.nodes
                     grant_s = self._find_costs(world.jobs[job_id]).grant_s if waited else 0.0
                     self._released[job_id] = target, world.now_s + grant_s
-                    world.schedule_call(world.now_s + grant_s, ACTION, lambda: self._start_released_jobs(world))
+                    world.schedule_call(world.now_s + grant_s, ACTION, lambda: self.start_released_jobs(world))
         return CarriedOut(instruction)
 
     def _finish_checkpoint(self, world: World, job_id: int, restarts: int) -> None:
@@ -185,14 +185,14 @@ class SimulatedSlurm:
 
     def _use_free_nodes(self, world: World) -> None:
         """Start, or carry out, what has waited for nodes that are free now."""
-        self._start_released_jobs(world)
+        self.start_released_jobs(world)
         self._carry_out_unblocked(world)
 
     def _finish_requeue(self, world: World, job_id: int) -> None:
         live = world.jobs.get(job_id)
         if live is not None and not live.grant:
             self._tell(world, JobObserved(job_id, live.job.submit_s, Observed("PENDING", live.starts)))
-        self._start_released_jobs(world)
+        self.start_released_jobs(world)
         if any(tracked.blocked_decision for tracked in self._controller.jobs.values()):
             # its processes end first, as before its own next start
             world.schedule_call(world.now_s + self._costs.requeue_s, ACTION, lambda: self._carry_out_unblocked(world))
@@ -205,7 +205,7 @@ class SimulatedSlurm:
         for job_id in self._controller.jobs_to_unblock(cluster_now(world), world.now_s, jobs):
             self._tell(world, DecisionUnblocked(job_id, jobs[job_id]))
 
-    def _start_released_jobs(self, world: World) -> None:
+    def start_released_jobs(self, world: World) -> None:
         """Start the released jobs whose nodes are free, as Slurm does."""
         for job_id, (target, from_s) in list(self._released.items()):
             each = target.shape.gpus_per_node
@@ -214,12 +214,20 @@ class SimulatedSlurm:
             )  # a release without nodes leaves them to Slurm
             if world.now_s < from_s or any(name in world.down or world.free[name] < each for name in nodes):
                 continue
-            live, state = world.jobs[job_id], self._controller.jobs[job_id].lifecycle.state
-            if state is not ResizeState.RELEASED or live.grant or target.plan is None or not nodes:
+            live, lifecycle = world.jobs[job_id], self._controller.jobs[job_id].lifecycle
+            # one that is left to Slurm waits in its queue as it was released
+            may_start = lifecycle.state is ResizeState.RELEASED or bool(lifecycle.left_to_slurm_reason)
+            if not may_start or live.grant or not nodes:
                 continue
             del self._released[job_id]
             self.shapes[job_id] = target.shape
             grant = tuple((name, each) for name in nodes)
             costs = self._find_costs(live)
-            world.begin(live, grant, target.plan, costs.start_s if live.starts else costs.first_start_s)
+            # without a plan it runs with its user's own arguments
+            world.begin(
+                live,
+                grant,
+                target.plan or requested_plan(live.job),
+                costs.start_s if live.starts else costs.first_start_s,
+            )
             self._tell(world, JobObserved(job_id, live.job.submit_s, Observed("RUNNING", live.restarts)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from synergy_core.job_report import Report
+from synergy_core.job_report import EarlyFailure, Report
 from synergy_core.records import Cell, Cluster, Decision, Job, JobState, Measurement, Plan, Profile, Snapshot
 
 from synergy_sim.beside_plain_jobs import beside_plain_jobs
@@ -27,6 +27,7 @@ from synergy_sim.simulated_slurm import SimulatedSlurm, cluster_now
 from synergy_sim.world import SimulatedJob, World
 from synergyd.control.controller import Controller
 from synergyd.control.epoch import collect_inputs, pump
+from synergyd.control.failed_plans import Bans
 from synergyd.control.move_limits import with_move_limits
 from synergyd.control.resize.events import (
     BatchReviewed,
@@ -67,7 +68,7 @@ class Forecast(Protocol):
     def predict_run(self, live: SimulatedJob, job: Job, profile: Profile) -> tuple[float, int] | None: ...
     def prepare(self, jobs: Iterable[tuple[SimulatedJob, Job, Profile]], cluster: Cluster) -> None: ...
     def cells(
-        self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster
+        self, live: SimulatedJob, job: Job, profile: Profile, present: Plan | None, cluster: Cluster, bans: Bans
     ) -> CellSearchResult: ...
     def progress(self, live: SimulatedJob) -> Progress: ...
     def forget(self, job_id: int) -> None: ...
@@ -139,6 +140,14 @@ class SynergyDirector:
         self._slurm.forget_run(live.job_id)
         self._process(world, JobObserved(live.job_id, live.job.submit_s, Observed("PENDING", live.starts)))
 
+    def on_out_of_memory(self, world: World, live: SimulatedJob) -> None:
+        """Report the failed run as its launcher would, which waits to be requeued."""
+        run = self._slurm.in_place(live)
+        failure = EarlyFailure(kind="memory", code=1, number=live.moves + 1, plan=live.plan)
+        report = Report(live.job_id, live.restarts, step=0, plan=live.plan, failure=failure, in_place=run)
+        job = self._job(world, live)
+        self._process(world, ReportsReceived((report,), live.restarts, shape=job.shape, job=job))
+
     def reserved_gpus(self, world: World) -> Mapping[str, int]:
         """Return the GPUs of the targets of jobs that restart, as the daemon's reservations keep them."""
         gpus_by_node: Counter[str] = Counter()
@@ -154,6 +163,7 @@ class SynergyDirector:
     def run_epoch(self, world: World) -> None:
         for live in world.running():
             self.on_speed_change(world, live)
+        self._slurm.start_released_jobs(world)
         self._process(world, NodesRead(frozenset(world.free) - world.down))
         jobs = beside_plain_jobs(world, {live.job_id: self._job(world, live) for live in world.jobs.values()})
         snapshot = Snapshot(world.now_s, cluster_now(world), tuple(jobs.values()), self.controller.profiles)
@@ -196,7 +206,8 @@ class SynergyDirector:
 
     def _cells(self, live: SimulatedJob, job: Job, profile: Profile, cluster: Cluster) -> CellSearchResult:
         report = self.controller.jobs[live.job_id].report
-        return self.forecast.cells(live, job, profile, report.plan if report else None, cluster)
+        bans = self.controller.failed_plans.bans_for(job)
+        return self.forecast.cells(live, job, profile, report.plan if report else None, cluster, bans)
 
     def _profile(self, live: SimulatedJob) -> Profile:
         return self.controller.jobs[live.job_id].profile or Profile()

@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synergy_core.records import Plan
+from synergy_core.errors import UsageError
 
-from synergy_sim.records import requested_shape
+from synergy_sim.records import requested_plan, requested_shape
 from synergy_sim.world import SimulatedJob, World
 
 DEMOTED_GPU_S = 16 * 3600.0
@@ -57,6 +57,10 @@ class TiresiasReference:
 
     def on_node_failure(self, world: World, live: SimulatedJob) -> None:
         self._runs.discard(live.job_id)
+
+    def on_out_of_memory(self, world: World, live: SimulatedJob) -> None:
+        """Raise UsageError: the artifact's jobs have the size that their users asked for, and fit there."""
+        raise UsageError(live.job.where or live.job.name, "does not fit on the GPUs that it asks for")
 
     def reserved_gpus(self, world: World) -> Mapping[str, int]:
         return {}
@@ -92,7 +96,7 @@ class TiresiasReference:
                 rigid = live.job.can_run is not None
                 grant = self._equal(world, live) if rigid else self._most_free(world, live.job.gpus)
                 if grant:
-                    world.begin(live, grant, requested_plan(live), self.start_s)
+                    world.begin(live, grant, requested_plan(live.job), self.start_s)
                 else:
                     self._runs.discard(job_id)
 
@@ -118,12 +122,3 @@ class TiresiasReference:
             free[name] -= count
             gpus -= count
         return tuple(grant)
-
-
-def requested_plan(live: SimulatedJob) -> Plan:
-    """Return the plan of the size and batch that the job's user asked for; a batch that does not divide is rounded up."""
-    if live.job.plan is not None:
-        return live.job.plan
-    gpus = live.job.gpus
-    micro = -(-live.job.batch // gpus)
-    return Plan(dp=gpus, micro_batch=micro, global_batch=gpus * micro, zero_stage=0)

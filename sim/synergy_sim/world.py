@@ -79,6 +79,10 @@ class Director(Protocol):
         """Take note that the job's node failed; it has been halted."""
         ...
 
+    def on_out_of_memory(self, world: World, live: SimulatedJob) -> None:
+        """Take note that the job's first step has run out of GPU memory; its launcher waits on its GPUs."""
+        ...
+
     def run_epoch(self, world: World) -> None: ...
     def reserved_gpus(self, world: World) -> Mapping[str, int]:
         """Return the free GPUs by node that no plain job may take: jobs restart there."""
@@ -92,6 +96,7 @@ class World:
     scenario: Scenario
     director: Director
     early: bool = False  # an epoch comes early when a job arrives, or ends while another waits
+    rigid: bool = False  # all jobs run as their users asked, like plain ones
     now_s: float = 0.0
     jobs: dict[int, SimulatedJob] = field(default_factory=dict)
     results: dict[int, JobResult] = field(default_factory=dict)
@@ -315,8 +320,14 @@ class World:
     def _plan_stage(self, live: SimulatedJob) -> None:
         """Schedule the end of the present stage."""
         assert live.plan is not None
-        live.undisturbed_speed = live.job.truth.pace(live.stage, self.find_placement(live), live.plan)
+        truth = (live.job.requested_truth if self.rigid or live.job.plain else None) or live.job.truth
+        live.undisturbed_speed = truth.pace(live.stage, self.find_placement(live), live.plan)
         if live.undisturbed_speed is None or live.undisturbed_speed.rate <= 0:
+            if live.job.expected_fit is not None and not live.job.plain:
+                live.version, live.pace = live.version + 1, None
+                version = live.version
+                self.schedule_call(live.synced_s, STAGE, lambda: self._run_out_of_memory(live, version))
+                return
             raise UsageError(
                 live.job.where or live.job.name,
                 f"nothing was measured of {live.plan} on {self.find_placement(live)}",
@@ -324,6 +335,11 @@ class World:
             )
         self._continue_stage(live)
         self._update_shared_speeds(live)
+
+    def _run_out_of_memory(self, live: SimulatedJob, version: int) -> None:
+        """Report that a job does not fit on its GPUs: its first step fails."""
+        if live.version == version and live.grant:
+            self.director.on_out_of_memory(self, live)
 
     def _update_shared_speeds(self, but: SimulatedJob | None = None) -> None:
         """Compute the new paces of the jobs whose links others have come to or left. `but` has nothing to report of its pace so far."""

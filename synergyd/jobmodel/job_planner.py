@@ -118,8 +118,8 @@ class JobPlanner:
             return float(step_time(model, self._refine_figures(shape.gpu_type), plans).total[0]) / speed
         if not measured:
             return bare[0] / self._find_speed(shape.gpu_type)[0]
-        fitted_model = throughput.fit(*self._to_fit()).model
-        return fitted_model.step_s(self._figures(shape.gpu_type), shape, *_work(plan))
+        fit = throughput.fit(*self._to_fit())
+        return unknown_model.expected_step_s(self._figures(shape.gpu_type), shape, plan, fit)
 
     def why_no_cell(self, cluster: Cluster) -> str:
         """Return one line that tells the user why `cells` is empty, or "" if it is not."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from statistics import fmean
 
 import numpy as np
-from synergy_core.exchange import EXACT, Exchange
+from synergy_core.exchange import EXACT, Exchange, parse_exchange
 from synergy_core.rates import fit_line
 from synergy_core.records import Cell, Plan, Shape
 
@@ -24,6 +25,8 @@ from synergyd.jobmodel.plan_limits import PlanLimits, divisors
 # Largest over smallest micro-batch of a line: with 3 % of noise a step (throughput.NOISE), the slope of a step that is all computation is
 # then known to 6 %
 _SPAN = 2.0
+# ((GPUs, nodes, replicas, micro-batch, passes), log(predicted / measured)) of a step that was measured
+_Residual = tuple[tuple[int, int, int, int, int], float]
 
 
 def largest_divisor(n: int, limit: int) -> int:
@@ -62,7 +65,7 @@ def cells(
     if not rows:
         return []
     counts = np.array(rows, dtype=np.int64).T
-    step_s = _by_own_line(fit.model.steps_s(gpu, counts[1:], option), gpu, counts[1:], fit, option) / speed
+    step_s = expected_steps_s(gpu, counts[1:], fit, option) / speed
     sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:], option) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s
@@ -89,16 +92,69 @@ def cells(
     ]
 
 
-def _by_own_line(step_s: Floats, gpu: GpuFigures, counts: Ints, fit: ThroughputFit, option: Exchange) -> Floats:
+def expected_step_s(gpu: GpuFigures, shape: Shape, plan: Plan, fit: ThroughputFit) -> float:
+    """Return the seconds of a step of `plan`, which has replicas alone, on `shape`, as its Cell would state them."""
+    counts = np.array([[shape.gpus, shape.nodes, plan.dp, plan.micro_batch, plan.micro_batches]], dtype=np.int64).T
+    return float(expected_steps_s(gpu, counts, fit, parse_exchange(plan.exchange, "plan"))[0])
+
+
+def expected_steps_s(gpu: GpuFigures, counts: Ints, fit: ThroughputFit, option: Exchange = EXACT) -> Floats:
+    """Return the seconds of steps on `gpu` as the fit predicts them and the measurements of their own shapes correct them, (N,).
+
+    `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes.
+    """
+    step_s = fit.model.steps_s(gpu, counts, option)
+    residuals = [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == option]
+    if not residuals:
+        return step_s
+    return _by_own_line(_at_own_level(step_s, counts, residuals), gpu, counts, fit, option, residuals)
+
+
+def _at_own_level(step_s: Floats, counts: Ints, residuals: Sequence[_Residual]) -> Floats:
+    """Return `step_s` with what the formula misses on the shapes that were measured taken off.
+
+    Two shapes of one type may differ by more than the formula can say (a slow link, a size at which nothing overlaps). A step that was
+    measured takes what was measured. On its shape, the correction of other micro-batches is interpolated between those measured in as many
+    passes; in another number of passes it is the mean of the shape's own. A shape that was not measured has the correction of its
+    number of GPUs, interpolated between the sizes that were measured. Beyond what was measured the nearest counts.
+    """
+    own: defaultdict[tuple[int, ...], defaultdict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for (gpus, nodes, replicas, micro, passes), off in residuals:
+        own[gpus, nodes, replicas][passes][micro] = off
+    by_size: defaultdict[int, list[float]] = defaultdict(list)
+    means = {shape: fmean(off for offs in some.values() for off in offs.values()) for shape, some in own.items()}
+    for (gpus, *_), mean in means.items():
+        by_size[gpus].append(mean)
+    correction = _interpolate({gpus: fmean(some) for gpus, some in by_size.items()}, counts[0])
+    for shape, by_passes in own.items():
+        on_shape = (counts[:3] == np.array(shape)[:, None]).all(axis=0)
+        correction[on_shape] = means[shape]
+        for passes, offs in by_passes.items():
+            alike = on_shape & (counts[4] == passes)
+            correction[alike] = _interpolate(offs, counts[3][alike])
+    return np.asarray(step_s * np.exp(-correction))
+
+
+def _interpolate(known: Mapping[int, float], at: Ints) -> Floats:
+    """Return the values of `known` at the keys `at`, (N,), linearly in the key's logarithm."""
+    keys = sorted(known)
+    return np.interp(np.log(at), np.log(keys), [known[key] for key in keys])
+
+
+def _by_own_line(
+    step_s: Floats,
+    gpu: GpuFigures,
+    counts: Ints,
+    fit: ThroughputFit,
+    option: Exchange,
+    residuals: Sequence[_Residual],
+) -> Floats:
     """Return `step_s` with the line through a shape's own measurements where these tell one.
 
     What a network or a small batch does to a step is not in the formula, and another batch on the same GPUs costs no restart. In as many
     passes a step is affine in the micro-batch. The line holds from the smallest one that was measured to twice the largest (Pollux's bound
     on what is far from all measurements). `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes.
     """
-    residuals = [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == option]
-    if len(residuals) < 2:
-        return step_s
     predicted_s = fit.model.steps_s(gpu, np.array([point for point, _ in residuals], dtype=np.int64).T, option)
     measured: defaultdict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
     for ((gpus, nodes, replicas, micro, passes), off), one_s in zip(residuals, predicted_s.tolist(), strict=True):

@@ -3,7 +3,10 @@ anything that jobs have in common.
 
     python -m tests.benchmarks.information --data DIR [--trace NAME,...] [--policy NAME,...] [--live] [--json FILE]
 
-NAME of a trace: pollux-1 ... pollux-8, half-1 ... half-8 (half the load), morphling, arena; those that DIR holds by default. Without
+NAME of a trace: pollux-1 ... pollux-8, half-1 ... half-8 (half the load), morphling (Rubick's base), morphling-bp, morphling-mt, arena
+(Crius's pai), arena-venus, arena-philly, sia-philly-N, sia-saturn-N, sia-newtrace-N; those that DIR holds by default. DIR/sia is the
+artifact's sia-simulator/. Plain Slurm has the sizes, plans and batches that users asked for, and time limits that are right to the
+second. "Fit known": of Rubick's and Crius's jobs Synergy knows beforehand where they do not fit, as those artifacts' schedulers do. Without
 lengths no job tells how much it has left to do; without names besides, each job is called differently, so that runs of one program
 are not known as such by their name; what they say of their batches may still show it. Apart besides, each is of a user of its own,
 and what others' jobs took counts with one vote a user alone. A policy other than synergy is run once, with lengths and
@@ -27,18 +30,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from synergy_sim.comparison import run_plain
 from synergy_sim.ideal import Ideals, compute_lower_bound
+from synergy_sim.memory_fit import with_known_fit
 from synergy_sim.metrics import RunMetrics, compute_metrics
 from synergy_sim.placement_truth import PlacementTruth
 from synergy_sim.pollux_truth import PolluxTruth
 from synergy_sim.records import PlacedGpus, Scenario, SimulatedRun, build_cluster, with_live_changes
 from synergy_sim.runs import simulate
 from synergy_sim.traces import pollux
+from synergy_sim.traces.load import load_trace
 
 from synergyd.settings import Settings
 from tests.benchmarks import truths
 
 FOLDERS = {"pollux": "workloads", "half": "workloads-0.5"}
+# by name: kind and path
+OTHERS = {
+    **{f"morphling-{name}": f"morphling:morphling/workloads/workload-{name}.csv" for name in ("bp", "mt")},
+    **{f"arena-{name}": f"arena:arena/traces/simulate_trace_{name}.csv" for name in ("venus", "philly")},
+    **{
+        f"sia-{name}-{number}": f"sia:sia/workloads/{name}/workload-{number}.csv"
+        for name in ("philly", "saturn", "newtrace")
+        for number in range(1, 11)
+    },
+}
 # Mean JCT in s of the very same jobs, as the peers' artifacts store or print it
 PUBLISHED = {
     "pollux-6": "Pollux 2446",
@@ -71,6 +87,10 @@ def scenario_of(data: Path, name: str) -> Scenario | None:
     if kind in FOLDERS:
         path = data / "pollux" / FOLDERS[kind] / f"workload-{number}.csv"
         return Scenario(pollux.read(path, None), build_cluster({"t4": (16, 4)})) if path.exists() else None
+    if name in OTHERS:
+        trace_kind, _, relative_path = OTHERS[name].partition(":")
+        path = data / relative_path
+        return load_trace(f"{trace_kind}:{path}") if path.exists() else None
     there = kind in truths.TRACES and (data / truths.TRACES[kind][0]).exists()
     return truths.scenario_of(data, kind) if there else None
 
@@ -88,6 +108,8 @@ def apart(scenario: Scenario) -> Scenario:
 def informed(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     untold = replace(scenario, lengths_known=False)
     yield "with lengths and names", scenario
+    if any(job.expected_fit is not None for job in scenario.jobs):
+        yield "fit known besides", with_known_fit(scenario)
     yield "without lengths", untold
     yield "without both", without_names(untold)
     yield "apart besides", apart(without_names(untold))
@@ -116,6 +138,7 @@ def measure(scenario: Scenario, policies: Iterable[str]) -> dict[str, Any]:
     """All runs of one trace: RunMetrics by words, the bound, the shares."""
     ideals, found = Ideals(scenario), dict[str, Any]()
     found["bound"] = compute_lower_bound(scenario, ideals).average_s
+    found["plain Slurm, right time limits"] = compute_metrics(run_plain(scenario), ideals)
     for words, given in informed(scenario):
         run = simulate(given, "synergy", Settings(), ideals=ideals)
         found[f"Synergy, {words}"] = compute_metrics(run, ideals)
@@ -167,7 +190,7 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="changes without a requeue")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    every = [f"{kind}-{n}" for kind in FOLDERS for n in range(1, 9)] + list(truths.TRACES)
+    every = [f"{kind}-{n}" for kind in FOLDERS for n in range(1, 9)] + [*truths.TRACES, *OTHERS]
     found: dict[str, dict[str, Any]] = {}
     for name in args.trace.split(",") if args.trace else every:
         if (scenario := scenario_of(args.data, name)) is None:

@@ -173,6 +173,7 @@ def with_part(scenario: Scenario, part: Part) -> Scenario:
             resize=part.policy == "synergy",
             batch_fixed=job.batch_fixed or part.keeps_batch,
             plan_fixed=part.keeps_plan and job.plan is not None,
+            requested_truth=job.requested_truth if part.keeps_plan else None,
         )
         for job in scenario.jobs
     )

@@ -17,8 +17,11 @@ Assumptions:
     0.9 of the target's. Types: a10 24 GB, v100 32, a100 40, a40 48. Of 39 times lent so, against the optima of the artifact's
     own database: at the median 8 % too short, nine in ten within 26 %, the worst (10 B parameters on 16 a40) 48 % too short;
   - the time on more nodes than need be: as measured or estimated; else that of the fastest known placement that fits into it
-    (sim/placement_truth.py). What is known nowhere does not fit, and no scheduler is offered a number of GPUs of a type that no time
-    is known of;
+    (sim/placement_truth.py). What is known nowhere does not fit: a job that is started there runs out of memory;
+  - a job runs on 1, 2, 4, 8 or 16 GPUs in the fewest nodes, as in the artifact. Where it fits is not told to the scheduler: bert and moe
+    go by the memory model, with the artifact's own figures of them (runtime/crius_worker/jax/configs.py; an expert's width is not
+    there, and is the one with which the parameters come out as named), wide_resnet by nothing before it has run, and each is known to
+    fit at the size asked for. Crius's own code looks it up in these tables (memory_fit.with_known_fit tells it to others);
   - a job that asks for fewer GPUs of its type than it is known to fit on asks for the fewest that it does fit on; if it fits on
     that type at no size, for that many of another;
   - a start costs 40 s on the GPUs, the artifact's largest search overhead with pruning (it charges 10 s a GPU up to
@@ -36,7 +39,9 @@ from typing import NamedTuple
 
 from synergy_core.errors import UsageError
 from synergy_core.ordinary_file import read_bytes
+from synergy_core.records import ModelSpec, Shape
 
+from synergy_sim.memory_fit import MemoryFit
 from synergy_sim.placement_truth import BATCH, Placement, PlacementTruth, Times
 from synergy_sim.records import Costs, TraceJob
 from synergy_sim.tables import JSON_LIMIT_BYTES, TableRow, read_table
@@ -50,6 +55,17 @@ MOST_GPUS = 16
 _MOST_NODES = 100_000
 _SIZES = (1, 2, 4, 8, 16)
 _USABLE = 0.9
+_BERT = {
+    "760M": (24, 1536, 16),
+    "1.3B": (24, 2048, 32),
+    "2.6B": (32, 2560, 32),
+    "6.7B": (32, 4096, 32),
+    "15B": (48, 5120, 40),
+}
+# layers, hidden, heads, experts; every second layer has experts, two a token (Alpa's GShard MoE), each 8 x hidden wide
+_MOE = {"690M": (8, 768, 16, 16), "1.3B": (16, 768, 16, 16), "2.4B": (16, 1024, 16, 16), "10B": (16, 1536, 16, 32),
+        "27B": (16, 2048, 16, 48)}  # fmt: skip
+_FIGURES = {"a100": "a100-40"}  # the artifact's device_infos.json: HGX A100 40GB
 _NEVER_S = 1e6  # estimates of a billion seconds stand for what does not fit
 
 
@@ -92,6 +108,7 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
         if model not in times:
             times[model] = Times(filled[model], _time_origins(model, filled[model], measured_times, optima))
         gpu_type, gpus = _requested_size(row, times[model])
+        expected = MemoryFit(find_spec(model), model.batch, _runs_on, (gpu_type, gpus), "fp16", _FIGURES)
         jobs.append(
             TraceJob(
                 row.text("job_id"),
@@ -103,14 +120,37 @@ def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
                 row.where,
                 gpu_type,
                 batch_fixed=True,
-                max_gpus=min(MOST_GPUS, times[model].largest),
+                max_gpus=MOST_GPUS,
                 max_micro_batch=BATCH,
                 can_run=times[model].is_measured,
+                expected_fit=expected,
             )
         )
     if not jobs:
         raise UsageError(str(path), "has no jobs")
     return tuple(jobs)
+
+
+def find_spec(model: Model) -> ModelSpec | None:
+    """Return the artifact's bert or moe as the memory model sees it, or None where it is no transformer or not known."""
+    if model.family == "bert" and model.parameters in _BERT:
+        layers, hidden, heads = _BERT[model.parameters]
+        return ModelSpec(
+            f"bert-{model.parameters}", layers, hidden, heads, heads, 4 * hidden, vocab=51200, seq=1024, causal=False
+        )
+    if model.family == "moe" and model.parameters in _MOE:
+        layers, hidden, heads, experts = _MOE[model.parameters]
+        return ModelSpec(
+            f"moe-{model.parameters}", layers, hidden, heads, heads, 8 * hidden, vocab=32000, seq=1024,
+            experts=experts, top_k=2, moe_every=2,
+        )  # fmt: skip
+    return None
+
+
+def _runs_on(shape: Shape) -> bool:
+    return shape.gpus in _SIZES and (shape.gpus_per_node,) * shape.nodes == tightest_placement(
+        shape.gpu_type, shape.gpus
+    )
 
 
 def _model(row: TableRow) -> Model:

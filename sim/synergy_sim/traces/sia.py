@@ -10,8 +10,9 @@ Assumptions:
   - no job asks for a type; the size asked for counts on the first type that holds it;
   - each start costs what applications.py says of its application (rescale_time), on the new GPUs; checkpoints and requeues cost
     nothing besides;
-  - the artifact's SLOWDOWNS, by which it fits its simulator to a cluster of its authors, are not used, and nor is gpt_pmp, a job of fixed
-    pipelines that no workload has.
+  - a step takes SLOWDOWNS times as long as the tables say, as in the artifact, which was fitted by them to runs on its authors' cluster
+    (simulator_config.py; job.py divides the progress by them on every type). Reports say what a step takes, so the scheduler sees it;
+  - gpt_pmp, a job of fixed pipelines that no workload has, is not read.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ CLUSTER = {"t4": (6, 4), "a100-40": (2, 8), "rtx2080ti": (3, 8)}
 _TABLES = {"t4": "aws", "a100-40": "dgx-ext", "rtx2080ti": "rtx"}
 COSTS = Costs(first_start_s=30.0, checkpoint_s=0.0, requeue_s=0.0, start_s=30.0)
 _START_S = {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0, "imagenet": 250.0, "ncf": 15.0}
+SLOWDOWNS = {"cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5}
 # applications.py: all that one of its GPUs holds, below what was measured
 _LARGEST_LOCAL = {("deepspeech2", "rtx2080ti"): 57}
 
 
 @dataclass(frozen=True)
 class TypedTruth:
-    """A `Truth` that is another one on each GPU type; stages, batches and gradient statistics are the same on all."""
+    """A `Truth` that is another one on each GPU type; stages, batches and gradient statistics are the same on all.
+
+    `slowdown`: a step's time over that of the tables.
+    """
 
     by_type: Mapping[str, PolluxTruth]
+    slowdown: float = 1.0
 
     @property
     def _any(self) -> PolluxTruth:
@@ -74,7 +80,16 @@ class TypedTruth:
 
     def pace(self, stage: int, placement: PlacedGpus, plan: Plan) -> TrainingSpeed | None:
         truth = self.by_type.get(placement.gpu_type)
-        return None if truth is None else truth.pace(stage, placement, truth.executed_plan(plan))
+        pace = None if truth is None else truth.pace(stage, placement, truth.executed_plan(plan))
+        if pace is None:
+            return None
+        return replace(
+            pace,
+            rate=pace.rate / self.slowdown,
+            step_s=pace.step_s * self.slowdown,
+            sync_s=pace.sync_s * self.slowdown,
+            exchange_s=pace.exchange_s * self.slowdown,
+        )
 
     def plans(self, shape: Shape, batch: int | None = None) -> tuple[Plan, ...]:
         truth = self.by_type.get(shape.gpu_type)
@@ -82,7 +97,8 @@ class TypedTruth:
 
     def best_rates(self, shape: Shape, batch: int | None = None) -> Floats | None:
         truth = self.by_type.get(shape.gpu_type)
-        return None if truth is None else truth.best_rates(shape, batch)
+        rates = None if truth is None else truth.best_rates(shape, batch)
+        return None if rates is None else rates / self.slowdown
 
 
 def read(path: Path, profiles: Path | None) -> tuple[TraceJob, ...]:
@@ -103,4 +119,4 @@ def read_typed_truth(folder: Path) -> TypedTruth:
         truth = read_application(folder, gpu_type, cluster)
         most = _LARGEST_LOCAL.get((folder.name, gpu_type), truth.largest_local)
         by_type[gpu_type] = replace(truth, largest_local=min(truth.largest_local, most))
-    return TypedTruth(by_type)
+    return TypedTruth(by_type, SLOWDOWNS.get(folder.name, 1.0))

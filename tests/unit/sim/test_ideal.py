@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from synergy_core.records import Cluster
 from synergy_sim.ideal import Ideals, compute_lower_bound, schedule_one_machine
 from synergy_sim.metrics import cluster_throughput, compute_metrics, energy_kwh, fairness
-from synergy_sim.records import Costs, Scenario, SimulatedRun
+from synergy_sim.placement_truth import BATCH, PlacementTruth, Times
+from synergy_sim.records import Costs, Scenario, SimulatedRun, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.tiresias_reference import TiresiasReference
 from synergy_sim.world import World, results_in_order
@@ -104,7 +105,21 @@ def test_metrics_and_fairness_by_hand() -> None:
     # a: two jobs were there while it was: alone on 2 GPUs it takes 200 s. b: (2 * 160 + 120) / 280 jobs on average
     share = 4 / ((2 * 160 + 120) / 280)
     assert share == pytest.approx(2.545, abs=1e-3)
-    assert fairness(run.jobs, 4, Ideals(found)) == [160 / 200, 280 / 200]
+    assert fairness(run.jobs, found.cluster, Ideals(found)) == [160 / 200, 280 / 200]
     assert (one.worst_ftf, one.unfair_share) == (1.4, 0.5)
     # with a start of 50 s each alone takes 250 s
-    assert fairness(run.jobs, 4, Ideals(found), 50.0) == [160 / 250, 280 / 250]
+    assert fairness(run.jobs, found.cluster, Ideals(found), 50.0) == [160 / 250, 280 / 250]
+
+
+def test_a_fair_share_of_several_types_is_no_share_of_the_best() -> None:
+    """6 GPUs for one job: alone on the slow ones it takes 100 s, on the fast ones 25 s; two of three GPUs are slow ones."""
+    cluster = build_cluster({"t4": (1, 4), "a100": (1, 2)})
+    times = Times({"t4": {(1,): 1.0, (2,): 1.0, (4,): 1.0}, "a100": {(1,): 0.25, (2,): 0.25}})
+    ideal = Ideals(Scenario((), cluster)).find_ideal(TraceJob("a", "net", 0.0, 1, BATCH, PlacementTruth(times, 100.0)))
+    assert ideal is not None
+    assert ideal.seconds(6.0, {"t4": 4, "a100": 2}) == pytest.approx((2 * 100 + 25) / 3)
+    assert ideal.alone_s == 25.0 and ideal.fastest.tolist() == [4.0]
+    # a type that can't run it has no part in it
+    small = Times({"a100": {(2,): 0.25}})
+    only = Ideals(Scenario((), cluster)).find_ideal(TraceJob("b", "net", 0.0, 2, BATCH, PlacementTruth(small, 100.0)))
+    assert only is not None and only.seconds(1.0, {"t4": 4, "a100": 2}) == pytest.approx(50.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,16 @@ from click.testing import CliRunner
 from synergy_core.errors import UsageError
 from synergy_core.records import Plan, Shape
 from synergy_sim.cli.simulate import simulate_verb
+from synergy_sim.comparison import plain_scenario, run_plain
 from synergy_sim.ideal import all_shapes
+from synergy_sim.memory_fit import MemoryFit, anywhere, with_known_fit
 from synergy_sim.placement_truth import BATCH, PlacementTruth, Times, has_room
 from synergy_sim.records import Costs, PlacedGpus, Scenario, TraceJob, build_cluster
 from synergy_sim.runs import simulate
 from synergy_sim.traces import arena, morphling
 from synergy_sim.traces.kinds import cluster_of_trace, find_gpu_type, read_trace
+
+from synergyd.jobmodel.model.counts import parameters
 
 SHARED = Path("/work/shared/data")
 HEADER = "name,submission_time,duration,application,num_gpus,num_cpus,bandwidth,exec_plan,steps,is_sla\n"
@@ -113,9 +118,43 @@ def test_rubick_jobs_that_keep_their_plan(tmp_path: Path) -> None:
     assert pace is not None and pace.step_s == 2.0
 
 
+def test_rubick_jobs_run_their_own_plan_where_users_sizes_are_kept(tmp_path: Path) -> None:
+    """The workloads base and bp differ in exec_plan alone: ga takes 3 s a step on two GPUs, zero-dp 2 s."""
+    ends: dict[str, list[float]] = {}
+    for plan in ("ga", "zero-dp"):
+        path = rubick(tmp_path, f"a,0,9,net,2,16,0,{plan},10,0\n")
+        one = Scenario(
+            morphling.read(path, None, "a800", 8), build_cluster({"a800": (1, 8)}), Costs(20.0, 0.0, 0.0, 20.0)
+        )
+        runs = run_plain(one), simulate(one, "fifo"), simulate(one, "tiresias"), simulate(one, "synergy")
+        ends[plan] = [run.jobs[0].finish_s - run.jobs[0].start_s for run in runs]
+    # Synergy's launcher takes the fastest plan that was measured, on eight GPUs here
+    assert ends == {"ga": [50.0, 50.0, 50.0, 30.0], "zero-dp": [40.0, 40.0, 40.0, 30.0]}
+    # a time limit that is right to the second is right for the job's own plan
+    path = rubick(tmp_path, "a,0,9,net,2,16,0,ga,10,0\n")
+    (job,) = plain_scenario(replace(one, jobs=morphling.read(path, None, "a800", 8))).jobs
+    assert job.time_limit_s == 50.0
+
+
+def test_guaranteed_rubick_jobs_never_have_fewer_gpus_than_they_asked_for(tmp_path: Path) -> None:
+    """The workload mt differs from base in is_sla: a tenant whose jobs are guaranteed their GPUs."""
+    text = "a,0,9,net,4,16,0,ga,4000,{}\nb,9,9,net,4,16,0,ga,4000,{}\nc,20,9,net,4,16,0,ga,4000,0\n"
+    least: dict[int, set[int]] = {}
+    table = "exec_plan,placement,iter_time\nga,1,4\nga,2,2\nga,4,1.0\nga,8,0.9\n"
+    for flag in (0, 1):
+        path = rubick(tmp_path, text.format(flag, flag))
+        (tmp_path / "traces" / "net" / "placements.csv").write_text(table)
+        jobs = morphling.read(path, None, "a800", 8)
+        assert [(job.uid, job.min_gpus) for job in jobs] == [(flag, 4 if flag else None)] * 2 + [(0, None)]
+        run = simulate(Scenario(jobs, build_cluster({"a800": (1, 8)}), Costs(20.0, 0.0, 0.0, 20.0)), "synergy")
+        least[flag] = {held.gpus for held in run.occupancies if held.job < 3}
+    assert min(least[1]) == 4 and min(least[0]) < 4
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("a,0,9,net,2,16,0,ga,9,2\n", "w.csv:2: column is_sla: 2 is out of bounds"),
         ("a,0,9,net,2,16,0,ga,ten,0\n", "w.csv:2: column steps: 'ten' is not a number"),
         ("a,0,9,net,2,16,0,ga,0,0\n", "w.csv:2: column steps: 0 is out of bounds"),
         ("a,0,9,net,2,16,0,fast,9,0\n", "w.csv:2: column exec_plan: 'fast' is no plan; ga, gc, .* three digits"),
@@ -146,14 +185,14 @@ def test_mistakes_in_rubick_measurements(tmp_path: Path) -> None:
 
 def test_rubick_jobs_by_hand_in_the_simulator(tmp_path: Path) -> None:
     path = rubick(tmp_path)
-    # its own cluster of 8 x 8: both start at 60 s and take 260 s to start; 10 steps of 2 s, 20 of 1 s
+    # its own cluster of 8 x 8: both start at 60 s and take 260 s to start; 10 steps of 3 s (ga), 20 of 1 s
     arguments = ["--trace", f"morphling:{path}", "--policy", "fifo,tiresias", "--json", "-"]
     done = CliRunner().invoke(simulate_verb, arguments)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["gpus"] == 64 and found["costs"]["start_s"] == 250.0
     for policy in ("fifo", "tiresias"):
-        assert found["policies"][policy]["avg_jct_s"] == pytest.approx(((60 + 260 + 20) + (55 + 260 + 20)) / 2)
+        assert found["policies"][policy]["avg_jct_s"] == pytest.approx(((60 + 260 + 30) + (55 + 260 + 20)) / 2)
     done = CliRunner().invoke(simulate_verb, [*arguments, "--nodes", "1"])
     assert json.loads(done.stdout)["gpus"] == 8  # nodes as the option says, GPUs a node as the trace has them
 
@@ -313,3 +352,47 @@ def test_the_published_crius_trace() -> None:
     groups = arena.read_cluster(SHARED / "arena")
     assert len(jobs) == 125 and sum(nodes * gpus for nodes, gpus in groups.values()) == 1280
     assert min(job.submit_s for job in jobs) == 0.0
+
+
+def short_of_memory(at_gpus: int) -> TraceJob:
+    """A job that fits on four and eight GPUs, which nobody knows but for the size asked for."""
+    times = Times({"a100": {(4,): 8.0, (8,): 1.0}})
+    truth, fit = PlacementTruth(times, 2000.0), MemoryFit(None, BATCH, anywhere, ("a100", at_gpus))
+    return TraceJob("a", "net", 0.0, at_gpus, BATCH, truth, "t:2", "a100", batch_fixed=True, max_gpus=8,
+                    max_micro_batch=BATCH, can_run=times.is_measured, expected_fit=fit)  # fmt: skip
+
+
+def test_a_job_runs_out_of_memory_where_it_does_not_fit_and_comes_back() -> None:
+    """A plain job holds six of eight GPUs at first, so that it starts on fewer than it fits on, if it may."""
+    long = PlacementTruth(Times({"a100": {(6,): 1.0}}), 400.0)
+    first = replace(short_of_memory(4), name="b", gpus=6, plain=True, truth=long, expected_fit=None)
+    costs = Costs(20.0, 0.0, 0.0, 20.0)
+    late = replace(short_of_memory(4), submit_s=10.0)
+    scenario = Scenario((first, late), build_cluster({"a100": (1, 8)}), costs)
+    run = simulate(scenario, "synergy")
+    held = [one for one in run.occupancies if one.job == 2]
+    assert held[0].gpus < 4 and held[0].end_s - held[0].start_s == pytest.approx(20.0)  # its start, and no step
+    # what failed is banned for the program: it does not try as few again
+    assert [one.gpus for one in held[1:]] and min(one.gpus for one in held[1:]) >= 4
+    assert run.jobs[1].restarts >= 1 and run.jobs[1].finish_s > 420.0
+    # where it is known beforehand, it waits for GPUs on which it fits
+    known = simulate(with_known_fit(scenario), "synergy")
+    assert min(one.gpus for one in known.occupancies if one.job == 2) >= 4 and known.jobs[1].start_s >= 420.0
+
+
+def test_the_memory_model_says_where_a_crius_job_is_expected_to_fit(tmp_path: Path) -> None:
+    (job,) = arena.read(crius(tmp_path, "x,0,50,bert__1B,0,128,2,a40\n"), None)
+    assert job.expected_fit is not None and job.max_gpus == 16
+    # nothing is known of a bert of 1B parameters: it may fit on every size of the artifact's
+    assert job.expected_fit(Shape("v100", 1, 1)) and not job.expected_fit(Shape("a40", 2, 1))
+    large = MemoryFit(arena.find_spec(arena.Model("bert", "6.7B", 128)), 128, anywhere, ("a10", 2), "fp16")
+    fits = [gpus for gpus in (1, 2, 4, 8) if large(Shape("a100-40", -(-gpus // 4), min(4, gpus)))]
+    assert fits == [4, 8]  # 6.7 B parameters take 107 GB of weights, gradients and optimizer
+    assert large(Shape("a10", 1, 2)) and not large(Shape("a10", 1, 1))  # its user has seen it fit there
+    assert arena.find_spec(arena.Model("wide_resnet", "1B", 256)) is None
+
+
+def test_experts_of_a_width_that_gives_the_parameters_as_named() -> None:
+    for name, billions in (("690M", 0.69), ("1.3B", 1.35), ("2.4B", 2.4), ("10B", 10.2)):
+        spec = arena.find_spec(arena.Model("moe", name, 256))
+        assert spec is not None and parameters(spec) / 1e9 == pytest.approx(billions, rel=0.03)

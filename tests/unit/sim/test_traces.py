@@ -228,14 +228,19 @@ def test_a_sia_workload_has_a_table_for_each_gpu_type(tmp_path: Path) -> None:
     plan = Plan(dp=1, micro_batch=20, global_batch=20, zero_stage=0)
     paces = {t: first.truth.pace(0, PlacedGpus(t, (1,)), plan) for t in ("t4", "a100-40", "rtx2080ti", "v100")}
     assert {t: pace and pace.step_s for t, pace in paces.items()} == {
-        "t4": pytest.approx(0.2), "a100-40": pytest.approx(0.05), "rtx2080ti": pytest.approx(0.1), "v100": None,
+        "t4": pytest.approx(0.36), "a100-40": pytest.approx(0.09), "rtx2080ti": pytest.approx(0.18), "v100": None,
     }  # fmt: skip
     large = Plan(dp=1, micro_batch=40, global_batch=40, zero_stage=0)
     on = {t: first.truth.pace(0, PlacedGpus(t, (1,)), large) for t in ("t4", "a100-40")}
     assert {t: pace and pace.step_s for t, pace in on.items()} == {
-        "t4": pytest.approx(0.4),
-        "a100-40": pytest.approx(0.1),
+        "t4": pytest.approx(0.72),
+        "a100-40": pytest.approx(0.18),
     }
+    # the artifact's cifar10 takes 1.8 times as long as its tables say, and makes as much less progress
+    table, rates = first.truth.by_type["t4"], first.truth.best_rates(Shape("t4", 1, 1))  # type: ignore[attr-defined]
+    untouched = table.pace(0, PlacedGpus("t4", (1,)), plan)
+    assert paces["t4"] is not None and paces["t4"].rate == pytest.approx(untouched.rate / 1.8)
+    assert rates == pytest.approx(table.best_rates(Shape("t4", 1, 1)) / 1.8)
     assert cluster_of_trace(f"sia:{path}", None) == {"t4": (6, 4), "a100-40": (2, 8), "rtx2080ti": (3, 8)}
     assert read_trace(f"sia:{path}", None, "t4", 0, 4).costs.resize_s == 30.0
     (tmp_path / "traces" / "cifar10" / "placements-rtx.csv").unlink()
