@@ -49,6 +49,7 @@ from synergy_launch.launcher.lobby import BACKLOG, CREDENTIALS, Lobby
 CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
+_REJOIN_S = 2 * _AGAIN_S  # for the other side of a connection that was reset, which knows of it too: two tries
 _ANSWER_S = 10.0  # from the first node, which polls in between
 #: for a node without power to be silent, whether or not something was sent to it; the kernel answers for a launcher that is suspended
 LOST_S = 8
@@ -59,7 +60,8 @@ _KEEPALIVE = (
     ("TCP_KEEPCNT", LOST_S // _PROBE_S - 1),
     ("TCP_USER_TIMEOUT", LOST_S * 1000),  # milliseconds
 )
-_OF_NETWORK = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET, errno.ECONNABORTED)
+_RESETS = (errno.ECONNRESET, errno.ECONNABORTED)
+_OF_NETWORK = (errno.EHOSTUNREACH, errno.ENETUNREACH, *_RESETS)
 _MENDS, _BATCH, _MEMORY = "mends", "batch ", "memory "
 _MOST_RECORDS = 1000  # unread ones: several of each node, of a thousand nodes at most
 _BREATH_S = 0.02  # after each wait: whoever sends without end keeps no launcher busy
@@ -114,7 +116,8 @@ class _Peer:
     buffer: bytes = b""
     greeting: SignedReport | None = None
     is_closed: bool = False
-    is_cut_off: bool = False  # closed since nothing came from the other side's host
+    is_cut_off: bool = False  # closed since the network broke it
+    is_reset: bool = False  # the network, or a host, did so at once
     knows_mending: bool = False
     heard_run: int = 0  # the latest run that it has said it knows of
     known_check: NodeCheck | None = None  # the check of this node that it was sent
@@ -129,7 +132,7 @@ class _Peer:
         except BlockingIOError:
             pass
         except OSError as error:
-            self.is_closed, self.is_cut_off = True, _is_of_network(error)
+            self._note_break(error)
         if len(self.buffer) > _MOST_BYTES:
             self.is_closed = True
         *whole, self.buffer = self.buffer.split(b"\n")
@@ -141,7 +144,11 @@ class _Peer:
             self.connection.sendall(text.encode() + b"\n")
             self.connection.settimeout(0)
         except OSError as error:
-            self.is_closed, self.is_cut_off = True, _is_of_network(error)
+            self._note_break(error)
+
+    def _note_break(self, error: OSError) -> None:
+        self.is_closed, self.is_cut_off = True, _is_of_network(error)
+        self.is_reset = error.errno in _RESETS
 
 
 @dataclass
@@ -149,7 +156,7 @@ class LauncherGroup:
     """One node's side of the connections. `address`: the first node's.
 
     Call `poll` often. The first node hears `ends` (by rank: run, exit code, kind, in the order in which they came), `lost_ranks` and
-    `silent_ranks` (by rank: since when, by `monotonic`), which may connect anew, and `status` (run, status) from the node whose processes
+    `silent_ranks` (by rank: from when on, by `monotonic`), which may connect anew, and `status` (run, status) from the node whose processes
     have one; the others hear `word`, `proposal`, and `mends` once the first node has set it.
     """
 
@@ -215,7 +222,7 @@ class LauncherGroup:
             run, code, _ = self.ends.get(peer.rank, (self.run, 1, ""))
             well = run >= self.run and code in (0, 130, 143)
             if self.first and peer.rank > 0 and not well and peer.is_cut_off:
-                self.silent_ranks[peer.rank] = self.monotonic()
+                self.silent_ranks[peer.rank] = self.monotonic() + (_REJOIN_S if peer.is_reset else 0.0)
             elif self.first and peer.rank > 0 and not well:
                 self.lost_ranks.add(peer.rank)
         self.silent_ranks = {rank: at_s for rank, at_s in self.silent_ranks.items() if rank not in self.ranks}
