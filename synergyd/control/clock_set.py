@@ -25,6 +25,7 @@ def set_clock(tracked: TrackedJob, by_s: float) -> list[Output]:
     tracked.lifecycle = with_clock_set(before, by_s)
     tracked.heard_s = _shift(tracked.heard_s, by_s)
     tracked.suspended_s = _shift(tracked.suspended_s, by_s)
+    tracked.lost_since_s = {name: at_s + by_s for name, at_s in tracked.lost_since_s.items()}
     if tracked.idle is not None:
         tracked.idle = (*tracked.idle[:2], tracked.idle[2] + by_s)
     if tracked.short_since_s is not None:

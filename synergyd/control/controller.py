@@ -30,9 +30,9 @@ from synergyd.control.in_place import (
     has_nodes_to_return,
     join_event,
     loss_event,
-    lost_target,
     note_lost_nodes,
     restart_event,
+    target_loss_event,
     tell_crash,
 )
 from synergyd.control.in_transit import decisions_under_way, keeps_allocation, with_changes_done
@@ -312,6 +312,8 @@ class Controller:
     def _withdraw_lost_targets(self, up: frozenset[str], now_s: float) -> list[Output]:
         outputs = [o for t in self.jobs.values() for o in self.faults.note_lost_nodes(t, up, now_s)]
         for job_id in self.in_transit:
+            if self.jobs[job_id].lifecycle.state is ResizeState.RESTARTING:
+                continue  # its launchers may follow the order already
             if lost_nodes := self.jobs[job_id].lost_target(up):
                 outputs += self._tell(job_id, Unwanted(f"{', '.join(lost_nodes)} can't take jobs now"), now_s)
         return outputs
@@ -374,7 +376,7 @@ class Controller:
         outputs += self.faults.take_report(tracked, before, heard_s, now_s)
         if follows.event is not None:
             outputs += self._tell(latest.job_id, follows.event, now_s)
-        if (given_up := lost_target(tracked, latest)) is not None:
+        if (given_up := target_loss_event(tracked, latest)) is not None:
             outputs += self._tell(latest.job_id, given_up, now_s)
         return outputs + self._follow_checkpoint(tracked, latest, now_s)
 
@@ -416,7 +418,7 @@ class Controller:
         if tracked is None:
             return []
         decision, tracked.blocked_decision = tracked.blocked_decision, None
-        if decision is None or job is None:
+        if decision is None or job is None or (self.live and has_nodes_to_return(tracked)):
             return []
         return self._tell(job.job_id, resize_request(tracked, decision, job, self._cluster, live=self.live), now_s)
 

@@ -11,7 +11,8 @@ from synergyd.control.resize.events import NodesJoined, NodesLost, RestartedInPl
 from synergyd.control.resize.instructions import Target
 from synergyd.control.tracked import KeepReport, Remember, TrackedJob
 
-#: seconds after which Slurm would have marked a node that does not answer: it asks each one at a third of SlurmdTimeout (300 s by default)
+#: seconds after which Slurm shows a dead node as not responding: it asks each node at a third of SlurmdTimeout (300 s by default), so
+#: this holds for time-outs up to 600 s
 ANSWERS_S = 300.0
 
 
@@ -47,12 +48,15 @@ def note_lost_nodes(tracked: TrackedJob, report: Report, now_s: float) -> None:
     tracked.lost_since_s = {name: min(now_s, tracked.lost_since_s.get(name, now_s)) for name in names}
 
 
-def lost_target(tracked: TrackedJob, report: Report) -> Unwanted | None:
-    """Return that the job's target is given up since it counts on nodes that the run has lost, or None if it does not."""
+def target_loss_event(tracked: TrackedJob, report: Report) -> Unwanted | None:
+    """Return that the job's target is given up since it counts on nodes that the run has lost, or None if it does not.
+
+    A node that is to join the run may be one that it has lost before.
+    """
     life = tracked.lifecycle
-    if life.target is None or not life.in_place or report.in_place is None:
+    if life.target is None or life.origin is None or not life.in_place or report.in_place is None:
         return None
-    names = sorted(set(report.in_place.lost_nodes) & set(life.target.nodes))
+    names = sorted(set(report.in_place.lost_nodes) & set(life.target.nodes) & set(life.origin.nodes))
     return Unwanted(f"the run has lost {', '.join(names)}") if names else None
 
 
@@ -75,9 +79,9 @@ def _lost_of_own_allocation(tracked: TrackedJob, names: tuple[str, ...]) -> set[
 def loss_event(tracked: TrackedJob, cluster: Cluster, now_s: float) -> NodesLost | None:
     """Return which nodes the running job can give back because its run goes on without them, or None if there are none.
 
-    These are nodes of its own allocation that its launchers have lost, and on which Slurm starts no job, such as those that it does not
-    hear from either, or that answer Slurm: other jobs must not start on a node that is dead and not known to be. An allocation beside the
-    job's ends by itself.
+    These are nodes of its own allocation that its launchers have lost: at once where Slurm starts no job on the node, since it does not
+    hear from it either; after ANSWERS_S where it would, since no other job must start on a dead node. An allocation beside the job's ends
+    by itself.
     """
     report, job = tracked.report, tracked.job
     if (

@@ -97,6 +97,7 @@ class _Open:
     order: int | None = None
     lost_s: float | None = None
     is_cost_unknown: bool = False
+    changed_part: Usage | None = None  # the part that the last change ended
     training_gpus: int = 0
     training_s: float | None = None
     counted_s: float | None = None
@@ -231,6 +232,7 @@ class UsageLedger:
         lost_s = max(0.0, job.lost_s - (now.lost_s or 0.0)) if ordered else 0.0
         self._count_until(now, at_s, job)
         self._cut(now, at_s, lost_s)
+        now.changed_part = now.previous_part
         now.part = replace(
             now.part,
             changed_s=at_s,
@@ -247,9 +249,11 @@ class UsageLedger:
     def _charge_change(self, now: _Open, job: Holding) -> None:
         """Take what the last change took from the part before it, once that is known."""
         lost_s = max(0.0, job.lost_s - (now.lost_s or 0.0))
-        before = now.previous_part
+        before = now.changed_part
         if lost_s > 0 and before is not None:
-            self._changed_parts[before.job_id, before.from_s] = now.previous_part = _less_training(before, lost_s)
+            part = _less_training(before, lost_s)
+            self._changed_parts[before.job_id, before.from_s] = now.changed_part = part
+            now.previous_part = part if now.previous_part is before else now.previous_part
             now.part = replace(now.part, checkpoint_s=lost_s)
         now.is_cost_unknown = job.in_transit and not lost_s
 

@@ -19,7 +19,7 @@ from synergy_core.records import Cell, Plan, Shape
 from synergyd.jobmodel.model.arrays import Floats, Ints
 from synergyd.jobmodel.model.efficiency import batch_points, goodput
 from synergyd.jobmodel.model.hardware import GpuFigures
-from synergyd.jobmodel.model.throughput import ThroughputFit
+from synergyd.jobmodel.model.throughput import ODD, ThroughputFit
 from synergyd.jobmodel.plan_limits import PlanLimits, divisors
 
 # Largest over smallest micro-batch of a line: with 3 % of noise a step (throughput.NOISE), the slope of a step that is all computation is
@@ -104,19 +104,22 @@ def expected_steps_s(gpu: GpuFigures, counts: Ints, fit: ThroughputFit, option: 
     `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes.
     """
     step_s = fit.model.steps_s(gpu, counts, option)
-    residuals = [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == option]
-    if not residuals:
-        return step_s
-    return _by_own_line(_at_own_level(step_s, counts, residuals), gpu, counts, fit, option, residuals)
+    residuals, of_exact = ([(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == one]
+                           for one in (option, EXACT))  # fmt: skip
+    most = ODD * fit.misfit
+    if not residuals:  # an exchange that was not measured must not look fast beside one that was
+        return _correct_by_shape(step_s, counts, of_exact, most) if of_exact else step_s
+    return _by_own_line(_correct_by_shape(step_s, counts, residuals, most), gpu, counts, fit, option, residuals)
 
 
-def _at_own_level(step_s: Floats, counts: Ints, residuals: Sequence[_Residual]) -> Floats:
+def _correct_by_shape(step_s: Floats, counts: Ints, residuals: Sequence[_Residual], most: float) -> Floats:
     """Return `step_s` with what the formula misses on the shapes that were measured taken off.
 
     Two shapes of one type may differ by more than the formula can say (a slow link, a size at which nothing overlaps). A step that was
     measured takes what was measured. On its shape, the correction of other micro-batches is interpolated between those measured in as many
     passes; in another number of passes it is the mean of the shape's own. A shape that was not measured has the correction of its
-    number of GPUs, interpolated between the sizes that were measured. Beyond what was measured the nearest counts.
+    number of GPUs, interpolated between the sizes that were measured, within `most` either way: one slow measurement is no rule for other
+    sizes. Beyond what was measured the nearest counts.
     """
     own: defaultdict[tuple[int, ...], defaultdict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for (gpus, nodes, replicas, micro, passes), off in residuals:
@@ -125,7 +128,7 @@ def _at_own_level(step_s: Floats, counts: Ints, residuals: Sequence[_Residual]) 
     means = {shape: fmean(off for offs in some.values() for off in offs.values()) for shape, some in own.items()}
     for (gpus, *_), mean in means.items():
         by_size[gpus].append(mean)
-    correction = _interpolate({gpus: fmean(some) for gpus, some in by_size.items()}, counts[0])
+    correction = np.clip(_interpolate({gpus: fmean(some) for gpus, some in by_size.items()}, counts[0]), -most, most)
     for shape, by_passes in own.items():
         on_shape = (counts[:3] == np.array(shape)[:, None]).all(axis=0)
         correction[on_shape] = means[shape]

@@ -59,7 +59,7 @@ class LiveMatrix:
         self.lost: list[str] = []
 
     def run(self, state: str, fault: str) -> Result:
-        """One pair, from sbatch to an empty cluster, which is left as it is after a wrong result."""
+        """Run one pair, from sbatch to an empty cluster, which is left as it is after a wrong result."""
         began, result = time.monotonic(), Result(state, fault)
         try:
             self._reach(state)
@@ -122,7 +122,7 @@ class LiveMatrix:
     # -- the fault -------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: str) -> None:
-        """The fault, and what comes back after it; stopped calls go on in the middle of it."""
+        """Make the fault, and bring back what comes back after it; stopped calls go on in the middle of it."""
         if fault == "synergyd-killed":
             self.daemon.kill()
             self.daemon = self._daemon()
@@ -185,11 +185,16 @@ class LiveMatrix:
         first = self._launchers()[min(self._launchers())]
         said = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
         ports = [m[1] for line in said.splitlines() if f"pid={first}," in line and (m := re.search(r":(\d+)\s", line))]
-        until = time.monotonic() + CUT_S
+        until, cut = time.monotonic() + CUT_S, 0
         while time.monotonic() < until:
             for port in ports:
-                subprocess.run(["ss", "-K", "sport", "=", f":{port}"], capture_output=True, check=False)
+                done = subprocess.run(
+                    ["ss", "-HK", "sport", "=", f":{port}"], capture_output=True, text=True, check=False
+                )
+                cut += len(done.stdout.splitlines())
             time.sleep(0.05)
+        if not cut:
+            raise RuntimeError("no connection of the launchers was there to be cut")
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
@@ -337,7 +342,7 @@ class LivePairs:
         self._matrix: LiveMatrix | None = None
 
     def run(self, state: str, fault: str) -> Result:
-        """As LiveMatrix.run."""
+        """Run one pair as LiveMatrix does."""
         if self._matrix is None:
             self._matrix = self._open.enter_context(_one_cluster())
         try:
@@ -358,7 +363,7 @@ class LivePairs:
 
 @contextmanager
 def live_matrix() -> Iterator[LivePairs]:
-    """Ready for pairs."""
+    """Yield what runs pairs."""
     pairs = LivePairs()
     try:
         yield pairs

@@ -426,10 +426,11 @@ class Agent:
         """End the run, to go on from its last checkpoint, since the loss is lost for good; without a checkpoint shrink its batch."""
         self.checkpointer.settle()  # a checkpoint of an earlier step
         bound, store = self._lost.tighten_bound(), self.checkpointer.store
+        saved = self.status["checkpoint_step"]
+        if saved is not None:
+            self._discard_memory()
         if store is not None and self.ranks.rank == 0:
             lost_loss.write(store.directory, bound)
-        saved = self.status["checkpoint_step"]
-        self.checkpointer.discard_memory()
         self.status.update(batch_bound=bound)
         if saved is None:
             self._lost.note_no_way_back()
@@ -490,8 +491,13 @@ class Agent:
             return "no-restart"
         return self._spikes.obstacle(self._clock())
 
-    def _end_for_spike(self, spike: LossSpike) -> NoReturn:
+    def _discard_memory(self) -> None:
+        """Note on all nodes that no memory checkpoint is to undo what follows, before the first rank ends."""
         self.checkpointer.discard_memory()
+        self.ranks.barrier()
+
+    def _end_for_spike(self, spike: LossSpike) -> NoReturn:
+        self._discard_memory()
         if self.settings.run_dir is not None and self.settings.local_rank == 0:
             with contextlib.suppress(OSError):
                 run_folder.note_spike(self.settings.run_dir, spike)

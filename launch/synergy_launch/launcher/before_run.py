@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import click
 from synergy_core.node_check import MEASURES
@@ -75,10 +75,10 @@ class NodeChecker:
         """
         if not self._is_due(joins=joins):
             return
-        if joins:
-            self._check(JOIN_IMPORT_S, JOIN_READY_S)
+        if joins:  # without a word to the run, which would wait for a node that connects
+            self._check(lambda: None, JOIN_IMPORT_S, JOIN_READY_S)
         else:
-            self._check()
+            self._check(self._restarts.poll)
 
     def check_after_failure(self, code: int) -> None:
         """Check the node before the next run if the last one, which ended with `code`, failed here as a broken GPU or link would have it.
@@ -90,7 +90,7 @@ class NodeChecker:
         if self._guard.kind(code) in SUSPICIOUS and not failed_elsewhere:
             self._recent.forget()
             if self._is_due():
-                self._check()
+                self._check(self._restarts.poll)
 
     def _is_due(self, *, joins: bool = False) -> bool:
         several = joins or len(self._restarts.allocation.nodes) > 1
@@ -99,20 +99,21 @@ class NodeChecker:
         free = host_memory.read_free_bytes()
         return free is None or free >= FREE_BYTES
 
-    def _check(self, import_s: float = IMPORT_S, ready_s: float = READY_S) -> None:
+    def _check(self, poll: Callable[[], None], import_s: float = IMPORT_S, ready_s: float = READY_S) -> None:
+        """Check the node. `poll` is called meanwhile."""
         # until the run is there nobody could save
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         try:
             environment = environment_at_import(self._environment)
             self._starter.prepare(environment)
-            if not self._await_imports(import_s):
+            if not self._await_imports(poll, import_s):
                 return
             check = check_node(
                 self._node,
                 environment,
                 start=lambda argv, values: self._starter.start(argv, values, output=True, errors=False),
                 is_ending=lambda: self._guard.ending,
-                poll=self._restarts.poll,
+                poll=poll,
                 ready_s=ready_s,
             )
         finally:
@@ -126,12 +127,12 @@ class NodeChecker:
         else:
             self._recent.note()
 
-    def _await_imports(self, within_s: float) -> bool:
+    def _await_imports(self, poll: Callable[[], None], within_s: float) -> bool:
         """Return whether the waiting process has made its imports, or failed, within so many seconds."""
         until_s = time.monotonic() + within_s
         while self._starter.is_importing:
             if self._guard.ending or time.monotonic() >= until_s:
                 return False
-            self._restarts.poll()
+            poll()
             self._starter.await_ready(_POLL_S)
         return True

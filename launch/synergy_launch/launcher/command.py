@@ -14,9 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 import click
 from synergy_core import __version__
@@ -126,10 +128,20 @@ def _run_with_guard(
     # it measures with torch, which torchrun's own ranks need too
     is_checked = plan_file is not None and options.runner == "torchrun"
     checker = NodeChecker(allocation, os.environ, guard, restarts, starter, enabled=is_checked)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        guard.ending = True
+
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # until the run has its own: a job that is preempted during its check is requeued
+        signal.signal(number, end)
+    began_s = time.monotonic()
     checker.check_first(joins=member is not None)
     if member is not None:
         starter.prepare(environment_at_import(os.environ))
-        starter.await_ready(JOIN_IMPORT_S)  # the run trains on meanwhile
+        starter.await_ready(max(0.0, began_s + JOIN_IMPORT_S - time.monotonic()))  # the run trains on meanwhile
     code = 0
     going = member is None or restarts.await_first_run(guard)
     if member is not None and going:

@@ -30,10 +30,11 @@ from synergy_core.wire.plan import PLAN_CHECKS
 from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.agent.loss_spike import MOST_RETURNS, WITHIN_S
+from synergy_launch.agent.settings import MEMORY_DIR
 from synergy_launch.launcher import run_history
 from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.gpus.errors import needs_reset
-from synergy_launch.launcher.launcher_group import LauncherGroup, NextRun
+from synergy_launch.launcher.launcher_group import REJOIN_S, LauncherGroup, NextRun
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
 from synergy_launch.launcher.memory_copies import MemoryCopies
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
@@ -134,6 +135,7 @@ class Restarts:
         self._state: object = None  # the run's state, as it said last
         self._crash: tuple[str, tuple[str, ...]] = ("", ())  # kind and nodes of the latest end that this node knows of
         self._has_told_hang = False
+        self._out_of_touch_s: float | None = None  # when a follower lost its connection to the first node
         self._check: NodeCheck | None = None  # of this node, the latest
         self.left = False  # the launcher has ended the run
         self.leaves = False  # this node has left the run for good, by an order
@@ -171,7 +173,7 @@ class Restarts:
             grows=self._grow is not None and not self._is_follower,
             joined=answered.number if answered is not None else 0,
             join_refusal=answered.refusal if answered is not None else "",
-            join_granted=answered is not None and answered.was_granted,
+            join_granted=answered is not None and answered.is_granted,
         )
 
     @property
@@ -264,7 +266,9 @@ class Restarts:
         has_present_nodes = not answer.nodes or (
             answer.nodes[0] == nodes[0] and set(answer.nodes) <= {*nodes, *self._joined_nodes}
         )
-        if self.can_restart and not self._is_follower and answer.order > self.report_part.order and has_present_nodes:
+        fits = bool(answer.nodes) or answer.plan is None or answer.plan.gpus == self.allocation.world
+        is_news = answer.order > self.report_part.order
+        if self.can_restart and not self._is_follower and is_news and has_present_nodes and fits:
             self._order = answer
 
     def poll(self) -> None:
@@ -383,7 +387,7 @@ class Restarts:
         until = self._monotonic() + _CREW_S
         while self._monotonic() < until and not group.is_connected:
             group.wait(_POLL_S)
-            self._listen(group)
+            self._listen(group, has_ended=True)
         until, present = self._monotonic() + _CAUSE_S, self.report_part.number
         while True:
             ends = {rank: (end[1], end[2]) for rank, end in group.ends.items() if end[0] == present}
@@ -394,7 +398,7 @@ class Restarts:
                 self.fault = group.faults.get(rank) if kind and rank is not None else fault
                 return other, kind
             group.wait(_POLL_S)
-            self._listen(group)
+            self._listen(group, has_ended=True)
 
     def begin_next_run(self, code: int, guard: PlanGuard) -> bool:
         """Return whether another run follows in the same allocation after this one ended with `code`. Tells the other nodes."""
@@ -514,7 +518,7 @@ class Restarts:
             group.report_end(self.report_part.number, min(code, 255), guard.kind(code), guard.fault)
         well = code in ENDED_AS_ASKED  # other nodes may go on for long
         until, name = self._monotonic() + (float("inf") if well else HOLD_S), group.members[group.allocation.node_rank]
-        while not guard.ending and group.is_connected:
+        while not guard.ending and self._is_in_touch(group):
             word = self._word
             if word is not None:
                 ordered = word.order > self.report_part.order
@@ -537,6 +541,15 @@ class Restarts:
             group.wait(_POLL_S)
             group.poll()
         return False
+
+    def _is_in_touch(self, group: LauncherGroup) -> bool:
+        """Return whether the first node may still say what follows: connected, or not for so short that it may connect anew."""
+        if group.is_connected:
+            self._out_of_touch_s = None
+            return True
+        now_s = self._monotonic()
+        self._out_of_touch_s = now_s if self._out_of_touch_s is None else self._out_of_touch_s
+        return now_s < self._out_of_touch_s + REJOIN_S
 
     def _tell(self, order: int, plan: Plan | None, nodes: tuple[str, ...] = ()) -> None:
         if self.group is not None and self.group.first:
@@ -577,6 +590,11 @@ class Restarts:
         group.members += tuple(n for n in names if n not in group.members)
         waiting = {group.members.index(name) for name in names}
         self._gone |= waiting
+        group.lost_ranks -= waiting  # a node that was lost may come again, and is not missed until it takes part
+        group.expected_ranks -= waiting
+        for growth in self._growths:
+            if not growth.used:
+                growth.end("others were asked for")
         self._leaving -= waiting
         step, run = self.allocation.step, self.report_part.number
         member = Membership(
@@ -586,8 +604,8 @@ class Restarts:
         self._growth = self._grow.start(answer.order, names, member)
         self._growths.append(self._growth)
 
-    def _listen(self, group: LauncherGroup) -> None:
-        """Read what the other nodes say. Take silent ones for lost once the run makes no steps either.
+    def _listen(self, group: LauncherGroup, *, has_ended: bool = False) -> None:
+        """Read what the other nodes say. Take silent ones for lost once the run makes no steps either, or `has_ended`.
 
         It would make some with the launchers' network alone out of order.
         """
@@ -595,7 +613,7 @@ class Restarts:
         now = self._monotonic()
         for rank, since in group.silent_ranks.items():
             still_s = now - max(since, self._stepped_at)
-            if still_s > max(SILENT_S, SILENT_STEPS * self._step_s):
+            if still_s > (SILENT_S if has_ended else max(SILENT_S, SILENT_STEPS * self._step_s)):
                 group.lost_ranks.add(rank)
 
     def _watch_growth(self, group: LauncherGroup) -> None:
@@ -634,7 +652,7 @@ class Restarts:
     def memory_environment(self) -> dict[str, str]:
         """Return the addition to the environment of the run that starts next, when a memory checkpoint that it goes on from is here."""
         if self.memory is None or self.group is None:
-            return {}
+            return {MEMORY_DIR: ""}  # not that of a job in which this one was submitted
         return self.memory.begin_run(self.group, self.allocation, self.report_part.number)
 
     def close(self, within_s: float = LEAVE_S) -> None:

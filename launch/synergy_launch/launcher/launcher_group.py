@@ -49,7 +49,7 @@ from synergy_launch.launcher.lobby import BACKLOG, CREDENTIALS, Lobby
 CHANNEL = -1  # in place of a run's number, for its port
 _MOST_BYTES = 65_536  # the longest line: the names of a thousand nodes
 _CONNECT_S, _AGAIN_S = 1.0, 2.0
-_REJOIN_S = 2 * _AGAIN_S  # for the other side of a connection that was reset, which knows of it too: two tries
+REJOIN_S = 2 * _AGAIN_S  # for the other side of a connection that was reset, which knows of it too: two tries
 _ANSWER_S = 10.0  # from the first node, which polls in between
 #: for a node without power to be silent, whether or not something was sent to it; the kernel answers for a launcher that is suspended
 LOST_S = 8
@@ -184,6 +184,7 @@ class LauncherGroup:
     _next_try_s: float = 0.0
     _answer_due_s: float = 0.0
     _passed_on: tuple[int, Mapping[str, Any]] | None = None  # the status sent last over the present connection
+    _said_word: NextRun | None = None
     _strangers: int = 0  # listeners that did not answer as the first node does
     _seen_signatures: dict[str, None] = field(default_factory=dict)  # signatures of nodes' first lines
 
@@ -222,7 +223,7 @@ class LauncherGroup:
             run, code, _ = self.ends.get(peer.rank, (self.run, 1, ""))
             well = run >= self.run and code in (0, 130, 143)
             if self.first and peer.rank > 0 and not well and peer.is_cut_off:
-                self.silent_ranks[peer.rank] = self.monotonic() + (_REJOIN_S if peer.is_reset else 0.0)
+                self.silent_ranks[peer.rank] = self.monotonic() + (REJOIN_S if peer.is_reset else 0.0)
             elif self.first and peer.rank > 0 and not well:
                 self.lost_ranks.add(peer.rank)
         self.silent_ranks = {rank: at_s for rank, at_s in self.silent_ranks.items() if rank not in self.ranks}
@@ -245,6 +246,7 @@ class LauncherGroup:
     def tell(self, word: NextRun) -> None:
         """Send the first node's message to all other nodes."""
         self.ends, self.faults, self.run = {}, {}, max(self.run, word.number)
+        self._said_word = word
         for peer in self.peers:
             if peer.rank > 0:
                 peer.say(word.line())
@@ -395,6 +397,8 @@ class LauncherGroup:
             elif self.first:
                 answer = self._words("first", rank).encode()
                 peer.say(signed.answer(answer, time.time()) if signed else munge.encode(answer))
+                if self._said_word is not None:  # it may have missed it; who knows the run already takes it for no news
+                    peer.say(self._said_word.line())
         except (SynergyError, UnicodeDecodeError):
             peer.is_closed = True
         if not peer.is_closed:

@@ -19,6 +19,7 @@ Between the launchers, as JSON on their connections (launcher_group.py), where N
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -63,6 +64,8 @@ from synergy_launch.launcher.memory_transfer import PartName, PartServer, fetch_
 VARIABLE = "SYNERGY_MEMORY_COPIES"
 _HELD = "held"
 _AGAIN_S = 2.0
+#: of a record: half of a line between launchers (launcher_group.py), since the next one may come with it. About 400 nodes
+_MOST_RECORD_BYTES = 32_768
 _MOST_FAILURES = 5  # of sending one part; then memory checkpoints end
 _FETCHES = 4  # at once
 _WHERE = "memory checkpoint"
@@ -95,8 +98,8 @@ def make_memory_copies(
 class _NodeShelf:
     """The parts under one launcher's folder: those of its own node, and those of the nodes before it."""
 
-    def __init__(self, base: Path, node: str) -> None:
-        self._base, self._node = base, node
+    def __init__(self, base: Path, node: str, is_intact: Callable[[], bool]) -> None:
+        self._base, self._node, self._is_intact = base, node, is_intact
 
     def find(self, name: PartName) -> Path | None:
         """Return the folder of the part, or None where it is not here."""
@@ -105,6 +108,8 @@ class _NodeShelf:
 
     def obstacle(self, part: Part) -> str:
         """Return why a neighbour's part can't be held here, or ""."""
+        if not self._is_intact():
+            return "its folder is gone"
         return room_obstacle(self._base, folder_bytes(self._base) + part.size_bytes)
 
     def place(self, name: PartName) -> Path:
@@ -165,7 +170,7 @@ class MemoryCopies:
     def __init__(self, allocation: JobAllocation, secret: bytes, folder: LauncherFolder) -> None:
         self._folder = folder
         self._name = allocation.nodes[allocation.node_rank]
-        self._shelf = _NodeShelf(folder.path, self._name)
+        self._shelf = _NodeShelf(folder.path, self._name, lambda: folder.is_intact)
         self._key = key_of_incarnation(secret, allocation.job_id or 0, allocation.restarts)
         self._server = PartServer(self._key, secret, self._shelf)
         self._nodes: tuple[str, ...] = ()
@@ -191,17 +196,21 @@ class MemoryCopies:
         self._nodes, self._run, self._sent, self._sending, self._failures = allocation.nodes, run, 0, None, 0
         self._is_off = False
         folder = self._shelf.run_folder(run)
+        if not self._folder.is_intact:  # whoever made another in its place could put a state of theirs into it
+            self._is_off, self._resume = True, None
+            return {MEMORY_DIR: ""}
         for path in self._folder.path.glob(f"run-*/{RESUME}"):
             shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
-            (folder / OWN).mkdir(parents=True, exist_ok=True)
-            (folder / RESUME).mkdir(exist_ok=True)
+            for path in (folder, folder / OWN, folder / RESUME):
+                path.mkdir(exist_ok=True)
         if self._resume is not None and self._resume.get("resume") == run:
             self._fetch(self._resume, folder / RESUME)
         self._resume = None
         if group.first:
             self._tell_next(group)
-        return {MEMORY_DIR: str(folder)}
+        # ranks that torchrun started again in the same run would take steps anew, and parts of two trainings have one name
+        return {MEMORY_DIR: str(folder), "PET_MAX_RESTARTS": "0"}
 
     def poll(self, group: LauncherGroup) -> None:
         """Read what the other launchers say, and send this node's newest part to the next one."""
@@ -227,8 +236,11 @@ class MemoryCopies:
             return None
         generation, sources = choice
         parts = {node: [list(addresses[holder]) for holder in holders] for node, holders in sources.items()}
-        self._resume = {"resume": run, "from": [generation.run, generation.step], "parts": parts}
-        group.send_memory_record(self._resume)
+        record = {"resume": run, "from": [generation.run, generation.step], "parts": parts}
+        if len(json.dumps(record)) > _MOST_RECORD_BYTES:
+            return None
+        self._resume = record
+        group.send_memory_record(record)
         return generation.step
 
     def close(self) -> None:

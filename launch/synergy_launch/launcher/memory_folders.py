@@ -34,6 +34,8 @@ class LauncherFolder:
         self._root = root
         remove_leftovers(root)
         self.path = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{label}-", dir=root))
+        info = self.path.lstat()
+        self._identity = info.st_dev, info.st_ino
         self._lock: IO[bytes] = (self.path / f".{_LOCK}").open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / f".{_LOCK}").rename(self.path / _LOCK)
@@ -41,6 +43,15 @@ class LauncherFolder:
             ["/bin/sh", "-c", _REMOVE_AT_END, "sh", str(self.path)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether the folder is still the one that was made: a site may clear tmpfs, and anybody may then take its name."""
+        try:
+            info = self.path.lstat()
+        except OSError:
+            return False
+        return (info.st_dev, info.st_ino) == self._identity
 
     def close(self) -> None:
         """Remove the folder, and those of dead launchers."""

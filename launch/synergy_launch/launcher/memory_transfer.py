@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -118,8 +119,6 @@ class PartServer:
             why = error.strerror or type(error).__name__
         except UsageError as error:
             why = error.what
-        if why:
-            shutil.rmtree(folder, ignore_errors=True)
         wire.say(_answer_line(signed, f"no {why}" if why else "held"))
 
     def _hand_out(self, wire: _Wire, signed: SignedReport, name: PartName) -> None:
@@ -171,11 +170,20 @@ def fetch_part(
 
 
 def receive_part(wire: _Wire, folder: Path, part: Part) -> None:
-    """Write the files of `part` as they come, and mark it as whole. Raises UsageError where one is not as it was saved, OSError."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    wire.receive_files(folder, part)
-    write_part(folder, part)
+    """Write the files of `part` as they come, and make them the whole part in `folder`, which may be received twice at once.
+
+    Raises UsageError where a file is not as it was saved, OSError.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    incoming = Path(tempfile.mkdtemp(prefix="incoming-", dir=folder.parent))
+    try:
+        wire.receive_files(incoming, part)
+        write_part(incoming, part)
+        shutil.rmtree(folder, ignore_errors=True)
+        incoming.rename(folder)
+    except BaseException:
+        shutil.rmtree(incoming, ignore_errors=True)
+        raise
 
 
 class _Wire:

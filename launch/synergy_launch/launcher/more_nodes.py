@@ -190,7 +190,7 @@ class MoreNodes:
         return self.is_complete or bool(self.refusal)
 
     @property
-    def was_granted(self) -> bool:
+    def is_granted(self) -> bool:
         """Return whether Slurm has granted the nodes: salloc would have given up by itself soon, and was there for longer."""
         asked_s = self._asked_s
         return self._connected or (asked_s is not None and self._refused_s > asked_s + 2 * _IMMEDIATE_S)

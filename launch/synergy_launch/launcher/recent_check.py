@@ -28,15 +28,17 @@ class RecentCheck:
             status = self._path.lstat()
         except OSError:
             return False
-        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-        return own and 0.0 <= now_s - status.st_mtime < HEALTHY_S
+        return _is_own_file(status) and 0.0 <= now_s - status.st_mtime < HEALTHY_S
 
     def note(self) -> None:
         """Note that the node was checked just now. Where that can't be written it is checked again next time."""
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            # not blocked by somebody's named pipe
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o600)
             try:
-                os.utime(descriptor, (time.time(), time.time()))
+                if _is_own_file(os.fstat(descriptor)):
+                    os.utime(descriptor, (time.time(), time.time()))
             finally:
                 os.close(descriptor)
 
@@ -44,3 +46,7 @@ class RecentCheck:
         """Have the node checked before the next run: a run has failed here."""
         with contextlib.suppress(OSError):
             self._path.unlink()
+
+
+def _is_own_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()

@@ -50,7 +50,8 @@ def continue_without_new_nodes(life: JobLifecycle, event: NodesJoined | Refused,
     why = event.error if isinstance(event, Refused) else event.refusal
     next_life = _without_joining(life, why)
     if isinstance(event, NodesJoined) and event.granted and life.target is not None:
-        next_life = replace(next_life, refusals=with_refusal_of(life.refusals, life.target, why, at.now_s))
+        asked = replace(life.target, nodes=nodes_to_join(life))
+        next_life = replace(next_life, refusals=with_refusal_of(life.refusals, asked, why, at.now_s))
     return Step(next_life, story=(f"nodes can't be had while it runs, it goes on as it is: {why}",))
 
 

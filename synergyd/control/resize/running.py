@@ -153,7 +153,8 @@ def note_end(life: JobLifecycle, _event: Observed, _at: Situation) -> Step:
 
 def is_accepted(life: JobLifecycle, event: Wanted, at: Situation) -> bool:
     """Return whether the running job may be resized now, and its mechanism begins with a checkpoint."""
-    refused = any(set(r.nodes) == set(event.target.nodes) for r in life.refusals)
+    names, present_names = set(event.target.nodes), set(event.present.nodes) if event.present is not None else set()
+    refused = any(set(r.nodes) == names or set(r.nodes) <= names - present_names for r in life.refusals)
     spared = at.now_s < life.retry_after_s or bool(life.left_to_slurm_reason) or refused
     return (event.is_due or not spared) and at.mechanism.first_step(life) is ResizeState.CHECKPOINTING
 

@@ -32,7 +32,7 @@ NOISE = 0.03  # one sigma of a measured step, relative
 # One sigma of what the formula misses, relative, before the job's own steps show it, and as how many steps that counts: the
 # median error of 9 % after 16 steps of bert, imagenet and ncf (benchmark calibration, which scores the other kinds), over 0.67
 _MISFIT, _MISFIT_STEPS = 0.12, 3.0
-_ODD = 3.0  # sigmas beyond which a step's error counts as this
+ODD = 3.0  # sigmas beyond which a step's error counts as this
 _GAMMA = (1.0, 10.0)  # Pollux's bounds: communication after computation, or hidden behind it
 
 
@@ -304,7 +304,7 @@ def _fit_around(theta: Floats, job: ToFit, points: Sequence[_Configuration]) -> 
         covariance: Floats = np.linalg.inv(information + precision).astype(np.float64)
         # the constants take up a part of what the formula misses: what they are free to fit counts as not measured
         free = len(off) - float(np.trace(covariance @ information))
-        residual = float(np.sum(np.minimum(off**2, (_ODD * misfit) ** 2)))
+        residual = float(np.sum(np.minimum(off**2, (ODD * misfit) ** 2)))
         misfit = math.sqrt((_MISFIT_STEPS * _MISFIT**2 + residual) / (_MISFIT_STEPS + max(free, 0.0)))
     keys = [
         (gpu.gpu_type, shape.gpus, shape.nodes, dp, micro, passes, option)

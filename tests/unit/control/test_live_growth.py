@@ -99,6 +99,15 @@ def test_nodes_that_were_granted_and_did_not_join_are_not_asked_for_again_at_onc
     assert site.life(1).state is ResizeState.JOINING and site.slurm.requeued == []
 
 
+def test_a_node_that_the_run_has_lost_may_join_it_again(site: Site) -> None:
+    """Its launchers report the loss until the node takes part again."""
+    lost = replace(ABLE, crashes=1, number=1, lost_nodes=("n2",))
+    grown(site, lost)
+    site.report(1, plan=NARROW, resharding=True, in_place=lost)
+    site.tick(1)
+    assert site.life(1).state is ResizeState.JOINING
+
+
 def test_nodes_that_have_gone_before_the_checkpoint_cost_nothing(site: Site) -> None:
     grown(site)
     site.report(1, plan=NARROW, resharding=True, in_place=replace(ABLE, joined=1))

@@ -178,6 +178,16 @@ def test_a_change_is_given_up_once_the_run_has_lost_a_node_that_it_counts_on(sit
     assert "it goes on as it is: the run has lost n2" in site.story(1)
 
 
+def test_a_node_that_is_drained_while_the_order_is_followed_changes_nothing(site: Site) -> None:
+    plan = shrunk(site)
+    site.slurm.states["n1"] = "mixed+drain"
+    site.epoch(60)
+    assert site.life(1).state is ResizeState.RESTARTING
+    site.report(1, plan=plan, in_place=InPlace(number=1, order=1))
+    site.tick(1)
+    assert nodes_of(site) == ["n1"] and site.life(1).state is ResizeState.RUNNING
+
+
 def test_a_silent_node_whose_launcher_is_there_is_kept(site: Site) -> None:
     site.slurm.states["n2"] = "mixed+not_responding"
     site.report(1, plan=WIDE, resharding=True, in_place=ABLE)

@@ -141,6 +141,10 @@ def test_only_an_own_ordinary_file_of_the_last_hour_counts(folder: Path) -> None
     path.symlink_to(folder / "other")
     recent.note()
     assert not recent.is_recent(time.time())
+    path.unlink()
+    os.mkfifo(path, 0o666)
+    recent.note()  # does not wait for a reader
+    assert not recent.is_recent(time.time())
 
 
 def test_a_report_says_the_checks_a_part_at_a_time() -> None:

@@ -111,6 +111,8 @@ def test_an_order_is_followed_once() -> None:
     restarts.hear(ReportAnswer(Plan(dp=4), 1))
     assert not restarts.is_decided
     restarts.hear(ReportAnswer(Plan(), 2))
+    assert not restarts.is_decided, "it is for another number of GPUs than the run has"
+    restarts.hear(ReportAnswer(Plan(tp=2, dp=2), 2))
     assert restarts.is_decided
 
 

@@ -38,7 +38,7 @@ class Allocation(MoreNodes):
         return bool(self.ended)
 
     @property
-    def was_granted(self) -> bool:
+    def is_granted(self) -> bool:
         return True
 
     def poll(self, connected: frozenset[str]) -> None:
@@ -118,6 +118,10 @@ def test_a_node_joins_before_the_run_ends_and_takes_part_in_the_next(job: Job) -
     job.until(lambda: len(job.given) == 2)
     assert job.first.begin_next_run(137, job.guard) and job.first.allocation.nodes == ("n1",)
     assert job.given[1].ended == "n2 lost meanwhile", "n3 was for a run of another size"
+    job.first.hear(replace(JOIN, order=4))
+    job.until(lambda: len(job.given) == 3)
+    report = job.first.report
+    assert report is not None and not report.lost_nodes, "n2 may come again"
 
 
 def test_a_refusal_is_told_and_changes_nothing(job: Job) -> None:

@@ -595,6 +595,14 @@ def test_a_node_that_the_network_has_cut_off_and_that_connects_anew_is_not_lost(
     assert not first.restarts.group.silent_ranks and not first.restarts.has_lost_node
 
 
+def test_a_node_that_connects_anew_hears_what_it_has_missed(job: list[Node]) -> None:
+    first, other, _ = job
+    assert first.restarts.group is not None and other.restarts.group is not None
+    break_connection(first.restarts.group, 1, RESETS[0])
+    first.restarts.group.tell(NextRun(1, 1, ("n1", "n2", "n3")))
+    poll_until(job, lambda: other.restarts.group is not None and other.restarts.group.word is not None)
+
+
 def test_only_a_rank_that_stays_stopped_hangs() -> None:
     stopped = {"is": False}
     watch, now_s = StoppedRanks(lambda pids: stopped["is"] and list(pids) == [7]), 0.0

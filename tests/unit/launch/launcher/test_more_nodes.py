@@ -126,7 +126,7 @@ def test_nodes_that_slurm_does_not_give_are_a_refusal(slurm: Callable[[str], Mor
     until(growth, lambda: growth.refusal)
     assert growth.refusal == "Unable to allocate resources: Requested nodes are busy" and not growth.is_complete
     until(growth, lambda: growth.is_over)
-    assert not growth.was_granted
+    assert not growth.is_granted
 
 
 def test_launchers_that_end_again_were_on_nodes_that_slurm_had_given(
@@ -136,7 +136,7 @@ def test_launchers_that_end_again_were_on_nodes_that_slurm_had_given(
     until(growth, lambda: growth.is_complete, frozenset({"n3"}))
     (tmp_path / "end").touch()
     until(growth, lambda: growth.refusal)
-    assert growth.was_granted
+    assert growth.is_granted
 
 
 def test_nodes_count_once_all_their_launchers_are_connected(slurm: Callable[[str], MoreNodes], tmp_path: Path) -> None:
