@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from synergy_core.exchange import EXACT, parse_exchange
 from synergy_core.records import Cell, Cluster, Directive, Measurement, Node, Plan, Profile, Shape
 
 from synergyd.jobmodel.job_planner import JobPlanner
+from synergyd.jobmodel.model import throughput
+from synergyd.jobmodel.model.hardware import figures
+from synergyd.jobmodel.unknown_model import expected_steps_s
 from tests.unit.scheduler.builders import job as made
 
 BATCH = 6720
@@ -62,3 +67,23 @@ def test_other_micro_batches_on_a_measured_shape_are_off_by_as_much() -> None:
     plans = [measurement(4, 2, 0.0, passes=passes).plan for passes in (1, 2)]
     one, two = (alone.expected_step_s(shape, plan) for plan in plans)
     assert one is not None and two is not None and abs(math.log(two / one)) < 0.1
+
+
+def test_one_slow_measurement_is_no_rule_for_larger_sizes() -> None:
+    usual = (measurement(1, 1, 8.0), measurement(1, 2, 4.0), measurement(2, 2, 2.0))
+    slow = cells(*usual[:2], measurement(2, 2, 10.0))
+    assert slow[Shape("a40", 2, 2)].step_s == pytest.approx(10.0, rel=1e-6)
+    assert slow[Shape("a40", 8, 2)].step_s < 10.0 * 0.5
+
+
+def test_an_exchange_that_was_not_measured_is_off_by_as_much_as_the_exact_one() -> None:
+    measured = (measurement(1, 2, 4.0), measurement(2, 2, 2.0), measurement(4, 2, 2.6))
+    arguments = planner(*measured).to_fit()
+    assert arguments is not None
+    fit, gpu = throughput.fit(*arguments), figures("a40")
+    counts = np.array([[8, 4, 8, BATCH // 8, 1]], dtype=np.int64).T
+    less = parse_exchange("compressed:bf16", "test")
+    gain = fit.model.steps_s(gpu, counts, EXACT) / fit.model.steps_s(gpu, counts, less)
+    assert expected_steps_s(gpu, counts, fit) / expected_steps_s(gpu, counts, fit, less) == pytest.approx(
+        gain, rel=0.02
+    )
