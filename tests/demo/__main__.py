@@ -38,7 +38,8 @@ class Demo:
 
     def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         """synergyctl, as a user runs it."""
-        return self.cluster.run("synergyctl", *words, check=False)
+        # eight ranks that import torch at once leave it 1 s of two cores in 60 (measured)
+        return self.cluster.run("synergyctl", *words, check=False, timeout_s=240)
 
     def status(self) -> list[dict[str, Any]]:
         """The jobs that `synergyctl status --json` lists; prints the table when sizes or states have changed."""

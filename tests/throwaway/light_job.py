@@ -3,7 +3,7 @@
 srun synergy-launch --runner python --checkpoint DIR tests/throwaway/light_job.py [STEPS]
 
 STEPS: in all, or +STEPS: more than its checkpoint has. GOES_ON_UNTIL=FILE: beyond them too, until that file is there.
-CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
+BATCH: its global batch without a plan (8). CRASHES=STEP:TIMES: it ends with exit code 9 at that step, so many
 times in all. CHECKPOINT_EVERY: steps; 0: on request alone. LOSES_ABOVE=BATCH: from step 20 on it is told twice that
 batch, as if by the daemon, and after ten steps there its loss is no number for good. STALLS=FOLDER: its checkpoints and
 its start wait as calls of stall.py do, and it ends at once with exit code 3 where another one of its runs is alive.
@@ -49,7 +49,11 @@ def main() -> int:
     gpus = int(environment.get("SLURM_GPUS_ON_NODE", "1")) * int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     # one process stands for all of the job's
     # not by Slurm's count: where a node is lost the run goes on with fewer
-    plan = Plan(**json.loads(text)) if text else Plan(dp=gpus, micro_batch=1, global_batch=BATCH)
+    plan = (
+        Plan(**json.loads(text))
+        if text
+        else Plan(dp=gpus, micro_batch=1, global_batch=int(environment.get("BATCH", BATCH)))
+    )
     step_s = GPU_STEP_S / plan.gpus
     if environment.get("SLURM_NODEID", "0") != "0" or environment.get("RANK", "0") != "0":
         time.sleep(steps * step_s)

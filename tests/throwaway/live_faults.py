@@ -27,6 +27,7 @@ from tests.throwaway.stall import Stalls
 from tests.throwaway.synergy import Synergyd, make_cluster, remember_programs
 
 NODES, GPUS = 3, 2  # of each node
+BATCH = 12  # which two, four and six GPUs divide
 GROWS = ("JOINING", "GROW-SAVES", "GROW-STARTS", "GROWN")  # from two nodes of its own to three
 SHRINKS = ("SHRINK-SAVES", "SHRINK-STARTS", "RETURNING", "SHRUNK")  # from three nodes of its own to two
 STATES = (*GROWS, *SHRINKS)
@@ -93,10 +94,10 @@ class LiveMatrix:
             self._wait(lambda: self.cluster.state(self.other) == "RUNNING", REACH_S, "the other job's start")
         own = NODES - 1 if grows else NODES
         before = (
-            f"export SYNERGY_IN_PLACE=nodes CHECKPOINT_EVERY=40 STALLS={shlex.quote(str(self.stalls.folder))}\n"
+            f"export SYNERGY_IN_PLACE=nodes BATCH={BATCH} CHECKPOINT_EVERY=40 STALLS={shlex.quote(str(self.stalls.folder))}\n"
             f"export PATH={shlex.quote(str(self.stalls.bin))}:$PATH\n"
         )
-        size = f"min_gpus={GPUS} max_gpus={NODES * GPUS} global_batch=12"
+        size = f"min_gpus={GPUS} max_gpus={NODES * GPUS} global_batch={BATCH}"
         self.job_id = light_job.submit(
             self.cluster, "wide", gpus=GPUS, directive=size, before=before, options=(f"--nodes={own}", "--time=60")
         )
