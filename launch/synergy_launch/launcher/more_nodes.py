@@ -191,9 +191,10 @@ class MoreNodes:
 
     @property
     def is_granted(self) -> bool:
-        """Return whether Slurm has granted the nodes: salloc would have given up by itself soon, and was there for longer."""
+        """Return whether Slurm has granted the nodes: salloc, which gives up soon by itself and says so, was there for longer."""
         asked_s = self._asked_s
-        return self._connected or (asked_s is not None and self._refused_s > asked_s + 2 * _IMMEDIATE_S)
+        lasted = asked_s is not None and self._refused_s > asked_s + 2 * _IMMEDIATE_S
+        return self._connected or (lasted and not self._error)
 
     @property
     def is_over(self) -> bool:
