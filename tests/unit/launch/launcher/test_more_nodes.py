@@ -121,7 +121,10 @@ def until(growth: MoreNodes, true: Callable[[], object], connected: frozenset[st
         time.sleep(0.02)
 
 
-def test_nodes_that_slurm_does_not_give_are_a_refusal(slurm: Callable[[str], MoreNodes]) -> None:
+def test_nodes_that_slurm_does_not_give_are_a_refusal(
+    slurm: Callable[[str], MoreNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(more_nodes, "_IMMEDIATE_S", 0)  # however long it has taken
     growth = slurm("echo 'salloc: error: Unable to allocate resources: Requested nodes are busy' >&2; exit 1")
     until(growth, lambda: growth.refusal)
     assert growth.refusal == "Unable to allocate resources: Requested nodes are busy" and not growth.is_complete
