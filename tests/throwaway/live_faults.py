@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.integration.daemon_site import explain
 from tests.integration.test_in_place import folder_of, last_step, steps
+from tests.integration.test_live_shrink import is_live
 from tests.throwaway import light_job
 from tests.throwaway.faults import Result
 from tests.throwaway.power import power_off
@@ -103,6 +104,7 @@ class LiveMatrix:
         )
         self._wait(lambda: self._trains_on(own), REACH_S, f"steps on {own} nodes")
         self._wait(lambda: self._last() >= 45, REACH_S, "a checkpoint of its own")
+        self._wait(lambda: is_live(self.cluster, self.job_id), REACH_S, "its launchers to say that nodes can leave")
         if call := CALL.get(state):
             self.stalls.set(call)
         if grows:
