@@ -203,9 +203,9 @@ def test_a_lost_node_is_given_back_before_slurm_ends_the_job_for_it() -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])  # of the first node, and of the other
 def test_a_stopped_rank_is_answered_in_place(cluster: SlurmCluster, rank: int) -> None:
-    job = submit(
-        cluster, "stopped", "export CHECKPOINT_EVERY=10 SYNERGY_WARM_START=0\n", 2, runner="torchrun"
-    )  # no forks: their environment does not say which rank they are
+    # no forks: their environment does not say which rank they are
+    before = "export CHECKPOINT_EVERY=10 SYNERGY_WARM_START=0\n"
+    job = submit(cluster, "stopped", before, 2, runner="torchrun")
     until_steps(cluster, job, steps=25, timeout_s=180)
     first = rank_of(job, rank)
     assert first is not None

@@ -91,9 +91,18 @@ def job(cluster: SlurmCluster) -> Iterator[int]:
 
 
 def bring_back(cluster: SlurmCluster, node: str) -> None:
+    """Start the node again; Slurm resumes none while it counts a job there as COMPLETING, which ends once it is DOWN."""
     cluster.start_node(node)
-    cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
-    cluster.wait_for(lambda: "idle" in cluster.run("sinfo", "-h", "-n", node, "-o", "%t").stdout, 60, "the node")
+
+    def is_idle() -> bool:
+        state = cluster.run("sinfo", "-h", "-n", node, "-o", "%t").stdout
+        if "idle" not in state:
+            for update in ("DOWN", "RESUME"):
+                words = (f"NodeName={node}", f"State={update}", "Reason=test")
+                cluster.run("scontrol", "update", *words, check=False)
+        return state.strip() == "idle"
+
+    cluster.wait_for(is_idle, 120, "the node")
 
 
 def test_a_lost_node_costs_the_steps_since_the_memory_checkpoint(
