@@ -104,12 +104,17 @@ def expected_steps_s(gpu: GpuFigures, counts: Ints, fit: ThroughputFit, option: 
     `counts`: (5, N) GPUs, nodes, replicas, micro-batch, passes.
     """
     step_s = fit.model.steps_s(gpu, counts, option)
-    residuals, of_exact = ([(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu.gpu_type and key[6] == one]
-                           for one in (option, EXACT))  # fmt: skip
-    most = ODD * fit.misfit
-    if not residuals:  # an exchange that was not measured must not look fast beside one that was
-        return _correct_by_shape(step_s, counts, of_exact, most) if of_exact else step_s
-    return _by_own_line(_correct_by_shape(step_s, counts, residuals, most), gpu, counts, fit, option, residuals)
+    own = _residuals(fit, gpu.gpu_type, option)
+    # an exchange that was not measured must not look fast beside one that was
+    residuals = own or _residuals(fit, gpu.gpu_type, EXACT)
+    if not residuals:
+        return step_s
+    corrected_s = _correct_by_shape(step_s, counts, residuals, ODD * fit.misfit)
+    return _by_own_line(corrected_s, gpu, counts, fit, option, own) if own else corrected_s
+
+
+def _residuals(fit: ThroughputFit, gpu_type: str, option: Exchange) -> list[_Residual]:
+    return [(key[1:6], off) for key, off in fit.known.items() if key[0] == gpu_type and key[6] == option]
 
 
 def _correct_by_shape(step_s: Floats, counts: Ints, residuals: Sequence[_Residual], most: float) -> Floats:

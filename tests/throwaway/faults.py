@@ -50,6 +50,8 @@ class Result:
 class Matrix:
     """Runs pairs on one cluster, one after the other, until one ends wrong."""
 
+    settle_s = SETTLE_S
+
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         self.stalls = Stalls(cluster.folder / "stalls", cluster.env["PATH"])
@@ -280,7 +282,7 @@ class Matrix:
 
     def _until(self, condition: object, what: str, result: Result) -> None:
         try:
-            self._wait(condition, SETTLE_S, what)
+            self._wait(condition, self.settle_s, what)
         except RuntimeError as error:
             result.wrong.append(str(error).splitlines()[0])
 
@@ -356,10 +358,15 @@ class Pairs:
         self._open.close()
 
 
+def matrix(controllers: int = 1) -> AbstractContextManager[Pairs]:
+    """Return a context that runs pairs, on clusters of so many slurmctlds."""
+    return pairs_on(lambda: _one_cluster(controllers))
+
+
 @contextmanager
-def matrix(controllers: int = 1) -> Iterator[Pairs]:
-    """Ready for pairs, on clusters of so many slurmctlds."""
-    pairs = Pairs(lambda: _one_cluster(controllers))
+def pairs_on(start: Callable[[], AbstractContextManager[Matrix]]) -> Iterator[Pairs]:
+    """Yield what runs pairs on clusters that `start` makes ready."""
+    pairs = Pairs(start)
     try:
         yield pairs
     finally:

@@ -12,20 +12,18 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from tests.integration.daemon_site import explain
 from tests.integration.test_in_place import folder_of, last_step, steps
 from tests.integration.test_live_shrink import is_live
 from tests.throwaway import light_job
-from tests.throwaway.faults import Result
+from tests.throwaway.faults import Matrix, Pairs, Result, pairs_on
 from tests.throwaway.power import power_off
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
-from tests.throwaway.stall import Stalls
-from tests.throwaway.synergy import Synergyd, make_cluster, remember_programs
+from tests.throwaway.synergy import make_cluster, remember_programs
 
 NODES, GPUS = 3, 2  # of each node
 BATCH = 12  # which two, four and six GPUs divide
@@ -46,53 +44,25 @@ ORPHAN_S = 30.0  # after which nothing beside the job may outlive it (issue 32)
 CUT_S = 3.0
 STEPS_AFTER = 15
 # generous: a slow machine is no fault, and a node whose launcher alone has gone is kept for 300 s (in_place.ANSWERS_S)
-REACH_S, SETTLE_S = 180.0, 480.0
-SAVE_S = 6.0  # slurmctld writes its state 5 s after a change at the latest
+REACH_S, SETTLE_S = 90.0, 240.0  # _wait doubles them
 
 
-class LiveMatrix:
+class LiveMatrix(Matrix):
     """Runs pairs on one cluster, one after the other, until one ends wrong."""
 
+    settle_s = SETTLE_S
+
     def __init__(self, cluster: SlurmCluster) -> None:
-        self.cluster = cluster
-        self.stalls = Stalls(cluster.folder / "stalls", cluster.env["PATH"])
-        self.daemon = self._daemon()
-        self.job_id = self.other = 0
-        self.lost: list[str] = []
-
-    def run(self, state: str, fault: str) -> Result:
-        """Run one pair, from sbatch to an empty cluster, which is left as it is after a wrong result."""
-        began, result = time.monotonic(), Result(state, fault)
-        try:
-            self._reach(state)
-            before, hit = len(self._steps()), time.monotonic()
-            self._strike(fault)
-            result.ended = self._settle(fault, before, result)
-            result.settled_s = time.monotonic() - hit
-            self._check(fault, result)
-        except RuntimeError as error:
-            result.wrong.append(str(error).splitlines()[0])
-        if not result.wrong:
-            try:
-                self._clean()
-            except RuntimeError as error:
-                result.wrong.append(f"afterwards: {str(error).splitlines()[0]}")
-        if result.wrong:
-            result.told = self._told()
-        result.took_s = time.monotonic() - began
-        return result
-
-    def stop(self) -> None:
-        self.stalls.clear()
-        self.daemon.stop()
+        super().__init__(cluster)
+        self._steps_before = 0  # the fault
 
     # -- to the state ----------------------------------------------------------------------------------------------
 
-    def _reach(self, state: str) -> None:
+    def _reach(self, state: str, when: str) -> None:
         grows = state in GROWS
         if grows:
             self._take_node()
-            self._wait(lambda: self.cluster.state(self.other) == "RUNNING", REACH_S, "the other job's start")
+            self._wait(lambda: self.cluster.state(self.blocker) == "RUNNING", REACH_S, "the other job's start")
         own = NODES - 1 if grows else NODES
         before = (
             f"export SYNERGY_IN_PLACE=nodes BATCH={BATCH} CHECKPOINT_EVERY=40 STALLS={shlex.quote(str(self.stalls.folder))}\n"
@@ -106,13 +76,13 @@ class LiveMatrix:
         self._wait(lambda: self._last() >= 45, REACH_S, "a checkpoint of its own")
         self._wait(lambda: is_live(self.cluster, self.job_id), REACH_S, "its launchers to say that nodes can leave")
         if call := CALL.get(state):
-            self.stalls.set(call)
+            self.stalls.set(call, when)
         if grows:
-            self.cluster.run("scancel", str(self.other))
+            self.cluster.run("scancel", str(self.blocker))
         else:
             self._take_node()
         if call:
-            self.stalls.wait(call, timeout_s=REACH_S)
+            self.stalls.wait(call, when, timeout_s=2 * REACH_S)
         else:
             final = NODES if grows else NODES - 1
             self._wait(lambda: self._trains_on(final), REACH_S, f"steps on {final} nodes")
@@ -120,22 +90,24 @@ class LiveMatrix:
 
     def _take_node(self) -> None:
         size = f"min_gpus={GPUS} max_gpus={GPUS} weight=8 resize=no"
-        self.other = light_job.submit(self.cluster, "small", gpus=GPUS, directive=size)
+        self.blocker = light_job.submit(self.cluster, "small", gpus=GPUS, directive=size)
 
     # -- the fault -------------------------------------------------------------------------------------------------
 
-    def _strike(self, fault: str) -> None:
-        """Make the fault, and bring back what comes back after it; stopped calls go on in the middle of it."""
+    def _strike(self, state: str, fault: str) -> str:
+        """Make the fault, and bring back what comes back after it; stopped calls go on in the middle of it. Return the lost node."""
+        self._steps_before, lost = len(self._steps()), ""
         if fault == "synergyd-killed":
             self.daemon.kill()
             self.daemon = self._daemon()
             time.sleep(1.0)
         elif fault == "slurmctld-killed":
-            self._await_written_state()
+            self._saved()
             self.cluster.kill("slurmctld")
         elif fault == "node-lost":
-            self.lost.append(self._last_node())
-            power_off(self.cluster, self.lost[-1])
+            lost = self._last_node()
+            power_off(self.cluster, lost)
+            self.killed.append(lost)
         elif fault == "launcher-killed":
             with suppress(ProcessLookupError):
                 os.kill(self._launcher_on(self._last_node()), signal.SIGKILL)
@@ -152,12 +124,7 @@ class LiveMatrix:
         if fault == "slurmctld-killed":
             time.sleep(0.5)
             self.cluster.start_controller()
-
-    def _await_written_state(self) -> None:
-        """Wait until slurmctld has written down what it did up to now: what it has not, no restart brings back."""
-        since, path = time.time(), self.cluster.folder / "state" / "job_state"
-        while time.time() < since + SAVE_S and (not path.exists() or path.stat().st_mtime < since):
-            time.sleep(0.05)
+        return lost
 
     def _last_node(self) -> str:
         """Return the last node on which a launcher of the job runs: one that joins, or one that may leave."""
@@ -185,9 +152,10 @@ class LiveMatrix:
 
     def _cut_connections(self) -> None:
         """Break the launchers' connections, again and again for a while."""
-        first = self._launchers()[min(self._launchers())]
+        pids = self._launchers().values()  # the first node's, which listens, need not come first by name
         said = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
-        ports = [m[1] for line in said.splitlines() if f"pid={first}," in line and (m := re.search(r":(\d+)\s", line))]
+        lines = [line for line in said.splitlines() if any(f"pid={pid}," in line for pid in pids)]
+        ports = [m[1] for line in lines if (m := re.search(r":(\d+)\s", line))]
         until, cut = time.monotonic() + CUT_S, 0
         while time.monotonic() < until:
             for port in ports:
@@ -201,12 +169,12 @@ class LiveMatrix:
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
-    def _settle(self, fault: str, before: int, result: Result) -> str:
+    def _settle(self, state: str, fault: str, node: str, result: Result) -> str:
         if fault == "scancel":
             self._until(lambda: self.cluster.state(self.job_id) in ("", "CANCELLED"), "the job to be gone", result)
             self._until(lambda: self._life() == "GONE", "the daemon to know that it is gone", result)
         else:
-            self._until(lambda: len(self._steps()) >= before + STEPS_AFTER, "steps after the fault", result)
+            self._until(lambda: len(self._steps()) >= self._steps_before + STEPS_AFTER, "steps after the fault", result)
             self._until(lambda: self._life() == "RUNNING", "an end of the change", result)
             self._until(
                 lambda: self._nodes_of_run() == len(self._allocated()), "no nodes that the run does not use", result
@@ -219,7 +187,7 @@ class LiveMatrix:
                 result.wrong.append(f"orphans: {', '.join(left)}")
         return f"{self._nodes_of_run()} nodes, restart {self._shown('Restarts')}" if fault != "scancel" else "gone"
 
-    def _check(self, fault: str, result: Result) -> None:
+    def _check(self, state: str, fault: str, result: Result) -> None:
         wrong = result.wrong
         if fault != "scancel":
             restarts = int(self._shown("Restarts"))
@@ -264,8 +232,8 @@ class LiveMatrix:
         rows = [line.split("|") for line in out.splitlines() if line.count("|") == 3]
         return [(int(r[0]), r[1], r[2], r[3]) for r in rows]
 
-    def _expanders(self, of: str = "") -> list[int]:
-        return [i for i, name, *_ in self._queue() if name.startswith(of or f"synergy-nodes-of-{self.job_id}.")]
+    def _expanders(self) -> list[int]:
+        return [i for i, name, *_ in self._queue() if name.startswith(f"synergy-nodes-of-{self.job_id}.")]
 
     def _allocated(self) -> set[str]:
         """Return the nodes that Slurm counts to the job and to the allocations beside it."""
@@ -286,12 +254,6 @@ class LiveMatrix:
             if name.startswith("synergy-nodes-of-") and not name.startswith(current)
         ]
 
-    def _life(self) -> str:
-        """The lifecycle's state, as the daemon logged it last."""
-        text = self.daemon.log.read_text(errors="replace")
-        found = re.findall(rf"job {self.job_id} ([A-Z]+): ", text)
-        return found[-1] if found else "QUEUED"
-
     def _told(self) -> str:
         parts = [self.cluster.run(*words, check=False).stdout for words in (
             ("synergyctl", "explain", str(self.job_id)), ("scontrol", "show", "job", str(self.job_id)), ("squeue",), ("sinfo", "-N"),
@@ -300,78 +262,23 @@ class LiveMatrix:
         parts.append("\n".join(str(line) for line in log[-5:]))
         return "\n".join((*parts, light_job.output(self.cluster, self.job_id)[-3000:], self.daemon.tail(40)))
 
-    def story(self) -> list[str]:
-        """Return the story that `explain` tells of the job."""
-        return [event["detail"] for event in explain(self.cluster, self.job_id)["story"]]
-
-    def _wait(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        self.cluster.wait_for(condition, timeout_s, what)
-
-    def _until(self, condition: Callable[[], object], what: str, result: Result) -> None:
-        try:
-            self._wait(condition, SETTLE_S, what)
-        except RuntimeError as error:
-            result.wrong.append(str(error).splitlines()[0])
-
     # -- between two pairs -----------------------------------------------------------------------------------------
 
     def _clean(self) -> None:
         self.stalls.clear()
-        self.cluster.run("scancel", str(self.job_id), str(self.other), check=False)
-        for node in self.lost:
+        self.cluster.run("scancel", *(str(i) for i in (self.job_id, self.blocker) if i), check=False)
+        for node in self.killed:
             self.cluster.start_node(node)
             self.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test", check=False)
-        self.lost.clear()
-        self._wait(lambda: not self._queue(), 120, "an empty queue")
-        self._wait(self._are_nodes_idle, 60, "idle nodes")
-        self._wait(lambda: self._life() == "GONE", 60, "the daemon to forget the job")
-
-    def _are_nodes_idle(self) -> bool:
-        rows = self.cluster.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
-        bad = [r.split()[0] for r in rows if r and r.split()[1] != "idle"]
-        for name in bad:
-            self.cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-        return not bad
-
-    def _daemon(self) -> Synergyd:
-        return Synergyd(self.cluster, environment={"PATH": f"{self.stalls.bin}:{self.cluster.env['PATH']}"})
+        self.killed.clear()
+        self._wait(self._queue_empty, 60, "an empty queue")
+        self._wait(self._nodes_idle, 30, "idle nodes")
+        self._wait(lambda: self._life() == "GONE", 30, "the daemon to forget the job")
 
 
-class LivePairs:
-    """Runs pairs on one cluster; after a wrong result the next pair gets a fresh one."""
-
-    def __init__(self) -> None:
-        self._open = ExitStack()
-        self._matrix: LiveMatrix | None = None
-
-    def run(self, state: str, fault: str) -> Result:
-        """Run one pair as LiveMatrix does."""
-        if self._matrix is None:
-            self._matrix = self._open.enter_context(_one_cluster())
-        try:
-            result = self._matrix.run(state, fault)
-        except BaseException:
-            self.close()
-            raise
-        if result.wrong:
-            with suppress(RuntimeError, OSError, subprocess.SubprocessError):
-                self.close()
-        return result
-
-    def close(self) -> None:
-        """End the cluster, if there is one."""
-        self._matrix = None
-        self._open.close()
-
-
-@contextmanager
-def live_matrix() -> Iterator[LivePairs]:
-    """Yield what runs pairs."""
-    pairs = LivePairs()
-    try:
-        yield pairs
-    finally:
-        pairs.close()
+def live_matrix() -> AbstractContextManager[Pairs]:
+    """Return a context that runs pairs."""
+    return pairs_on(_one_cluster)
 
 
 @contextmanager

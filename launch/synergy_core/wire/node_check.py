@@ -10,7 +10,7 @@ from synergy_core.node_check import DEVICE_CHARACTERS, MEASURES, NodeCheck
 from synergy_core.wire.codec import decode
 
 MAX_CHECKS = 32  # in a report: about 10 KB
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "taken_s": (0, 1e12), "gpus": (0, 1024), "cpus": (1, 65_536), **dict.fromkeys(MEASURES, (0.0, 1e18)),
 }  # fmt: skip
@@ -30,7 +30,7 @@ def harmless_checks(checks: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
     return tuple(
         replace(each, device=one_line(each.device, DEVICE_CHARACTERS))
         for each in checks[:MAX_CHECKS]
-        if _NODE.match(each.node) and each.hung_at in ("", *MEASURES) and _has_sound_numbers(each)
+        if NODE_NAME.match(each.node) and each.hung_at in ("", *MEASURES) and _has_sound_numbers(each)
     )
 
 

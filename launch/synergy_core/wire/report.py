@@ -23,7 +23,7 @@ from synergy_core.wire.codec import Checks, decode, encode
 from synergy_core.wire.hostlist import expand
 from synergy_core.wire.job_key import SignedReport
 from synergy_core.wire.line import Line
-from synergy_core.wire.node_check import harmless_checks
+from synergy_core.wire.node_check import NODE_NAME, harmless_checks
 from synergy_core.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
@@ -43,7 +43,6 @@ _MAX_RATIO = 1000.0  # a slow node's time over the others'
 _MAX_SIZE = 10_000_000  # a model's size, in each direction
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\Z")
 _LAUNCHER = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}\Z")
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 _LIMITS: dict[str, tuple[float, float]] = {
     "step": (0, 1e12), "step_s": (1e-6, 86_400), "loss": (-1e9, 1e9), "tokens": (0, 1e18), "noise_scale": (1e-6, 1e12),
     "peak_memory_bytes": (0, 1e13), "checkpoint_step": (0, 1e12), "checkpoint_requests": (0, 1e6), "restarts": (0, 1e6),
@@ -132,7 +131,7 @@ def _forgiven(data: dict[str, Any]) -> dict[str, Any]:
     precision, modules, refuses = (accepts.get(name) for name in ("precision", "modules", "refuses"))
     note, nodes = data.get("note"), data.get("slow_nodes")
     names = nodes[:MAX_NODES] if isinstance(nodes, list) else []
-    names = [name for name in names if isinstance(name, str) and _NODE.match(name)]
+    names = [name for name in names if isinstance(name, str) and NODE_NAME.match(name)]
     times = data.get("slow_times")
     has_valid_times = isinstance(times, list) and len(times) == len(names) and all(map(_is_ratio, times))
     kernels = data.get("kernels")
@@ -225,7 +224,7 @@ def harmless_fault(fault: Fault) -> Fault | None:
         return None
     return replace(
         fault,
-        node=fault.node if _NODE.match(fault.node) else "",
+        node=fault.node if NODE_NAME.match(fault.node) else "",
         pci_address=fault.pci_address if _PCI_ADDRESS.match(fault.pci_address) else "",
         folder=one_line(fault.folder[:300], 200),
     )
@@ -247,7 +246,7 @@ def read_spike(data: object) -> LossSpike | None:
 
 
 def _names_of_nodes(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names[:MAX_NODES] if _NODE.match(name))
+    return tuple(name for name in names[:MAX_NODES] if NODE_NAME.match(name))
 
 
 def _report_problem(report: Report) -> str:

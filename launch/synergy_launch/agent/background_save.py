@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ class StagedPart:
     meta: Mapping[str, Any]
     write: Callable[[], object]
     finish: Callable[[], object] = lambda: None
+
+
+def with_history(stage: Callable[[Path], StagedPart], history: Mapping[str, Any]) -> Callable[[Path], StagedPart]:
+    """Return `stage` with the agent's `history` in the metadata of what it copies."""
+
+    def stage_with_history(folder: Path) -> StagedPart:
+        part = stage(folder)
+        return replace(part, meta={**part.meta, "agent": dict(history)})
+
+    return stage_with_history
 
 
 class _BackgroundTask:

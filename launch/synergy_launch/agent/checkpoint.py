@@ -137,12 +137,12 @@ def verify(folder: Path) -> tuple[Checkpoint | None, str]:
     number = _NUMBER.search(folder.name)
     if number is None or int(number[1]) != step:
         return None, f"its marker speaks of step {step}"
-    faults = _map_in_threads(lambda entry: _fault(folder / entry[0], *entry), entries)
+    faults = _map_in_threads(lambda entry: file_fault(folder / entry[0], *entry), entries)
     fault = next(filter(None, faults), "")
     return (None, fault) if fault else (Checkpoint(folder, step, meta), "")
 
 
-def _fault(path: Path, name: str, size: int, expected: str) -> str:
+def file_fault(path: Path, name: str, size: int, expected: str) -> str:
     """Return why the file at `path` is not the one that was saved as `name`, or ""."""
     try:
         if path.stat().st_size != size:

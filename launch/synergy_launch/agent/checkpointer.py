@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_launch.agent import failure_log
-from synergy_launch.agent.background_save import BackgroundSave, StagedPart
+from synergy_launch.agent.background_save import BackgroundSave, StagedPart, with_history
 from synergy_launch.agent.checkpoint import CheckpointError, Checkpoints, FoundCheckpoint
 from synergy_launch.agent.checkpoint_schedule import CheckpointSchedule
 from synergy_launch.agent.full_disk import with_free_space
@@ -212,12 +212,8 @@ class Checkpointer:
         if stage is None or self.background is None:
             return False
 
-        def stage_with_history(folder: Path) -> StagedPart:
-            part = stage(folder)
-            return replace(part, meta={**part.meta, "agent": history})
-
         try:
-            self.background.begin(step, stage_with_history)
+            self.background.begin(step, with_history(stage, history))
         except CheckpointError as error:
             self.stage = None  # there may be no memory for the copy
             message = with_free_space(str(error), self.store.directory if self.store is not None else Path())

@@ -106,14 +106,6 @@ def read_part(folder: Path) -> Part | None:
     return part if whole and step_folder(folder.parent, part.step) == folder else None
 
 
-def file_fault(folder: Path, file: PartFile) -> str:
-    """Return why the file in `folder` is not the one that was saved, or "". Raises OSError."""
-    path = folder / file.name
-    if path.stat().st_size != file.size_bytes:
-        return f"{file.name} has {path.stat().st_size} bytes instead of {file.size_bytes}"
-    return "" if digest(path) == file.digest else f"{file.name} has other content than was saved"
-
-
 def seal_whole(folder: Path, parts: Iterable[Part]) -> None:
     """Mark `folder`, which has the files of all `parts`, as a whole checkpoint. Raises OSError, or UsageError where parts do not match."""
     parts = tuple(parts)

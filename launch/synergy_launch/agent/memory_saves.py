@@ -12,11 +12,11 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_launch.agent.background_save import BackgroundSave, StagedPart
+from synergy_launch.agent.background_save import BackgroundSave, StagedPart, with_history
 from synergy_launch.agent.checkpoint import Checkpoint, CheckpointError, prepare, step_folder, verify
 from synergy_launch.agent.checkpoint_interval import SHORTEST_S, choose_memory_interval
 from synergy_launch.agent.collectives import Collectives
@@ -156,12 +156,8 @@ class MemorySaves:
         """Copy the state of `step` and start to write it. Raises CheckpointError on every rank where one could not."""
         self._saved_at = began_at = self._monotonic()
 
-        def stage_with_history(folder: Path) -> StagedPart:
-            part = stage(folder)
-            return replace(part, meta={**part.meta, "agent": dict(history)})
-
         try:
-            self.background.begin(step, stage_with_history)
+            self.background.begin(step, with_history(stage, history))
         except CheckpointError:
             self._parts.discard(step)
             raise

@@ -499,9 +499,7 @@ class Restarts:
             self._tell(self.report_part.order, plan)
             self._count_new_run(self.report_part)
             guard.follow(plan, self.allocation)
-            for growth in self._growths:  # ordered for a run that is no more
-                if not growth.used:
-                    growth.end(f"{lost_names} lost meanwhile")
+            self._end_unused_growths(f"{lost_names} lost meanwhile")  # ordered for a run that is no more
             origin = f" from {checkpoint}" if checkpoint else ""
             self.message = f"{lost_names} lost: started again in place on {', '.join(nodes)}{origin}"
             return True
@@ -592,9 +590,7 @@ class Restarts:
         self._gone |= waiting
         group.lost_ranks -= waiting  # a node that was lost may come again, and is not missed until it takes part
         group.expected_ranks -= waiting
-        for growth in self._growths:
-            if not growth.used:
-                growth.end("others were asked for")
+        self._end_unused_growths("others were asked for")
         self._leaving -= waiting
         step, run = self.allocation.step, self.report_part.number
         member = Membership(
@@ -603,6 +599,11 @@ class Restarts:
         )  # fmt: skip
         self._growth = self._grow.start(answer.order, names, member)
         self._growths.append(self._growth)
+
+    def _end_unused_growths(self, why: str) -> None:
+        for growth in self._growths:
+            if not growth.used:
+                growth.end(why)
 
     def _listen(self, group: LauncherGroup, *, has_ended: bool = False) -> None:
         """Read what the other nodes say. Take silent ones for lost once the run makes no steps either, or `has_ended`.

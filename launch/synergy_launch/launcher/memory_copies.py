@@ -289,8 +289,10 @@ class MemoryCopies:
 
     def _tell_next(self, group: LauncherGroup) -> None:
         """Tell each node of the run where its parts go, once all can take some."""
+        if self._is_off or len(self._nodes) < 2 or not set(self._nodes) <= {self._name, *self._ports}:
+            return  # most of the calls, one for each node that names its port
         addresses = self._addresses(group)
-        if self._is_off or len(self._nodes) < 2 or not set(self._nodes) <= set(addresses):
+        if not set(self._nodes) <= set(addresses):
             return
         for node in self._nodes:
             receiver = next_node(self._nodes, node)

@@ -26,7 +26,8 @@ from synergy_core.errors import SynergyError, UsageError
 from synergy_core.wire import job_key
 from synergy_core.wire.job_key import JobKey, SignedReport
 
-from synergy_launch.agent.memory_folder import Part, file_fault, is_file_name, parse_part, read_part, write_part
+from synergy_launch.agent.checkpoint import file_fault
+from synergy_launch.agent.memory_folder import Part, is_file_name, parse_part, read_part, write_part
 from synergy_launch.launcher.lobby import Lobby, Visitor
 from synergy_launch.launcher.meeting import bind_first_free, random_ports
 
@@ -239,7 +240,7 @@ class _Wire:
                     self._rest = self._rest[len(piece) :]
                     stream.write(piece)
                     missing_bytes -= len(piece)
-            if fault := file_fault(folder, file):
+            if fault := file_fault(folder / file.name, file.name, file.size_bytes, file.digest):
                 raise UsageError(_WHERE, fault)
 
     def _receive(self, most: int) -> bytes:
