@@ -26,6 +26,8 @@ TORCH_INDEX ?=
 SLURM ?=
 SLURM_SOURCE ?=
 DEBIAN ?= 12
+# Where a shell says that Python may keep no bytecode, each of the tests' several thousand processes would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 OTHER_SLURM = $(BIN)/python -m tests.throwaway.other_slurm $(if $(SLURM_SOURCE),--source '$(SLURM_SOURCE)',$(SLURM))
 
 .PHONY: demo test coverage check venv system cluster clean lint fast hooks lock docs deb rpm dist launcher test-deb
