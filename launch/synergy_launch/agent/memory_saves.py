@@ -122,11 +122,12 @@ class MemorySaves:
         newest, meta = self._ranks.broadcast((max(after_step, 0), own.meta if own is not None else None))
         agreed = {step for step in steps if step is not None}
         if len(agreed) != 1 or (step := agreed.pop()) <= newest or meta is None:
+            self.forget_resumed()  # of the nodes that have it: its memory is needed for the next ones
             return None
         return Checkpoint(step_folder(self._directory / RESUME, step), step, meta)
 
     def forget_resumed(self) -> None:
-        """Remove what `find` has found: every rank has read it. Not collective."""
+        """Remove what the run could go on from: every rank has read it, or none will. Not collective."""
         if self._local_rank == 0:
             shutil.rmtree(self._directory / RESUME, ignore_errors=True)
 

@@ -231,7 +231,7 @@ class MemoryCopies:
         for rank in group.lost_ranks:  # a launcher that comes to that node later holds nothing
             self._ports.pop(group.members[rank], None)
         addresses = self._addresses(group)
-        choice = choose_generation(self._ledger.complete, set(addresses), after_step)
+        choice = choose_generation(self._ledger.offerable, set(addresses), after_step)
         if choice is None:
             return None
         generation, sources = choice
@@ -240,6 +240,7 @@ class MemoryCopies:
         if len(json.dumps(record)) > _MOST_RECORD_BYTES:
             return None
         self._resume = record
+        self._ledger.note_offer(generation)
         group.send_memory_record(record)
         return generation.step
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from synergy_launch.agent.memory_folder import KEPT
 
+#: runs that go on from one memory checkpoint: a second one fails again before its own first checkpoint, perhaps for what it was given
+MOST_OFFERS = 2
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Generation:
@@ -36,6 +39,16 @@ class Ledger:
     complete: tuple[Generation, ...] = ()
     _pending: Generation | None = None
     _nodes: set[str] = field(default_factory=set)
+    _offers: list[Generation] = field(default_factory=list)
+
+    @property
+    def offerable(self) -> tuple[Generation, ...]:
+        """Return the memory checkpoints that a run may go on from: those that count, without those that MOST_OFFERS runs had already."""
+        return tuple(each for each in self.complete if self._offers.count(each) < MOST_OFFERS)
+
+    def note_offer(self, generation: Generation) -> None:
+        """Note that a run goes on from `generation`."""
+        self._offers = [each for each in self._offers if each in self.complete] + [generation]
 
     def add_part(self, generation: Generation, node: str) -> bool:
         """Note that the part of `node` is held twice. Return whether the generation counts from now on.

@@ -33,9 +33,12 @@ from synergy_launch.launcher.meeting import bind_first_free, random_ports
 
 #: without a byte: longer than the 8 s after which the kernel calls a node without power silent (launcher_group.LOST_S)
 SILENT_S = 10.0
+#: of a whole transfer, besides SILENT_S: a sixth of gigabit Ethernet. What comes slower comes faster from most disks
+LEAST_BYTES_PER_S = 20e6
 _LIST_BYTES = 16 << 20
 _LINE_BYTES = 4096
 _PIECE_BYTES = 1 << 20
+_SENT_BYTES = 64 << 20  # at once, of a file
 _LOOK_S = 0.2
 _WHERE = "memory checkpoint"
 
@@ -147,7 +150,7 @@ def send_part(address: tuple[str, int], key: JobKey, name: PartName, folder: Pat
         connection.sendall(text)
         wire.expect(request, "send")
         wire.send_files(folder, part)
-        wire.expect(request, "held")
+        wire.expect(request, "held", part.size_bytes)
 
 
 def fetch_part(
@@ -188,21 +191,36 @@ def receive_part(wire: _Wire, folder: Path, part: Part) -> None:
 
 
 class _Wire:
-    """A connection, and what came with the first line."""
+    """A connection, and what came with the first line. Its methods raise TimeoutError where the other side is silent or too slow."""
 
     def __init__(self, connection: socket.socket, rest: bytes = b"") -> None:
         self.connection, self._rest = connection, rest
+        self._silent_s = SILENT_S
+        self._due_s = time.monotonic() + SILENT_S
+
+    def _allow(self, size_bytes: int, *, silently: bool = False) -> None:
+        """Allow the time for so many bytes from now on, of which the other side reads all before it answers if `silently`."""
+        allowed_s = SILENT_S + size_bytes / LEAST_BYTES_PER_S
+        self._due_s = time.monotonic() + allowed_s
+        self._silent_s = allowed_s if silently else SILENT_S
+
+    def _limit_wait(self) -> None:
+        remaining_s = self._due_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("the other launcher is too slow")
+        self.connection.settimeout(min(self._silent_s, remaining_s))
 
     def say(self, line: str) -> None:
         self.connection.sendall(line.encode() + b"\n")
 
-    def expect(self, request: SignedReport, word: str) -> None:
-        """Read the answer to `request`. Raises UsageError if it is not `word`."""
-        if (text := self.hear(request)) != word:
+    def expect(self, request: SignedReport, word: str, checked_bytes: int = 0) -> None:
+        """Read the answer to `request`, before which the other side checks so many bytes. Raises UsageError if it is not `word`."""
+        if (text := self.hear(request, checked_bytes)) != word:
             raise UsageError(_WHERE, text.removeprefix("no ")[:200])
 
-    def hear(self, request: SignedReport) -> str:
+    def hear(self, request: SignedReport, checked_bytes: int = 0) -> str:
         """Return the other side's signed answer to `request`. Raises UsageError for any other line, and for a refusal."""
+        self._allow(checked_bytes, silently=True)
         while b"\n" not in self._rest and len(self._rest) <= _LINE_BYTES:
             self._rest += self._receive(_LINE_BYTES)
         line, _, self._rest = self._rest.partition(b"\n")
@@ -216,6 +234,7 @@ class _Wire:
         if len(words) != 2 or not words[0].isdecimal() or len(words[0]) > 9 or int(words[0]) > _LIST_BYTES:
             raise UsageError(_WHERE, "its list of files is too long")
         size = int(words[0])
+        self._allow(size)
         while len(self._rest) < size:
             self._rest += self._receive(_PIECE_BYTES)
         text, self._rest = self._rest[:size], self._rest[size:]
@@ -224,13 +243,21 @@ class _Wire:
         return parse_part(text.decode("utf-8", "replace"))
 
     def send_files(self, folder: Path, part: Part) -> None:
+        self._allow(part.size_bytes)
         for file in part.files:
             with (folder / file.name).open("rb") as stream:
-                if self.connection.sendfile(stream, count=file.size_bytes or None) != file.size_bytes:
-                    raise OSError(f"{file.name} has changed")
+                sent_bytes = 0
+                while sent_bytes < file.size_bytes:
+                    self._limit_wait()
+                    count = min(_SENT_BYTES, file.size_bytes - sent_bytes)
+                    piece_bytes = self.connection.sendfile(stream, offset=sent_bytes, count=count)
+                    if not piece_bytes:
+                        raise OSError(f"{file.name} has changed")
+                    sent_bytes += piece_bytes
 
     def receive_files(self, folder: Path, part: Part) -> None:
         """Write each file as long as the list says, and check it. Raises UsageError where its content is another, OSError."""
+        self._allow(part.size_bytes)
         for file in part.files:
             missing_bytes = file.size_bytes
             (folder / file.name).unlink(missing_ok=True)  # from a node that has broken off
@@ -244,6 +271,7 @@ class _Wire:
                 raise UsageError(_WHERE, fault)
 
     def _receive(self, most: int) -> bytes:
+        self._limit_wait()
         piece = self.connection.recv(most)
         if not piece:
             raise ConnectionResetError("the other launcher has closed the connection")

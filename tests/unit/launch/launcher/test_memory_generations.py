@@ -46,6 +46,19 @@ def test_the_last_two_are_kept() -> None:
     assert counting(ledger) == []
 
 
+def test_two_runs_go_on_from_one() -> None:
+    ledger = Ledger()
+    for node in NODES:
+        ledger.add_part(at(10), node)
+    ledger.note_offer(at(10))
+    assert ledger.offerable == (at(10),), "the failure after it may have nothing to do with it"
+    ledger.note_offer(at(10))
+    assert not ledger.offerable and counting(ledger) == [at(10)]
+    for node in NODES:
+        ledger.add_part(at(20, 2), node)
+    assert ledger.offerable == (at(20, 2),)
+
+
 def test_a_late_part_of_an_older_one_does_not_displace_the_one_under_way() -> None:
     ledger = Ledger()
     for node in NODES[:3]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -127,6 +128,35 @@ def test_what_was_truncated_here_is_not_handed_out(
         stream.truncate(100)
     with pytest.raises(UsageError, match="not there"):
         fetch_part(address, KEY, NAME, tmp_path, lambda part: None)
+
+
+def test_a_launcher_that_sends_a_byte_now_and_then_is_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_transfer, "SILENT_S", 0.4)
+    part = part_in(folder)
+    large = replace(part, files=tuple(file for file in part.files if file.size_bytes > 1000))
+    text, is_over = large.text().encode(), threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def trickle() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            signed, _ = job_key.open_line(connection.recv(4096).decode().strip(), SECRET, time.time())
+            connection.sendall(
+                signed.answer(memory_transfer._describe_list(text).encode(), time.time()).encode() + b"\n"
+            )
+            connection.sendall(text)
+            with contextlib.suppress(OSError):
+                while not is_over.wait(0.1):
+                    connection.send(b"w")
+
+    thread = threading.Thread(target=trickle, daemon=True)
+    thread.start()
+    with listener, pytest.raises(OSError, match=r"too slow|timed out"):
+        fetch_part(listener.getsockname(), KEY, NAME, tmp_path, lambda part: None)
+    is_over.set()
+    thread.join(10)
 
 
 def test_another_jobs_launcher_gets_no_answer(address: tuple[str, int], shelf: OneShelf, folder: Path) -> None:
