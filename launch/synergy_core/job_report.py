@@ -19,7 +19,7 @@ FIRST_STEPS = 10
 #: times that a job comes back from a plan of Synergy's that failed within its first steps
 MAX_RETURNS = 2
 #: kinds of a Fault that say nothing of the run's plan
-FAULTS_OF_NODES = ("disk", "gpu")
+FAULTS_OF_NODES = ("disk", "gpu", "network")
 #: losses by which a loss spike is judged, and steps for which explain shows it
 SPIKE_WINDOW = 1000
 #: what follows from a loss spike, each the code of a reason `spike-...`
@@ -66,7 +66,7 @@ class LossSpike:
 class Fault:
     """A cause of a run's end that neither its exit code nor its output shows, as the launcher of the node where it began saw it."""
 
-    #: oom (host memory), disk (full), gpu or spike
+    #: oom (host memory), disk (full), gpu, network (an adapter lost its link) or spike
     kind: str
     #: the run that it ended: the restarts inside the allocation before it
     run: int = 0
@@ -82,6 +82,8 @@ class Fault:
     folder: str = ""
     #: of kind disk: what is free for this user in that folder's file system; null: not known
     free_bytes: int | None = None
+    #: of kind network: the adapter, and InfiniBand's port
+    adapter: str = field(default="", metadata=ADDED_AFTER_0_1)
     #: of kind spike: the run ended itself, to leave examples out
     spike: LossSpike | None = None
 
@@ -97,6 +99,8 @@ class Fault:
         if self.kind == "disk":
             free = f" ({self.free_bytes / 2**30:.1f} GiB free)" if self.free_bytes is not None else ""
             return f"disk full: {self.folder or 'a folder'}{free}{where}"
+        if self.kind == "network":
+            return f"network adapter{self.adapter and f' {self.adapter}'} lost its link{where}"
         return f"out of host memory: the kernel killed a process of the run{where}"
 
 

@@ -12,6 +12,7 @@ from synergyd.control.failed_plans import NO_BANS, Bans
 from synergyd.control.fault_monitor import idle_seconds
 from synergyd.control.resize.lifecycle import JobLifecycle
 from synergyd.control.resize.start_refusal import is_waiting_its_turn
+from synergyd.control.state.node_health import MARKS_OF_FAULTS
 from synergyd.control.state.node_paces import SLOW
 from synergyd.control.state.size_changes import REASONS, CanChangeSize
 from synergyd.control.tracked import TrackedJob
@@ -123,12 +124,12 @@ def _with_loss(job: Job, tracked: TrackedJob) -> Job:
 def _with_nodes_to_avoid(job: Job, tracked: TrackedJob, now_s: float) -> Job:
     """Return the job with the nodes that it takes last.
 
-    These are those that it has already, those where it hung or lost a GPU before, and those that hold its other nodes up.
+    These are those that it has already, those where it hung or lost a GPU or a link before, and those that hold its other nodes up.
     """
     report, hangs = tracked.report, tracked.lifecycle.hangs
     shun = {*job.shun, *(hangs.nodes if now_s < hangs.until_s else ())}
     if tracked.last_fault is not None and tracked.last_fault[0] < job.restarts:
-        shun |= {fault.node for fault in (tracked.last_fault[1],) if fault.kind == "gpu" and fault.node}
+        shun |= {fault.node for fault in (tracked.last_fault[1],) if fault.kind in MARKS_OF_FAULTS and fault.node}
     if report is not None and report.restarts == job.restarts and len(job.node_names) > 1:
         times = dict(zip(report.slow_nodes, report.slow_times, strict=False))
         slow = {name: times.get(name, SLOW) for name in report.slow_nodes if name in job.node_names}

@@ -20,8 +20,8 @@ from synergyd.control.resize.hangs import MAX_HANGS, Hangs, after_report, hung_s
 from synergyd.control.resize.instructions import Target
 from synergyd.control.resize.lifecycle import ResizeState, ResizeTimes
 from synergyd.control.state.node_health import (
-    BROKEN,
     HUNG,
+    MARKS_OF_FAULTS,
     SLOW,
     DrainNode,
     NodeHealth,
@@ -90,8 +90,9 @@ class FaultMonitor:
         tracked.last_fault = (report.restarts, fault)
         life = tracked.lifecycle
         outputs: list[Output] = [Remember(life, life.state, "Fault", (fault.describe(),))]
-        if fault.kind == "gpu" and job is not None and fault.node in job.node_names:
-            outputs += _remember_nodes(self.nodes.mark(BROKEN, fault.node, job.uid, job.job_id, now_s))
+        mark = MARKS_OF_FAULTS.get(fault.kind)
+        if mark is not None and job is not None and fault.node in job.node_names:
+            outputs += _remember_nodes(self.nodes.mark(mark, fault.node, job.uid, job.job_id, now_s))
         return outputs
 
     def take_checks(self, tracked: TrackedJob, checks: Sequence[NodeCheck], now_s: float) -> list[Output]:

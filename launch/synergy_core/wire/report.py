@@ -27,9 +27,9 @@ from synergy_core.wire.node_check import NODE_NAME, harmless_checks
 from synergy_core.wire.plan import PLAN_CHECKS, PRECISIONS, plan_from_text, plan_text
 
 MAX_BYTES = 64 * 1024
-#: kinds of a fault that the launcher finds out: host memory, a full disk, a GPU's hardware, a loss spike; each with the kind of an early
-#: failure that releases before 0.3 know it by
-FAULTS = {"oom": "killed", "disk": "exit", "gpu": "cuda", "spike": "exit"}
+#: kinds of a fault that the launcher finds out: host memory, a full disk, a GPU's hardware, a network adapter, a loss spike; each with
+#: the kind of an early failure that releases before 0.3 know it by
+FAULTS = {"oom": "killed", "disk": "exit", "gpu": "cuda", "network": "nccl", "spike": "exit"}
 #: kinds of an early failure: GPU memory, SIGKILL (host memory, as a rule), NCCL, CUDA, no first step, any other exit code
 _EARLY = ("memory", "killed", "nccl", "cuda", "hang", "exit")
 FAILURES = (*_EARLY, *FAULTS)
@@ -227,6 +227,7 @@ def harmless_fault(fault: Fault) -> Fault | None:
         node=fault.node if NODE_NAME.match(fault.node) else "",
         pci_address=fault.pci_address if _PCI_ADDRESS.match(fault.pci_address) else "",
         folder=one_line(fault.folder[:300], 200),
+        adapter=one_line(fault.adapter[:100], 60),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from synergy_core.job_report import Fault
@@ -15,6 +15,7 @@ from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes
 from synergy_launch.agent.host_memory import read_oom_kills
 from synergy_launch.launcher.gpus.errors import GpuErrors
 from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE
+from synergy_launch.node_check.adapters import read_links
 
 #: what torchrun and PyTorch's data loader say of a process that SIGKILL ended
 _KILLED = re.compile(rb"Signal 9 \(SIGKILL\)|killed by signal: Killed")
@@ -35,11 +36,13 @@ class FaultFinder:
         *,
         oom_kills: Callable[[], int | None] = read_oom_kills,
         gpus: GpuErrors | None = None,
+        links: Callable[[], Mapping[str, bool]] = read_links,
     ) -> None:
         self._node, self._run, self._run_dir, self._folders = node, run, run_dir, folders
         self._oom_kills = oom_kills
         self._gpus = GpuErrors(os.environ) if gpus is None else gpus
         self._kills_before = oom_kills()
+        self._links, self._links_before = links, links()
 
     def find(self, code: int, error_output: bytes) -> Fault | None:
         """Return the cause of the run's end by itself with exit code `code`, or None if nothing is known.
@@ -54,7 +57,7 @@ class FaultFinder:
             return Fault(kind="oom", run=self._run, node=self._node)
         error = self._gpus.find()
         if error is None:
-            return self._find_full_disk(error_output)
+            return self._find_lost_link() or self._find_full_disk(error_output)
         return Fault(
             kind="gpu",
             run=self._run,
@@ -73,6 +76,11 @@ class FaultFinder:
         killed = code == KILLED_CODE or not error_output or _KILLED.search(error_output) is not None
         kills = self._oom_kills() if killed else None
         return kills is not None and self._kills_before is not None and kills > self._kills_before
+
+    def _find_lost_link(self) -> Fault | None:
+        now = self._links()
+        lost = [name for name, was_up in self._links_before.items() if was_up and not now.get(name)]
+        return Fault(kind="network", run=self._run, node=self._node, adapter=lost[0]) if lost else None
 
     def _find_full_disk(self, error_output: bytes) -> Fault | None:
         folder = run_folder.read_full_disk(self._run_dir)

@@ -21,6 +21,20 @@ def read_network_rate(classes: Path = CLASSES) -> float | None:
     return sum(rates) if rates else None
 
 
+def read_links(classes: Path = CLASSES) -> dict[str, bool]:
+    """Return whether each physical adapter has a link, by Ethernet's interface (`eth0`) or InfiniBand's port (`mlx5_0 port 1`)."""
+    ports = {
+        f"{path.parents[1].name} port {path.name}": _read(path / "state") == _IB_ACTIVE
+        for path in sorted((classes / "infiniband").glob("*/ports/*"))
+    }
+    interfaces = {
+        path.name: _read(path / "operstate") == "up"
+        for path in sorted((classes / "net").glob("*"))
+        if (path / "device").exists()
+    }
+    return ports | interfaces
+
+
 def _infiniband_rates(folder: Path) -> list[float]:
     rates = []
     for port in sorted(folder.glob("*/ports/*")):

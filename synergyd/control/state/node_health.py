@@ -1,10 +1,11 @@
 """Which nodes are bad: marks that jobs and Slurm leave on them, and the penalty that follows and fades. Pure.
 
-    slow   a job's ranks there took longer for the same work, or its steps did than on another node
-    hung   a job's steps stopped there
-    check  it fell short of other nodes when it was checked before a job's run
-    gpu    the driver's messages or ECC counters of a GPU ended a job's run there
-    lost   Slurm took a job off it since it could not take jobs any more, or says that it has lost a GPU
+    slow     a job's ranks there took longer for the same work, or its steps did than on another node
+    hung     a job's steps stopped there
+    check    it fell short of other nodes when it was checked before a job's run
+    gpu      the driver's messages or ECC counters of a GPU ended a job's run there
+    network  a network adapter lost its link while a job's run lasted that failed there
+    lost     Slurm took a job off it since it could not take jobs any more, or says that it has lost a GPU
 
 A job's report is its owner's word. So marks of jobs make a penalty only where those of two users agree (it is the second
 strongest user's), a job marks at most JOB_NODES nodes, and a user at most USER_SHARE of all nodes at a time. What Slurm says
@@ -13,8 +14,9 @@ counts by itself. A penalty of 1 is the worst; it halves each HALF_LIFE_S.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from synergy_core.field_marks import ADDED_AFTER_0_1
 from synergy_core.node_check import MEASURES, NodeCheck
@@ -30,7 +32,9 @@ from synergyd.control.state.node_figures import (
     usual_value,
 )
 
-SLOW, HUNG, BROKEN, LOST, CHECKED = "slow", "hung", "gpu", "lost", "check"
+SLOW, HUNG, BROKEN, UNLINKED, LOST, CHECKED = "slow", "hung", "gpu", "network", "lost", "check"
+#: the mark that a fault (job_report.Fault) leaves on its node, by its kind
+MARKS_OF_FAULTS: Mapping[str, str] = MappingProxyType({"gpu": BROKEN, "network": UNLINKED})
 SLURM = -1  # in place of a user's id
 # Slow phases of nodes last nearly ten hours at the longest (Greyhound, USENIX ATC 2025): a mark has faded to LEAST by then.
 HALF_LIFE_S = 3 * 3600.0
@@ -47,7 +51,10 @@ _NEWS = 0.9  # a mark takes another's place where that has faded to this part of
 _DRAINING_S = 120.0  # until Slurm shows a node drained, or its command failed
 _TOGETHER_S = 600.0  # all jobs of a node are lost at once
 _LOST_GPU = "gres/gpu count"  # slurmd registers fewer GPUs than slurm.conf has, in Slurm's words
-_WORDS = {SLOW: "slow", HUNG: "steps stopped", BROKEN: "GPU failed", LOST: "lost", CHECKED: "short of its peers"}
+_WORDS = {
+    **{SLOW: "slow", HUNG: "steps stopped", BROKEN: "GPU failed", UNLINKED: "network link lost"},
+    **{LOST: "lost", CHECKED: "short of its peers"},
+}
 _CHECK_EVERY_S = 60.0  # a node's checks by one user count no more often
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from synergy_core.accepts import Accepts
 from synergy_core.job_report import SPIKE_WINDOW, Fault, LossSpike, Report
 from synergy_core.node_check import NodeCheck
@@ -393,6 +394,7 @@ def test_the_clock_moves_what_is_watched() -> None:
 # -- causes that launchers find out ----------------------------------------------------------------------------------------
 
 XID_79 = Fault(kind="gpu", node="n1", xid=79, pci_address="0000:3b:00")
+NO_LINK = Fault(kind="network", node="n1", adapter="mlx5_0 port 1")
 
 
 def test_what_ended_a_run_is_told_once() -> None:
@@ -410,13 +412,14 @@ def test_a_run_that_ended_before_its_program_reported_is_told_of_once_too() -> N
     assert "out of host memory" not in told(tell(controller, 101.0, fault=oom))
 
 
-def test_a_gpu_that_failed_for_two_users_makes_its_node_a_bad_one() -> None:
+@pytest.mark.parametrize(("fault", "word"), [(XID_79, "GPU failed"), (NO_LINK, "network link lost")])
+def test_what_failed_for_two_users_makes_its_node_a_bad_one(fault: Fault, word: str) -> None:
     controller = running(JOB, replace(JOB, job_id=2, uid=1001))
-    tell(controller, 100.0, fault=XID_79)
+    tell(controller, 100.0, fault=fault)
     assert controller.faults.nodes.penalties(100.0) == {}, "one user's word"
-    tell(controller, 101.0, job_id=2, fault=XID_79)
+    tell(controller, 101.0, job_id=2, fault=fault)
     assert set(controller.faults.nodes.penalties(101.0)) == {"n1"}
-    assert controller.faults.nodes.records["n1"].format_reasons(101.0) == "GPU failed under jobs 1, 2"
+    assert controller.faults.nodes.records["n1"].format_reasons(101.0) == f"{word} under jobs 1, 2"
 
 
 def test_a_job_marks_no_node_that_it_does_not_have_and_none_for_its_own_faults() -> None:

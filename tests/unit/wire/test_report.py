@@ -332,11 +332,12 @@ def test_a_kind_of_failure_that_only_a_newer_launcher_knows_is_any_other_exit() 
         )
 
 
+LINK = Fault(kind="network", node="n2", adapter="mlx5_0 port 1")
 GPU = Fault(kind="gpu", run=1, node="n2", xid=79, pci_address="0000:3b:00")
 
 
 def test_a_fault_is_read_back_and_is_absent_for_older_daemons() -> None:
-    for fault in (GPU, Fault(kind="disk", folder="/ckpt", free_bytes=0), Fault(kind="oom", node="n1")):
+    for fault in (GPU, LINK, Fault(kind="disk", folder="/ckpt", free_bytes=0), Fault(kind="oom", node="n1")):
         assert from_json(to_json(Report(7, 0, 1, fault=fault))).fault == fault
         assert status_to_report({}, 7, 0, fault=fault).fault == fault
     assert "fault" not in json.loads(to_json(Report(7, 0, 1)))
@@ -373,6 +374,8 @@ def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
     ).fault
     assert told is not None and (told.pci_address, told.node) == ("", "")
     assert told.folder.isprintable() and len(told.folder) <= 200
+    link = load(fault={**encode(LINK), "adapter": "eth0\x1b[2J" + "c" * 900}).fault
+    assert link is not None and link.adapter.isprintable() and len(link.adapter) <= 60
 
 
 @pytest.mark.parametrize(
@@ -386,6 +389,7 @@ def test_a_fault_that_can_not_be_read_does_not_lose_the_report() -> None:
             "The loss rose to 9 at step 201, far above the usual 2; the run was started again from its checkpoint of step 80, without "
             "examples 1 to 9 of its order",
         ),
+        (LINK, "network adapter mlx5_0 port 1 lost its link on n2"),
         (Fault(kind="oom", node="n3"), "out of host memory: the kernel killed a process of the run on n3"),
     ],
 )

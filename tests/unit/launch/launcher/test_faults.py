@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from synergy_launch.agent import run_folder
 from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes, with_free_space
 from synergy_launch.launcher.faults import FaultFinder, folders_of_run
 from synergy_launch.launcher.gpus.errors import GpuErrors, GpuErrorSource
+from synergy_launch.node_check.adapters import read_links
 
 KILLED = b"Signal 9 (SIGKILL) received by PID 7"
 NO_SPACE = f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: '/etc/$(reboot)'"
@@ -120,6 +122,41 @@ def test_a_gpus_error_is_the_cause_before_what_the_program_made_of_it(tmp_path: 
     found = finder.find(1, b"CUDA error: unspecified launch failure")
     assert found == Fault(kind="gpu", run=3, node="n1", xid=79, pci_address="0000:3b:00")
     finder.close()
+
+
+def adapter(classes: Path, name: str, state: str) -> None:
+    folder = classes / "net" / name
+    (folder / "device").mkdir(parents=True, exist_ok=True)
+    (folder / "operstate").write_text(f"{state}\n")
+
+
+def port(classes: Path, name: str, state: str) -> None:
+    folder = classes / "infiniband" / name / "ports" / "1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state").write_text(f"{state}\n")
+
+
+def test_an_adapter_that_lost_its_link_during_the_run_is_the_cause(tmp_path: Path) -> None:
+    classes = tmp_path / "class"
+    adapter(classes, "eth0", "up")
+    adapter(classes, "eth1", "down")
+    port(classes, "mlx5_0", "4: ACTIVE")
+    (classes / "net" / "lo").mkdir()
+
+    def find() -> Fault | None:
+        return finder.find(1, b"NCCL error: unhandled system error")
+
+    finder = FaultFinder("n1", 3, tmp_path, oom_kills=lambda: None, links=lambda: read_links(classes))
+    adapter(classes, "eth1", "unknown")
+    assert find() is None, "it had no link before"
+    port(classes, "mlx5_0", "1: DOWN")
+    assert find() == Fault(kind="network", run=3, node="n1", adapter="mlx5_0 port 1")
+    shutil.rmtree(classes / "infiniband")
+    assert find() == Fault(kind="network", run=3, node="n1", adapter="mlx5_0 port 1"), "gone from the bus"
+    adapter(classes, "eth0", "down")
+    port(classes, "mlx5_0", "4: ACTIVE")
+    found = find()
+    assert found is not None and found.describe() == "network adapter eth0 lost its link on n1"
 
 
 def test_a_run_that_ended_for_a_loss_spike_says_so(tmp_path: Path) -> None:
