@@ -15,8 +15,8 @@ import click
 from synergy_core.errors import UsageError, one_line
 from synergy_core.ordinary_file import read_bytes
 from synergy_core.records import Cell, Cluster, Directive, Job, JobState, Profile, Shape
-from synergy_launch.launcher.batch_script import LAUNCHER, find_translation
-from synergy_launch.launcher.other_launchers import check_processes
+from synergy_launch.launcher.commands.batch_script import LAUNCHER, find_translation
+from synergy_launch.launcher.commands.other_launchers import check_processes
 from synergy_launch.launcher.script.detection import detect
 from synergy_launch.launcher.script.kind import DISTRIBUTIONS
 

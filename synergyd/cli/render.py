@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from synergy_core.errors import UsageError
 from synergy_core.wire import admin_comment
-from synergy_launch.launcher.batch_script import ScriptRequest, find_command
-from synergy_launch.launcher.batch_script import render as rendered
+from synergy_launch.launcher.commands.batch_script import ScriptRequest, find_command
+from synergy_launch.launcher.commands.batch_script import render as rendered
 
 from synergyd.cli.shared.context import Context, pass_context
 from synergyd.cli.shared.job_names import JOB_NAME

@@ -12,7 +12,7 @@ from pathlib import Path
 from synergy_core.errors import UsageError, one_line
 from synergy_core.records import Directive, JobState, Plan, Shape
 from synergy_core.wire import admin_comment, plan_file
-from synergy_launch.launcher.batch_script import ScriptRequest, find_command, render
+from synergy_launch.launcher.commands.batch_script import ScriptRequest, find_command, render
 
 from synergyd.control.resize.events import CarriedOut, Refused
 from synergyd.control.resize.instructions import (

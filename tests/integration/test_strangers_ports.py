@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from synergy_launch.launcher.allocation import rendezvous_port
+from synergy_launch.launcher.job.allocation import rendezvous_port
 
 from tests.integration.daemon_site import until_beat
 from tests.throwaway.slurm import NodeGroup, SlurmCluster

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from synergy_launch.launcher import start
+from synergy_launch.launcher.commands import start
 from synergy_launch.launcher.script import kind as script_kind
 from synergy_launch.megatron_lm.supervisor import find_workers
 from synergy_launch.warm_start.client import ForkedProcess

@@ -28,6 +28,7 @@ ALLOCATION = f"{SOLVER} synergyd.scheduler"
 CONTROL = "synergyd.control.resize synergyd.control.state synergyd.control"
 SLURM = "synergyd.slurm.parsed synergyd.slurm.directives synergyd.slurm"
 PORTS = "synergyd.daemon.ports synergyd.daemon.notices synergyd.daemon.links"
+LAUNCHING = "synergy_core synergy_core.wire synergy_launch.agent synergy_launch.warm_start synergy_launch.megatron_lm"
 # A folder, and the rows above it that it may import.
 ROWS: tuple[tuple[str, str], ...] = (
     ("synergy_core", ""),
@@ -43,10 +44,23 @@ ROWS: tuple[tuple[str, str], ...] = (
         "synergy_core synergy_core.wire synergy_launch.warm_start synergy_launch.launcher.gpus",
     ),
     ("synergy_launch.launcher.script", "synergy_core synergy_launch.megatron_lm synergy_launch.warm_start"),
+    ("synergy_launch.launcher.job", "synergy_core synergy_core.wire synergy_launch.agent"),
+    ("synergy_launch.launcher.group", "synergy_core synergy_core.wire synergy_launch.launcher.job"),
+    ("synergy_launch.launcher.commands", f"{LAUNCHING} synergy_launch.launcher.job synergy_launch.launcher.group"),
+    (
+        "synergy_launch.launcher.memory",
+        "synergy_core synergy_core.wire synergy_launch.agent synergy_launch.launcher.job synergy_launch.launcher.group",
+    ),
+    (
+        "synergy_launch.launcher.failures",
+        f"{LAUNCHING} synergy_launch.launcher.gpus synergy_launch.node_check "
+        "synergy_launch.launcher.script synergy_launch.launcher.job synergy_launch.launcher.commands synergy_launch.launcher.group",
+    ),
     (
         "synergy_launch.launcher",
-        "synergy_core synergy_core.wire synergy_launch.batch synergy_launch.agent synergy_launch.warm_start "
-        "synergy_launch.megatron_lm synergy_launch.launcher.gpus synergy_launch.node_check synergy_launch.launcher.script",
+        f"{LAUNCHING} synergy_launch.batch synergy_launch.launcher.gpus synergy_launch.node_check synergy_launch.launcher.script "
+        "synergy_launch.launcher.job synergy_launch.launcher.commands synergy_launch.launcher.group synergy_launch.launcher.memory "
+        "synergy_launch.launcher.failures",
     ),
     ("synergy_launch.links", "synergy_core synergy_core.wire"),
     ("synergy_launch.communication", "synergy_core synergy_launch.batch synergy_launch.links"),
@@ -93,7 +107,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("synergyd.slurm.directives", f"{BASE} synergy_core.wire"),
     (
         "synergyd.slurm",
-        f"{BASE} synergy_core.wire {CONTROL} synergy_launch.launcher synergyd.slurm.parsed synergyd.slurm.directives",
+        f"{BASE} synergy_core.wire {CONTROL} synergy_launch.launcher.commands synergyd.slurm.parsed synergyd.slurm.directives",
     ),
     ("synergyd.store", f"{BASE} synergy_core.wire"),
     ("synergyd_migrations", "synergy_core synergyd.store"),
@@ -111,11 +125,11 @@ ROWS: tuple[tuple[str, str], ...] = (
         f"synergyd {BASE} synergy_core.wire {CONTROL} synergyd.slurm.parsed synergyd.store synergyd.views",
     ),
     ("synergyd.cli.shared", f"{BASE} synergy_core.wire {CONTROL} {SLURM} synergyd.store synergyd.views"),
-    ("synergyd.cli.planning", f"{BASE} {MODELS} synergy_launch.launcher synergyd.cli.shared"),
+    ("synergyd.cli.planning", f"{BASE} {MODELS} synergy_launch.launcher.commands synergyd.cli.shared"),
     (
         "synergyd.cli",
         f"synergyd {BASE} synergy_core.wire synergyd.links {MODELS} {CONTROL} {SLURM} synergyd.store {PORTS} synergyd.daemon "
-        "synergyd.views synergyd.rest synergy_launch.launcher synergy_launch.launcher.script synergyd.cli.shared "
+        "synergyd.views synergyd.rest synergy_launch.launcher.commands synergy_launch.launcher.script synergyd.cli.shared "
         "synergyd.cli.planning",
     ),
     # the simulator: the daemon's pure folders in simulated time

@@ -1,7 +1,7 @@
 """Memory checkpoints, as the training processes take them: more often than on disk, by the same copy beside training.
 
 Each node's processes write their part to a folder of the launcher's on tmpfs, and the launchers hold each part on two nodes
-(launcher/memory_copies.py). The next one is taken when the last one is held twice, so that its memory and its cost are bounded. None is
+(launcher/memory/copies.py). The next one is taken when the last one is held twice, so that its memory and its cost are bounded. None is
 taken before the first good checkpoint on disk: until then no failure is answered in place, and the size is not known. Status and metadata
 of the run never name a memory checkpoint as one that is safe.
 """

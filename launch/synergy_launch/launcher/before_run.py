@@ -11,12 +11,12 @@ from synergy_core.node_check import MEASURES
 
 from synergy_launch.agent import host_memory
 from synergy_launch.agent.settings import TRY
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
 from synergy_launch.launcher.in_place import Restarts
+from synergy_launch.launcher.job.allocation import JobAllocation
 from synergy_launch.launcher.node_run import python_path
-from synergy_launch.launcher.plan_guard import PlanGuard
-from synergy_launch.launcher.recent_check import RecentCheck
 from synergy_launch.node_check.check import READY_S, check_node
+from synergy_launch.node_check.recent_check import RecentCheck
 from synergy_launch.warm_start.starter import FREE_BYTES, IMPORT_S, Starter
 
 #: jobs with a shorter time limit are not checked: a check of 3 s would be 0.5 % of it and more

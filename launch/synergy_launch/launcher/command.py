@@ -30,21 +30,23 @@ from synergy_core.wire.report import status_to_report
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import TRY, read_number
 from synergy_launch.batch.tuner import parse_batch_range
-from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import job_secret, more_nodes, other_launchers, trial
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher import more_nodes, trial
 from synergy_launch.launcher.before_run import JOIN_IMPORT_S, NodeChecker, compute_threads, environment_at_import
+from synergy_launch.launcher.commands import other_launchers
+from synergy_launch.launcher.commands.start import NodeCommand, is_megatron, node_command
+from synergy_launch.launcher.failures.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
+from synergy_launch.launcher.group.launcher_group import LauncherGroup
 from synergy_launch.launcher.in_place import CRASHES, LEAVE_S, LOST_HOLD_S, Grow, Restarts
-from synergy_launch.launcher.kept_output import OutputKeeper
-from synergy_launch.launcher.launcher_group import LauncherGroup
-from synergy_launch.launcher.memory_copies import make_memory_copies
+from synergy_launch.launcher.job import allocation as slurm
+from synergy_launch.launcher.job import job_secret
+from synergy_launch.launcher.job.allocation import JobAllocation
+from synergy_launch.launcher.job.kept_output import OutputKeeper
+from synergy_launch.launcher.job.plan_source import find_plan_file
+from synergy_launch.launcher.memory.copies import make_memory_copies
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.plan_guard import FIRST_STEP_S, HOLD_S, PlanGuard, hold
-from synergy_launch.launcher.plan_source import find_plan_file
 from synergy_launch.launcher.script import kind as script_kind
 from synergy_launch.launcher.script import no_adapter
-from synergy_launch.launcher.start import NodeCommand, is_megatron, node_command
 from synergy_launch.launcher.status_reports import describe_launcher
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm import batch_arguments, fsdp2_checkpoint

@@ -31,15 +31,15 @@ from synergy_core.wire.report import FAILURES, MAX_NODES, ReportAnswer
 
 from synergy_launch.agent.loss_spike import MOST_RETURNS, WITHIN_S
 from synergy_launch.agent.settings import MEMORY_DIR
-from synergy_launch.launcher import run_history
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.failures import run_history
+from synergy_launch.launcher.failures.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
+from synergy_launch.launcher.failures.plan_guard import HOLD_S, PlanGuard
+from synergy_launch.launcher.failures.run_history import Crash
 from synergy_launch.launcher.gpus.errors import needs_reset
-from synergy_launch.launcher.launcher_group import REJOIN_S, LauncherGroup, NextRun
-from synergy_launch.launcher.lost_nodes import ENDED_AS_ASKED, KILLED_CODE, first_cause, largest_fit
-from synergy_launch.launcher.memory_copies import MemoryCopies
+from synergy_launch.launcher.group.launcher_group import REJOIN_S, LauncherGroup, NextRun
+from synergy_launch.launcher.job.allocation import JobAllocation
+from synergy_launch.launcher.memory.copies import MemoryCopies
 from synergy_launch.launcher.more_nodes import JOIN_S, ORPHAN_S, Membership, MoreNodes
-from synergy_launch.launcher.plan_guard import HOLD_S, PlanGuard
-from synergy_launch.launcher.run_history import Crash
 
 CRASHES, WINDOW_S = 3, 3600.0
 #: for the end of a run that has its checkpoint; torchrun gives its workers 60 s (TORCH_ELASTIC_SHUTDOWN_TIMEOUT)

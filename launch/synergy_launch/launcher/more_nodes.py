@@ -25,8 +25,8 @@ from synergy_core.errors import SynergyError, UsageError, one_line
 from synergy_core.wire.expander import expander_name
 from synergy_core.wire.hostlist import expand
 
-from synergy_launch.launcher.allocation import JobAllocation, slurm_name
-from synergy_launch.launcher.allocation import read as read_allocation
+from synergy_launch.launcher.job.allocation import JobAllocation, slurm_name
+from synergy_launch.launcher.job.allocation import read as read_allocation
 
 JOINED = "SYNERGY_JOINED"  # for a launcher beside the job's own allocation: which job, and what it has missed
 EXPANDER = "SYNERGY_EXPANDER"  # the allocation that such a launcher runs in

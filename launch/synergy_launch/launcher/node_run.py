@@ -19,13 +19,13 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
-from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
-from synergy_launch.launcher.faults import FaultFinder, folders_of_run
+from synergy_launch.launcher.commands.start import NodeCommand
+from synergy_launch.launcher.failures.faults import FaultFinder, folders_of_run
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
+from synergy_launch.launcher.failures.stall_detector import StoppedRanks
 from synergy_launch.launcher.in_place import LEAVE_S, Restarts
-from synergy_launch.launcher.plan_guard import PlanGuard
-from synergy_launch.launcher.preemption import give_way
-from synergy_launch.launcher.stall_detector import StoppedRanks
-from synergy_launch.launcher.start import NodeCommand
+from synergy_launch.launcher.job.allocation import JobAllocation, environment_of_run
+from synergy_launch.launcher.job.preemption import give_way
 from synergy_launch.launcher.status_reports import StatusReports, read_status
 from synergy_launch.megatron_lm import arguments as megatron_arguments
 from synergy_launch.megatron_lm.supervisor import Supervisor, find_workers

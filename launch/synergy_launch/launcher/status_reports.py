@@ -16,16 +16,16 @@ from synergy_core.wire.report import ReportAnswer, status_to_report
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import read_number
-from synergy_launch.launcher import idleness
-from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.check_parts import CheckParts
+from synergy_launch.launcher.failures import idleness
+from synergy_launch.launcher.failures.idleness import GpuUse, Idleness
+from synergy_launch.launcher.failures.stall_detector import LEAST_S, StallDetector
 from synergy_launch.launcher.gpus.samples import GpuSampler
-from synergy_launch.launcher.idleness import GpuUse, Idleness
 from synergy_launch.launcher.in_place import Restarts
-from synergy_launch.launcher.plan_source import find_plan_file
+from synergy_launch.launcher.job.allocation import JobAllocation
+from synergy_launch.launcher.job.plan_source import find_plan_file
 from synergy_launch.launcher.reporter import Reporter
-from synergy_launch.launcher.stall_detector import LEAST_S, StallDetector
 from synergy_launch.megatron_lm.supervisor import Supervisor
+from synergy_launch.node_check.check_parts import CheckParts
 
 ASK_AGAIN_S = 15.0
 #: growth of one pause over the one before: a daemon that comes is found within half of the time for which the run has lasted. At 2

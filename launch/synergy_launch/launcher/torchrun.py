@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_launch.agent import run_folder
-from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, NoMeetingError, find_meeting
+from synergy_launch.launcher.group.meeting import NO_MEETING, VARIABLE, NoMeetingError, find_meeting
 from synergy_launch.warm_start import server
 from synergy_launch.warm_start.client import WaitingProcess, fork_here
 from synergy_launch.warm_start.starter import FORKED

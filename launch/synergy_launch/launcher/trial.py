@@ -25,10 +25,10 @@ from synergy_core.wire.plan_file import PlanFile
 
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.settings import TRY
-from synergy_launch.launcher import allocation as slurm
-from synergy_launch.launcher import other_launchers
-from synergy_launch.launcher.batch_script import find_command
-from synergy_launch.launcher.plan_source import find_plan_file
+from synergy_launch.launcher.commands import other_launchers
+from synergy_launch.launcher.commands.batch_script import find_command
+from synergy_launch.launcher.job import allocation as slurm
+from synergy_launch.launcher.job.plan_source import find_plan_file
 from synergy_launch.launcher.script import kind as script_kind
 from synergy_launch.launcher.script.detection import detect
 from synergy_launch.launcher.trial_table import StepRecord, compare, format_table, merge

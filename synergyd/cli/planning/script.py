@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from synergy_core.errors import UsageError
 from synergy_core.records import ModelSpec
-from synergy_launch.launcher.batch_script import ScriptRequest
-from synergy_launch.launcher.batch_script import render as rendered
+from synergy_launch.launcher.commands.batch_script import ScriptRequest
+from synergy_launch.launcher.commands.batch_script import render as rendered
 
 from synergyd.jobmodel.model.counts import head_width, moe_layers
 from synergyd.jobmodel.model.hardware import GIB

@@ -16,8 +16,8 @@ from synergy_core.records import Shape
 from synergy_core.wire import plan_file
 from synergy_core.wire.admin_comment import AdminCommentStamp, decode, encode
 from synergy_core.wire.plan_file import PlanFile, from_admin_comment
-from synergy_launch.launcher.allocation import JobAllocation
-from synergy_launch.launcher.start import node_command
+from synergy_launch.launcher.commands.start import node_command
+from synergy_launch.launcher.job.allocation import JobAllocation
 
 from synergyd.daemon import service
 from synergyd.daemon.adoption import Adoption

@@ -14,7 +14,7 @@ from synergy_core.wire.report import from_json, status_to_report, to_json
 from synergy_launch.agent import straggler
 from synergy_launch.agent.collectives import OneProcess
 from synergy_launch.agent.straggler import WINDOW, Place, Stragglers, slow_places
-from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
+from synergy_launch.launcher.failures.stall_detector import StallDetector, stall_limit_s
 
 from synergyd.control.state.health import SILENT_S, warnings
 from tests.unit.daemon.daemon_world import SCRIPT, Site

@@ -14,12 +14,12 @@ from synergy_core.job_report import Fault
 from synergy_core.node_check import NodeCheck
 from synergy_core.wire.node_check import MAX_CHECKS
 from synergy_launch.launcher import before_run
-from synergy_launch.launcher.allocation import JobAllocation
 from synergy_launch.launcher.before_run import SHORT_JOB_S, NodeChecker
-from synergy_launch.launcher.check_parts import PART_S, SAID_S, CheckParts
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
 from synergy_launch.launcher.in_place import Restarts
-from synergy_launch.launcher.plan_guard import PlanGuard
-from synergy_launch.launcher.recent_check import HEALTHY_S, RecentCheck
+from synergy_launch.launcher.job.allocation import JobAllocation
+from synergy_launch.node_check.check_parts import PART_S, SAID_S, CheckParts
+from synergy_launch.node_check.recent_check import HEALTHY_S, RecentCheck
 from synergy_launch.warm_start.client import ForkedProcess
 from synergy_launch.warm_start.starter import Starter
 

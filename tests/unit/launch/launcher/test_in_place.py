@@ -13,14 +13,14 @@ from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
 from synergy_launch.agent.loss_spike import MOST_RETURNS, WITHIN_S
-from synergy_launch.launcher import run_history
+from synergy_launch.launcher.failures import run_history
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
+from synergy_launch.launcher.failures.run_history import Crash
 from synergy_launch.launcher.in_place import CRASHES, WINDOW_S, Restarts, may_restart
-from synergy_launch.launcher.plan_guard import PlanGuard
-from synergy_launch.launcher.run_history import Crash
 from synergy_launch.launcher.status_reports import StatusReports
 
+from tests.unit.launch.launcher.failures.test_plan_guard import HERE, Job
 from tests.unit.launch.launcher.test_node_run import Sent
-from tests.unit.launch.launcher.test_plan_guard import HERE, Job
 
 NOW_S = 100_000.0
 STATUS = {"step": 120, "checkpoint_step": 110, "checkpoint_requests": 1}

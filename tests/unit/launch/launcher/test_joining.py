@@ -11,13 +11,13 @@ from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_core.wire.report import ReportAnswer
 from synergy_launch.launcher import in_place
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
+from synergy_launch.launcher.group.launcher_group import LauncherGroup
 from synergy_launch.launcher.in_place import Grow, Restarts
-from synergy_launch.launcher.launcher_group import LauncherGroup
+from synergy_launch.launcher.job.allocation import JobAllocation
 from synergy_launch.launcher.more_nodes import Membership, MoreNodes
-from synergy_launch.launcher.plan_guard import PlanGuard
 
-from tests.unit.launch.launcher.test_launcher_group import SECRET, Seals, port, seals
+from tests.unit.launch.launcher.group.test_launcher_group import SECRET, Seals, port, seals
 
 __all__ = ["port", "seals"]  # fixtures
 FIRST = JobAllocation(job_id=9, restarts=0, nodes=("n1",), node_rank=0, gpus=2, in_step=True, leader=True, step="0")

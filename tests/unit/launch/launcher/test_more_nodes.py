@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synergy_core.errors import UsageError
 from synergy_launch.launcher import more_nodes
-from synergy_launch.launcher.allocation import JobAllocation, environment_of_run
+from synergy_launch.launcher.job.allocation import JobAllocation, environment_of_run
 from synergy_launch.launcher.more_nodes import (
     Membership,
     MoreNodes,

@@ -18,11 +18,12 @@ from synergy_core.errors import UnavailableError
 from synergy_core.job_report import Fault, Report
 from synergy_core.wire import plan_file
 from synergy_core.wire.plan_file import PlanFile
-from synergy_launch.launcher import node_run, plan_source, status_reports
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher import node_run, status_reports
+from synergy_launch.launcher.commands.start import NodeCommand
+from synergy_launch.launcher.failures.plan_guard import PlanGuard
+from synergy_launch.launcher.job import plan_source
+from synergy_launch.launcher.job.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.plan_guard import PlanGuard
-from synergy_launch.launcher.start import NodeCommand
 
 CHILD = """
 import json, os, signal, sys, time

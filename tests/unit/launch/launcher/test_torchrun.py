@@ -7,8 +7,9 @@ import sys
 import types
 
 import pytest
-from synergy_launch.launcher import job_secret, torchrun
-from synergy_launch.launcher.meeting import NO_MEETING, VARIABLE, Meeting, NoMeetingError
+from synergy_launch.launcher import torchrun
+from synergy_launch.launcher.group.meeting import NO_MEETING, VARIABLE, Meeting, NoMeetingError
+from synergy_launch.launcher.job import job_secret
 
 
 class SignalException(Exception):

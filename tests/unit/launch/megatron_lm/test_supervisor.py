@@ -17,10 +17,10 @@ from synergy_core.job_report import Report
 from synergy_core.records import Plan
 from synergy_core.wire.plan_file import PlanFile
 from synergy_launch.launcher import node_run
-from synergy_launch.launcher.allocation import JobAllocation
+from synergy_launch.launcher.commands.start import NodeCommand
+from synergy_launch.launcher.failures.stall_detector import StallDetector, stall_limit_s
+from synergy_launch.launcher.job.allocation import JobAllocation
 from synergy_launch.launcher.node_run import run_node
-from synergy_launch.launcher.stall_detector import StallDetector, stall_limit_s
-from synergy_launch.launcher.start import NodeCommand
 from synergy_launch.megatron_lm.arguments import can_reshard, find_version, read_plan, with_plan, with_resume
 from synergy_launch.megatron_lm.supervisor import LeaveAnswer, Supervisor, ask_to_leave, find_workers, has_handler
 

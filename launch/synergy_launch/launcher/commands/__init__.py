@@ -1,0 +1,1 @@
+"""The commands that a job's nodes run, and the batch script around them."""

@@ -1,0 +1,1 @@
+"""What ended or stopped a run on this node, and what follows from it."""

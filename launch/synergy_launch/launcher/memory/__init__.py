@@ -1,0 +1,1 @@
+"""Memory checkpoints, as the launchers hold them on two nodes each."""
