@@ -8,7 +8,8 @@ requeues and reports are real; steps only sleep, as long as was measured, divide
 submissions, the epoch, RestartCost; the GPU type's figures are as many times as high. `plain` is Slurm alone with its backfill, where each
 job states its length (rounded up to minutes) as its time limit; the simulator's `backfill` with an oracle stands beside it.
 The simulation runs in the same compressed time, with the same settings, and with the seconds that grants (from a decision to a
-job's start), starts, checkpoints, requeues and ends took in the replay. All times are printed in the workload's own seconds.
+job's start), starts, checkpoints, requeues, ends and changes without a requeue took in the replay. All times are printed in the
+workload's own seconds; `restarts` are all starts of training after the first, without a requeue too.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def main() -> None:
         mine["each"] = each_job(mine["jobs"], sims[0], factor)
         print(compared(policy, mine["real"], mine["simulated"]))
         print(
-            "  seconds of a " + ", ".join(f"{name.removesuffix('_s')} {s:.1f}" for name, s in mine["costs"].items())
+            "  seconds of a " + ", ".join(f"{name.removesuffix('_s')} {s:.1f}" for name, s in mine["costs"].items() if s is not None)
             + f" ({mine['counted']}); load {mine['load']:.1f}, processors {100 * mine['busy']:.0f} % busy",
             flush=True,
         )  # fmt: skip

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from synergy_core.records import Shape
+from synergy_core.wire.expander import job_of_expander
 from synergy_sim.records import Costs, TraceJob, build_cluster, place_shape, requested_shape
 from synergy_sim.simulated_forecast import make_directive
 
@@ -33,16 +35,15 @@ RATES = ("peak_tflops", "bandwidth_gbs", "intra_gbs", "inter_gbs")
 
 @dataclass(frozen=True)
 class Held:
-    """GPUs that a job held, COMPLETING included; seconds since 1970, to LOOK_EVERY_S."""
+    """An incarnation's time on its GPUs, COMPLETING included; seconds since 1970, to LOOK_EVERY_S."""
 
     start_s: float
     end_s: float
-    gpus: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """One job as it went; seconds since the replay began."""
+    """One job as it went; seconds since the replay began. `restarts`: with and without a requeue."""
 
     job: TraceJob
     submit_s: float
@@ -88,21 +89,24 @@ def script(job: TraceJob, shape: Shape, folder: Path, server: Path, managed: boo
         limit = f" --time={-(-(needed_s(job, place_shape(shape)) + _LIMIT_SLACK_S) // 60):.0f}"
     return (
         f"#!/bin/bash\n#SBATCH --nodes={shape.nodes} --gres=gpu:{shape.gpus_per_node} --open-mode=append{limit}\n{directive}"
+        "export SYNERGY_IN_PLACE=nodes\n"  # a job of one process a node that can go on with others
         f"srun synergy-launch --runner python --checkpoint {folder} {Path(replay_job.__file__).resolve()} {server} {job.name}\n"
     )
 
 
 @dataclass
 class Watch:
-    """Who holds how many GPUs, by squeue, in a thread."""
+    """Who holds how many GPUs, allocations beside a job's own included, by squeue, in a thread."""
 
     cluster: SlurmCluster
     names: dict[int, str] = field(default_factory=dict)  # by job id
     held: dict[str, list[Held]] = field(default_factory=dict)
     over: dict[str, float] = field(default_factory=dict)  # when it had ended
     failed: list[str] = field(default_factory=list)
+    gpu_s: dict[str, float] = field(default_factory=dict)
     loads: list[float] = field(default_factory=list)
-    _since: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    _looked_s: float = 0.0
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def look(self) -> None:
@@ -112,24 +116,30 @@ class Watch:
             "-t",
             "all",
             "-O",
-            "JobID:20,State:20,NumNodes:12,tres-per-node:80",
+            "JobID:20,State:20,NumNodes:12,Name:80,tres-per-node:80",
             check=False,
             timeout_s=30,
         )
         if done.returncode:
             return
         now_s = time.time()
+        passed_s, self._looked_s = now_s - (self._looked_s or now_s), now_s
         for line in done.stdout.splitlines():
-            job_id, state, nodes, gres = line.split()
-            name = self.names.get(int(job_id))
+            job_id, state, nodes, own_name, gres = line.split()
+            beside = job_of_expander(own_name)
+            name = self.names.get(beside[0] if beside is not None else int(job_id))
             if name is None or name in self.over:
                 continue
             if state in HOLDS:
-                self._since.setdefault(name, (now_s, int(nodes) * int(gres.rpartition(":")[2])))
+                gpus = int(nodes) * int(gres.rpartition(":")[2])
+                self.gpu_s[name] = self.gpu_s.get(name, 0.0) + gpus * passed_s
+            if beside is not None:
+                continue
+            if state in HOLDS:
+                self._since.setdefault(name, now_s)
                 continue
             if name in self._since:
-                start_s, gpus = self._since.pop(name)
-                self.held.setdefault(name, []).append(Held(start_s, now_s, gpus))
+                self.held.setdefault(name, []).append(Held(self._since.pop(name), now_s))
             if state != "PENDING":
                 self.over[name] = now_s
                 if state != "COMPLETED":
@@ -251,8 +261,8 @@ def _outcome(
             submit_s=submits[name] - began_s,
             start_s=watch.held[name][0].start_s - began_s,
             finish_s=watch.over[name] - began_s,
-            restarts=len(watch.held[name]) - 1,
-            gpu_s=sum(h.gpus * (h.end_s - h.start_s) for h in watch.held[name]),
+            restarts=sum(s.what == "trains" for s in said[name]) - 1,
+            gpu_s=watch.gpu_s[name],
         )
         for name, job in jobs.items()
     )
@@ -273,7 +283,7 @@ def measured(
     decided: Mapping[str, Sequence[float]] | None = None,
 ) -> tuple[Costs, dict[str, int]]:
     """(costs, how many of each) of a replay; those of requeues and grants are medians, for some wait for others to leave their nodes."""
-    phases = ("first_start", "start", "checkpoint", "requeue", "end", "grant")
+    phases = ("first_start", "start", "checkpoint", "requeue", "end", "grant", "live")
     found: dict[str, list[float]] = {phase: [] for phase in phases}
     for name, times in held.items():
         before = [at_s for at_s in (decided or {}).get(name, ()) if at_s <= times[0].start_s]
@@ -281,21 +291,28 @@ def measured(
             found["grant"].append(times[0].start_s - before[-1])
         for number, one in enumerate(times):
             mine = [s for s in said[name] if s.restarts == number]
-            when = {s.what: s.time_s for s in reversed(mine)}  # the first of each
-            if "trains" in when:
-                found["start" if number else "first_start"].append(when["trains"] - one.start_s)
+            begun = [s.time_s for s in mine if s.what == "trains"]
+            if begun:
+                found["start" if number else "first_start"].append(begun[0] - one.start_s)
+            for before_s, now_s in pairwise(begun):
+                found["live"] += [now_s - s.time_s for s in mine if s.what == "saves" and before_s < s.time_s < now_s][
+                    -1:
+                ]
             if number:
                 found["requeue"].append(one.start_s - times[number - 1].end_s)
-            if "done" in when:
-                found["end"].append(one.end_s - when["done"])
-            elif "saves" in when and number + 1 < len(times):
-                last_s = max(s.time_s for s in mine if s.what == "saves")
-                found["checkpoint"].append(one.end_s - last_s)
+            ends = [s.time_s for s in mine if s.what == "done"]
+            saves = [s.time_s for s in mine if s.what == "saves" and s.time_s > max(begun, default=0.0)]
+            if ends:
+                found["end"].append(one.end_s - ends[0])
+            elif saves and number + 1 < len(times):
+                found["checkpoint"].append(one.end_s - saves[-1])
 
     def mean(name: str) -> float:
         return max(0.0, statistics.fmean(found[name])) if found[name] else 0.0
 
     requeue_s, grant_s = (statistics.median(found[name] or [0.0]) for name in ("requeue", "grant"))
     start_s = mean("start") or mean("first_start")
-    costs = Costs(mean("first_start"), mean("checkpoint"), requeue_s, start_s, mean("end"), grant_s)
+    # a change without a requeue takes a checkpoint too
+    live_s = max(0.0, mean("live") - mean("checkpoint")) if found["live"] else None
+    costs = Costs(mean("first_start"), mean("checkpoint"), requeue_s, start_s, mean("end"), grant_s, live_s)
     return costs, {key: len(values) for key, values in found.items()}

@@ -58,12 +58,15 @@ def test_steps_that_pass_together_count_as_their_share() -> None:
 
 
 def test_costs_are_means_of_what_jobs_said_and_slurm_showed() -> None:
-    held = {"a": [Held(0.0, 100.0, 4), Held(104.0, 200.0, 8)], "b": [Held(0.0, 50.0, 1)]}
+    held = {"a": [Held(0.0, 100.0), Held(104.0, 200.0)], "b": [Held(0.0, 50.0)]}
     said = {
         "a": [
             Said("trains", 0, 3.0),
             Said("saves", 0, 98.0),
             Said("trains", 1, 109.0),
+            Said("saves", 1, 120.0),
+            Said("saves", 1, 150.0),
+            Said("trains", 1, 155.0),
             Said("done", 1, 198.5),
             Said("saves", 1, 199.0),
         ],
@@ -71,10 +74,10 @@ def test_costs_are_means_of_what_jobs_said_and_slurm_showed() -> None:
     }
     costs, counted = measured(held, said, {"a": [-90.0, -3.0, 30.0], "b": [-2.0]})
     # a first start of 3 and 5 s; 2 s from the checkpoint to free nodes, 4 to the next start; ends of 1.5 and 0.5 s; a start 3 and 2 s
-    # after the last epoch before it that decided it
-    assert costs == Costs(4.0, 2.0, 4.0, 5.0, 1.0, 2.5)
-    assert counted == {"first_start": 2, "start": 1, "checkpoint": 1, "requeue": 1, "end": 2, "grant": 2}
-    assert scaled(costs, 12) == Costs(48.0, 24.0, 48.0, 60.0, 12.0, 30.0)
+    # after the last epoch before it that decided it; 5 s from a checkpoint to the next run of the same incarnation, as a checkpoint and 3 s
+    assert costs == Costs(4.0, 2.0, 4.0, 5.0, 1.0, 2.5, 3.0)
+    assert counted == {"first_start": 2, "start": 1, "checkpoint": 1, "requeue": 1, "end": 2, "grant": 2, "live": 1}
+    assert scaled(costs, 12) == Costs(48.0, 24.0, 48.0, 60.0, 12.0, 30.0, 36.0)
 
 
 def test_a_replay_reads_from_the_daemons_store_when_starts_were_decided(tmp_path: Path) -> None:
@@ -91,7 +94,10 @@ def test_scripts_say_what_a_user_would() -> None:
     mine, shape = job(0.0, 4, 400.0), Shape("a100", 2, 2)
     plain = script(mine, shape, Path("/c"), Path("/s"), managed=False)
     # 100 s and 30 s of slack, in whole minutes
-    assert "#SBATCH --nodes=2 --gres=gpu:2 --open-mode=append --time=3\nsrun synergy-launch" in plain
+    assert (
+        "#SBATCH --nodes=2 --gres=gpu:2 --open-mode=append --time=3\nexport SYNERGY_IN_PLACE=nodes\nsrun synergy-launch"
+        in plain
+    )
     assert "#SYNERGY global_batch=64 checkpoint=/c\n" in script(mine, shape, Path("/c"), Path("/s"), managed=True)
     assert replay_site.figures_lines("t4", 2.0).startswith("#SYNERGY GpuType=t4 peak_tflops=130 bandwidth_gbs=640")
     assert told(mine, TWO_BY_TWO, None)["base_batch"] == 64
