@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.integration.test_in_place import folder_of, last_step, steps
 from tests.integration.test_live_shrink import is_live
 from tests.throwaway import light_job
+from tests.throwaway.accounting import Accounting
 from tests.throwaway.faults import Matrix, Pairs, Result, pairs_on
 from tests.throwaway.power import power_off
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
@@ -284,6 +285,8 @@ def live_matrix() -> AbstractContextManager[Pairs]:
 @contextmanager
 def _one_cluster() -> Iterator[LiveMatrix]:
     cluster = make_cluster([NodeGroup("cpu", NODES, GPUS)], epoch_s=1)
+    # without slurmdbd Slurm 22.05 takes no second node back for a while
+    cluster.accounting = Accounting(("add account lab", "add user root account=lab"))
     with cluster:
         remember_programs(cluster, light_jobs=("wide", "small"))
         pairs = LiveMatrix(cluster)
