@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.benchmarks.downtime import Line
 from tests.integration.test_in_place import last_step, shown, steps
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, power_on
 from tests.throwaway.slurm import SlurmCluster
 from tests.throwaway.torch_job import CHECKPOINT_EVERY, nodes_of, output, rank_on, submit
 
@@ -72,10 +72,8 @@ def make_failure(cluster: SlurmCluster, job: int, kind: str, node: str) -> None:
 def restore(cluster: SlurmCluster, job: int, lost: set[str]) -> None:
     """End the job and bring its nodes back."""
     cluster.run("scancel", str(job), check=False)
-    for node in lost:
-        cluster.start_node(node)
-        cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test", check=False)
-        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    if lost:
+        power_on(cluster, *sorted(lost))
 
     def idle() -> bool:
         return cluster.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout.split() == cluster.node_names

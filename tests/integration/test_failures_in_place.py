@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.daemon_site import story, until_beat
 from tests.integration.test_in_place import last_step, shown, steps
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, power_on
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 from tests.throwaway.torch_job import nodes_of, output, rank_on, submit
@@ -78,9 +78,7 @@ def test_a_lost_node_is_answered_on_the_others(cluster: SlurmCluster, job: int) 
         assert f"{lost} lost: started again in place on" in output(cluster, job)
     finally:
         cluster.run("scancel", str(job))
-        cluster.start_node(lost)
-        cluster.run("scontrol", "update", f"NodeName={lost}", "State=RESUME", check=False)
-        cluster.wait_for(lambda: "idle" in cluster.run("sinfo", "-h", "-n", lost, "-o", "%t").stdout, 60, "the node")
+        power_on(cluster, lost)
 
 
 def test_a_script_without_an_agent_ends_as_before(cluster: SlurmCluster) -> None:

@@ -16,7 +16,7 @@ from synergy_launch.agent.lost_loss import LOST_STEPS
 
 from tests.integration.daemon_site import story, until_beat, until_steps
 from tests.throwaway import light_job
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, power_on
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 
@@ -159,8 +159,7 @@ def test_a_lost_node_of_two_leaves_the_job_training_on_the_other(cluster: SlurmC
             assert cluster.state(job) == "RUNNING"
     finally:
         cluster.run("scancel", str(job))
-        cluster.start_node(lost)
-        cluster.run("scontrol", "update", f"NodeName={lost}", "State=RESUME", check=False)
+        power_on(cluster, lost)
 
 
 def node_state(cluster: SlurmCluster, name: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.daemon_site import until_beat
 from tests.integration.test_failures_in_place import trains_again
 from tests.integration.test_in_place import last_step, steps
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, power_on
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, synergyd
 from tests.throwaway.torch_job import BATCH, MODULE, nodes_of, output, rank_on, submit
@@ -90,21 +90,6 @@ def job(cluster: SlurmCluster) -> Iterator[int]:
         cluster.wait_for(lambda: cluster.state(job) in ("", "CANCELLED"), 60, "its end")
 
 
-def bring_back(cluster: SlurmCluster, node: str) -> None:
-    """Start the node again; Slurm resumes none while it counts a job there as COMPLETING, which ends once it is DOWN."""
-    cluster.start_node(node)
-
-    def is_idle() -> bool:
-        state = cluster.run("sinfo", "-h", "-n", node, "-o", "%t").stdout
-        if "idle" not in state:
-            for update in ("DOWN", "RESUME"):
-                words = (f"NodeName={node}", f"State={update}", "Reason=test")
-                cluster.run("scontrol", "update", *words, check=False)
-        return state.strip() == "idle"
-
-    cluster.wait_for(is_idle, 120, "the node")
-
-
 def test_a_lost_node_costs_the_steps_since_the_memory_checkpoint(
     cluster: SlurmCluster, job: int, tmp_path: Path
 ) -> None:
@@ -126,7 +111,7 @@ def test_a_lost_node_costs_the_steps_since_the_memory_checkpoint(
         assert durable_step(cluster, job) % EVERY == 0, "a memory checkpoint is none that is safe"
     finally:
         cluster.run("scancel", str(job))
-        bring_back(cluster, lost)
+        power_on(cluster, lost)
     assert_uninterrupted(tmp_path, log)
     cluster.wait_for(lambda: not folders(job), 60, "the end of all copies")
 
@@ -156,5 +141,4 @@ def test_two_lost_neighbours_leave_the_checkpoint_on_disk(cluster: SlurmCluster,
         assert log[again]["step"] == durable + 1
     finally:
         cluster.run("scancel", str(job))
-        for node in lost:
-            bring_back(cluster, node)
+        power_on(cluster, *lost)

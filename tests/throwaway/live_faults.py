@@ -22,7 +22,7 @@ from tests.integration.test_live_shrink import is_live
 from tests.throwaway import light_job
 from tests.throwaway.accounting import Accounting
 from tests.throwaway.faults import Matrix, Pairs, Result, pairs_on
-from tests.throwaway.power import power_off
+from tests.throwaway.power import power_off, power_on
 from tests.throwaway.slurm import NodeGroup, SlurmCluster
 from tests.throwaway.synergy import make_cluster, remember_programs
 
@@ -268,9 +268,8 @@ class LiveMatrix(Matrix):
     def _clean(self) -> None:
         self.stalls.clear()
         self.cluster.run("scancel", *(str(i) for i in (self.job_id, self.blocker) if i), check=False)
-        for node in self.killed:
-            self.cluster.start_node(node)
-            self.cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test", check=False)
+        if self.killed:
+            power_on(self.cluster, *self.killed)
         self.killed.clear()
         self._wait(self._queue_empty, 60, "an empty queue")
         self._wait(self._nodes_idle, 30, "idle nodes")

@@ -43,7 +43,7 @@ for node in $(scontrol show hostnames "$1"); do"""
 
 
 def power_off(cluster: SlurmCluster, node: str) -> None:
-    """Ends the node's slurmd and everything that runs on it, at once. `cluster.start_node` brings it back."""
+    """Ends the node's slurmd and everything that runs on it, at once. `power_on` brings it back."""
     cluster.kill(node)
     mark, conf = f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={cluster.conf}".encode()
     processes: set[int] = set()
@@ -67,6 +67,25 @@ def power_off(cluster: SlurmCluster, node: str) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def power_on(cluster: SlurmCluster, *nodes: str) -> None:
+    """Bring nodes back that have lost their power. Return when Slurm has them idle.
+
+    Slurm resumes none while it counts a job there as COMPLETING, which ends once the node is DOWN.
+    """
+    for node in nodes:
+        cluster.start_node(node)
+
+    def are_idle() -> bool:
+        rows = cluster.run("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N %t").stdout.splitlines()
+        others = [name for name, state in map(str.split, rows) if state != "idle"]
+        for name in others:
+            for update in ("DOWN", "RESUME"):
+                cluster.run("scontrol", "update", f"NodeName={name}", f"State={update}", "Reason=test", check=False)
+        return not others
+
+    cluster.wait_for(are_idle, 120, f"{', '.join(nodes)} to be idle")
 
 
 def set_down(cluster: SlurmCluster, node: str) -> float:
