@@ -5,7 +5,8 @@
 A plain PyTorch model (DDP where there are several ranks, AdamW, DCP checkpoints) on this machine's CPU and disk, the same
 steps in both ways. `held up`: the time in which the training thread does nothing else, median over the saves; `slower
 steps`: what the other steps of the interval take longer than in a run without checkpoints; `good after`: from
-the step boundary to the seal, fsync and digests included.
+the step boundary to the seal, fsync and digests included. `disk`: the rate of one file of the state's size, written
+as `dd bs=16M conv=fsync` writes it, after each way; the share of it is that of state over `good after`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ from typing import Any
 from tests.integration import training_ranks
 
 EVERY = 6
+BLOCK_BYTES = 16 << 20
+STATE_BYTES = 12  # of a parameter: itself and AdamW's two moments, in fp32
+
+
+def disk_rate(folder: Path, size_bytes: int) -> float:
+    """Return the bytes a second at which one file of that size is written, fsync included."""
+    block, written, began = os.urandom(BLOCK_BYTES), 0, time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as stream:
+        while written < size_bytes:
+            written += stream.write(block)
+        os.fsync(stream.fileno())
+        return written / (time.perf_counter() - began)
 
 
 def train(folder: Path, hidden: int, layers: int, saves: int) -> dict[str, Any]:
@@ -86,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--saves", type=int, default=5)
     args = parser.parse_args(argv)
     found: dict[str, dict[str, Any]] = {}
+    rates: list[float] = []
     for name in ("none", "waiting", "background"):
         environment = {"SYNERGY_BACKGROUND_SAVES": str(int(name == "background"))}
         with tempfile.TemporaryDirectory(dir=os.environ.get("SAVE_TIME_DIR")) as folder:
@@ -96,16 +110,20 @@ def main(argv: list[str] | None = None) -> int:
             found[name], _ = training_ranks.run(
                 Path(folder) / "ranks", args.ranks, call, environment=environment, timeout_s=600
             )
+            rates.append(disk_rate(Path(folder), STATE_BYTES * found[name]["parameters"]))
     plain = found["none"]["step"]
     millions = found["none"]["parameters"] / 1e6
-    print(f"{millions:.1f} million parameters, state {millions * 12:.0f} MB, {args.ranks} ranks, "
-          f"step {plain:.3f} s, a save each {EVERY} steps")  # fmt: skip
+    disk = statistics.median(rates)
+    print(f"{millions:.1f} million parameters, state {millions * STATE_BYTES:.0f} MB, {args.ranks} ranks, "
+          f"step {plain:.3f} s, a save each {EVERY} steps; disk {disk / 1e6:.0f} MB/s "
+          f"({min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f})")  # fmt: skip
     for name in ("waiting", "background"):
         one = found[name]
         held, good = statistics.median(one["held"]), statistics.median(one["good"])
         slower = (one["step"] - plain) * (EVERY - 1)
         print(f"{name:<11} held up {held:.3f} s ({min(one['held']):.3f} to {max(one['held']):.3f}); "
-              f"slower steps {slower:.3f} s an interval; good after {good:.3f} s")  # fmt: skip
+              f"slower steps {slower:.3f} s an interval; good after {good:.3f} s, "
+              f"{100 * STATE_BYTES * found['none']['parameters'] / good / disk:.0f} % of the disk's rate")  # fmt: skip
     return 0
 
 
