@@ -258,12 +258,16 @@ class SlurmCluster:
     def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
         """Waits until `condition()` is true; raises RuntimeError naming `what` and the end of the controller's log."""
         end = time.monotonic() + timeout_s
-        while not condition():
+        while True:
+            asked_s = time.monotonic()
+            if condition():
+                return
+            took_s = time.monotonic() - asked_s
             dead = [n for n, p in self._processes.items() if p.poll() is not None]
             if dead or time.monotonic() > end:
                 problem = f"{', '.join(dead)} ended" if dead else "time is up"
                 raise RuntimeError(f"waiting for {what}: {problem}\n{self.log_tail(dead[0] if dead else 'slurmctld')}")
-            time.sleep(0.1)
+            time.sleep(max(0.1, 2 * took_s))  # to ask takes a third of a processor at most: the cluster needs them
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         path = self.folder / "log" / f"{name}.log"
