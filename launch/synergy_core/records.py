@@ -360,9 +360,8 @@ class Job:
     batches: tuple[int, int] | None = None  # range of its batch, where that is not its directive's
     batch_cap: int = 0  # the largest batch allowed, since its loss did worse above it; 0: no such bound
     own_plan: bool = False  # it runs as its script says: no plan of Synergy's is applied, and none is shown
-    exact: str = (
-        ""  # why its replicas exchange every gradient, whatever its directive allows; "": nothing keeps them from less
-    )
+    #: why its replicas exchange every gradient, whatever its directive allows; "": nothing keeps them from less
+    exact: str = ""
 
     @property
     def batch_range(self) -> tuple[int, int] | None:

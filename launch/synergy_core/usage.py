@@ -294,9 +294,8 @@ class _Audit:
     def __init__(self) -> None:
         self.changes = self.audited = 0
         self.trained_s = self.predicted_s = self.measured_s = self.change_s = self.error_s = 0.0
-        self._counted: tuple[int, float] | None = (
-            None  # the change that was counted last, and the one that was audited last
-        )
+        # the change that was counted last, and the one that was audited last
+        self._counted: tuple[int, float] | None = None
         self._audited: tuple[int, float] | None = None
         self._waiting_s = 0.0  # seconds of the present change, until its training is reported
         self._restart_s = 0.0  # those of them on its GPUs; the end of a run is among them, which the next change takes

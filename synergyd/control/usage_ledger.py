@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.usage import RESIZING, Usage, with_end_time, with_less_training, without_training
 
-WRITE_S = (
-    600.0  # a part that goes on is stored so often: a daemon that dies loses so much of what was trained at the most
-)
+#: a part that goes on is stored so often: a daemon that dies loses so much of what was trained at the most
+WRITE_S = 600.0
 OLDEST_S = 400 * 86400.0  # if a run began before that, Slurm's clock is wrong about it
 
 

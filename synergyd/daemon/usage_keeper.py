@@ -65,9 +65,8 @@ class UsageKeeper:
         self._began_s = 0.0  # begin of this ledger: unknown runs that began before it were not recorded
         self._asked_s = 0.0
         self._ask_at_s = self._prune_at_s = self._month_at_s = 0.0
-        self.month: Totals | None = (
-            None  # of all jobs in the present month, as `synergyctl usage` shows it; not known yet
-        )
+        # of all jobs in the present month, as `synergyctl usage` shows it; not known yet
+        self.month: Totals | None = None
         self._thread = LookThread(
             "usage", open_store, self.take, log, "GPU hours are not stored", most=2, finishes=True
         )

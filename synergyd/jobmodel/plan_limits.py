@@ -50,16 +50,14 @@ class PlanLimits:
     uneven: bool = False  # pipeline stages may have unlike numbers of layers (pipeline_stages.py)
     a2a: bool = False  # context-parallel ranks may exchange by all-to-all
     shards: bool = False  # ZeRO may share out over one node's ranks alone
-    groups: int = (
-        1  # number of groups of ranks, each of which shares out by itself where they divide; 1: all ranks together
-    )
+    #: number of groups of ranks, each of which shares out by itself where they divide; 1: all ranks together
+    groups: int = 1
     blocks: bool = False  # full recompute may cover some of the layers
     modules: tuple[
         str, ...
     ] = ()  # modules of a layer that may be computed again, besides the attention's core (recompute.py)
-    recompute: str | None = (
-        None  # the recompute of every plan, of all layers where it is full; None: as memory requires
-    )
+    #: the recompute of every plan, of all layers where it is full; None: as memory requires
+    recompute: str | None = None
 
 
 def divisors(n: int) -> list[int]:

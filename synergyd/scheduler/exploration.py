@@ -27,9 +27,8 @@ from synergyd.scheduler.problem.records import Allocation, JobRequest, Problem
 from synergyd.scheduler.problem.utility import allocation as allocation_of
 from synergyd.scheduler.problem.utility import is_growth_refused, restart_factor
 
-_REACH = (
-    2  # times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
-)
+#: times the present GPUs, at most: Pollux's bound, too, on sizes beyond those measured (OSDI'21, section 4.1)
+_REACH = 2
 _TRIES = 4  # placements tried an epoch
 _STARTS = 32  # jobs an epoch that start as they asked: each looks at all nodes, 40 ms of 10,000
 # times the present goodput that a trial must be worth: what is at stake must be more than the arithmetic's own error

@@ -44,9 +44,8 @@ from synergyd.slurm.past_runs import read_mail, read_past_runs
 from synergyd.slurm.rights import demand_rights
 
 log = logging.getLogger("synergyd")
-SIGNAL_TIMEOUT_S = (
-    4.0  # scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
-)
+#: scancel sleeps 5 s and asks anew where the job is in transition: it could hit the next incarnation
+SIGNAL_TIMEOUT_S = 4.0
 START_TIMEOUT_S = 4.0  # less than a takeover took with SlurmctldTimeout=5 (6 s, 22.05.8)
 DELAY_IDS = 500  # jobs of one scontrol: a few milliseconds each
 NODE_LIST_BYTES = 16384  # for a list that is read by itself

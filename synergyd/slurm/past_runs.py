@@ -27,9 +27,8 @@ def read_past_runs(run: Callable[..., bytes], from_s: float, to_s: float) -> Ite
     """
     # uts: seconds since 1970, whatever time zone and format sacct works in
     span = (f"--starttime=uts{max(1, int(from_s))}", f"--endtime=uts{max(1, int(to_s))}")
-    between = (
-        f"|{secrets.token_hex(8)}|"  # nobody's job name can have it, and with a line end look like another job's line
-    )
+    # nobody's job name can have it, and with a line end look like another job's line
+    between = f"|{secrets.token_hex(8)}|"
     shape = ("-n", "-P", f"--delimiter={between}", f"--state={_ENDED}", *span, f"--format={_COLUMNS}")
     argv = ("sacct", "-a", "-D", "-X", *shape)
     try:

@@ -33,9 +33,8 @@ _NEW = frozenset(
     )
 )
 _ONLY_WRITES = frozenset(("copy_", "zero_", "fill_"))
-_SCORES_IN_GEMMS = (
-    12.0  # bytes a score: written by one GEMM and read by one forward, one and three backward, 2 bytes each
-)
+#: bytes a score: written by one GEMM and read by one forward, one and three backward, 2 bytes each
+_SCORES_IN_GEMMS = 12.0
 _HIDDEN, _HEADS, _SEQ, _VOCAB = 64, 4, 64, 128
 _MLP = 4 * _HIDDEN
 _MODEL_HIDDEN, _MODEL_NORMS, _MODEL_SCORES, _MODEL_OPTIMIZER = 3 * 32.0, 3 * 8.0, 30.0, 30.0  # bytes

@@ -22,9 +22,8 @@ from synergy_core.records import Plan
 from synergy_launch.agent.agent import Agent
 from synergy_launch.agent.settings import AgentSettings
 
-GPU_STEP_S = (
-    0.8  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
-)
+#: GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+GPU_STEP_S = 0.8
 CHECKPOINT_EVERY = 20  # steps
 STALL_S = 25.0  # at the most, as stall.py's calls; not imported: this file also runs alone, in containers
 

@@ -32,9 +32,8 @@ from tests.throwaway.agent_job import stall
 from tests.throwaway.slurm import SlurmCluster
 
 OVERLAP = "overlap"  # a file in the checkpoint folder: two runs were alive at once
-GPU_STEP_S = (
-    0.4  # GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
-)
+#: GPU seconds of a step: twice the GPUs are twice as fast, or what it measures would keep it from growing
+GPU_STEP_S = 0.4
 BATCH = 8
 GRADIENT_BYTES = 50_000_000
 MODEL = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}

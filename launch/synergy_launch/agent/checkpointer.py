@@ -34,9 +34,8 @@ class Checkpointer:
         self.save: Save | None = None
         self.stage: Stage | None = None
         self.background: BackgroundSave | None = None
-        self.more_history: Callable[[], Mapping[str, Any]] = (
-            dict  # for each checkpoint's metadata, beside the schedule's
-        )
+        # for each checkpoint's metadata, beside the schedule's
+        self.more_history: Callable[[], Mapping[str, Any]] = dict
         self.memory: MemorySaves | None = None  # None: no memory checkpoints, or no more
         self._resumes_from_memory = False
         self._has_begun = False  # all ranks have loaded and made a step

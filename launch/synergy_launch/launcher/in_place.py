@@ -10,7 +10,7 @@ tells the others.
 
 An order may also name nodes that the job does not have: then they are brought in first (more_nodes.py), while the run goes on.
 
-On several nodes the first one decides for all (group.py); without a connection to each of them nothing is restarted.
+On several nodes the first one decides for all (group/launcher_group.py); without a connection to each of them nothing is restarted.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ LOST_HOLD_S = 900.0
 SILENT_S, SILENT_STEPS = 2.0, 3.0
 _TELL_S = 0.5  # the most seconds before the first node ends its run: the others must know that it is to end
 _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
-_CREW_S = (
-    10.0  # seconds for nodes whose launchers start late or connect anew, before the first one decides without them
-)
+#: seconds for nodes whose launchers start late or connect anew, before the first one decides without them
+_CREW_S = 10.0
 _POLL_S = 0.1
 _HURRY_S = 0.02  # while a run stands still for the next one
-_FROM_OUTSIDE = ("killed", "hang", "oom", "gpu")  # causes that say nothing of the step
+_FROM_OUTSIDE = ("killed", "hang", "oom", "gpu", "network")  # causes that say nothing of the step
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
 
 
@@ -64,7 +63,8 @@ def may_restart(earlier: Collection[Crash], crash: Crash, most: int = CRASHES) -
 
     Without a step gained since it is started at most `most` times in WINDOW_S; while it gains steps, always. Only crashes of the same
     cause, or of none that is known, are at the same step again. One from outside, by SIGKILL, a signal that stopped the run or a fault of
-    the GPU, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent, and is no crash for others.
+    a GPU or a network adapter, says nothing of the step. A run that ended itself for a loss spike has the bound of its own agent, and is
+    no crash for others.
     """
     if crash.cause == "spike":
         return sum(c.cause == "spike" and abs(crash.at_s - c.at_s) < WITHIN_S for c in earlier) < MOST_RETURNS
@@ -119,9 +119,8 @@ class Restarts:
         self._status: Mapping[str, Any] = {}  # the latest that names a plan
         self._growth: MoreNodes | None = None  # the latest
         self._growths: list[MoreNodes] = []  # those whose allocations have not ended
-        self._join: ReportAnswer | None = (
-            None  # an order to bring nodes in, heard and not begun; set by the reporter's thread
-        )
+        # an order to bring nodes in, heard and not begun; set by the reporter's thread
+        self._join: ReportAnswer | None = None
         self._heard_join = 0  # the latest such order
         self._alone_since: float | None = None  # the time at which a node beside the allocation lost the first one
         self._order: ReportAnswer | None = None  # heard, and not followed yet; set by the reporter's thread

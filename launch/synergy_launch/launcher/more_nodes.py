@@ -2,8 +2,8 @@
 
 Stock Slurm can't grow a running job. So the first node's launcher asks, as the job's user, for an allocation like the job's own on the
 nodes that the daemon has named, immediately or not at all, and starts the launcher there as an ordinary step. The launchers there have
-the job's identity from JOINED, connect to the first node (group.py), and wait for its next run. The allocation ends with its step: at
-the end of the job, at an order that its nodes leave, or when the first node is gone (`release`).
+the job's identity from JOINED, connect to the first node (group/launcher_group.py), and wait for its next run. The allocation ends with
+its step: at the end of the job, at an order that its nodes leave, or when the first node is gone (`release`).
 """
 
 from __future__ import annotations

@@ -81,9 +81,8 @@ class _NodeRun:
         self._hold_s = read_number(os.environ, "SYNERGY_HOLD_S", float, 20.0) if supervisor else 0.0
         self._held_until = 0.0  # monotonic; 0: the child runs
         self._child: Child | None = None
-        self._run_name = (
-            f"{allocation.job_id} {allocation.restarts} {restarts.report_part.number}"  # the same on all nodes
-        )
+        # the same on all nodes
+        self._run_name = f"{allocation.job_id} {allocation.restarts} {restarts.report_part.number}"
         self._failed_over = 0  # the latest request that could not be put into the run folder
         self._requests = 0  # checkpoint requests so far: the daemon's, in its answers to reports, and one a SIGUSR2
         self._handed_over = 0  # the requests that are in the run folder

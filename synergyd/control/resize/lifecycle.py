@@ -171,9 +171,8 @@ class JobLifecycle:
     batch_cap: int = 0  # no larger batch again: its loss did worse there; 0: no such bound
     # the latest incarnation whose launcher was heard; -1: none was
     launched_incarnation: int = field(default=-1, metadata=renamed_from("launched"))
-    reruns: int = (
-        0  # times that its script ended before its training began after a restart of Synergy's, and was run once more
-    )
+    #: times that its script ended before its training began after a restart of Synergy's, and was run once more
+    reruns: int = 0
     exact_only: bool = False  # no less communication again: its loss did worse with it
     # nodes that are kept for it from its requeue to its release
     shielded_nodes: tuple[str, ...] = field(default=(), metadata=renamed_from("shielded"))

@@ -15,9 +15,8 @@ from synergy_core.rates import equivalent_sequences
 
 _TOLERANCE = 1.5  # a learning rate schedule that is prolonged, an estimate that was rough
 _SLACK_S = 900.0  # seconds of training: the last evaluation and checkpoint are steps of no length
-_BUSY = (
-    0.5  # the least share of its time that it trains: evaluations, checkpoints and others on its links take the rest
-)
+#: the least share of its time that it trains: evaluations, checkpoints and others on its links take the rest
+_BUSY = 0.5
 _GAP_S = 600.0  # longest gap between two reports: a longer one may have been a pause
 
 

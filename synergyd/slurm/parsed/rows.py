@@ -48,9 +48,8 @@ class JobRow:
     reservation: str = ""
     # memory of all nodes together, from its TRES; of a job that names none: whole nodes'. 0 where Slurm counts none
     memory_mib: int = 0
-    min_memory_mib: int = (
-        0  # MinMemory: of a node (--mem), or of a CPU where `memory_per_cpu`; 0: its partition's default
-    )
+    #: MinMemory: of a node (--mem), or of a CPU where `memory_per_cpu`; 0: its partition's default
+    min_memory_mib: int = 0
     memory_per_cpu: bool = False
     memory_per_gpu_mib: int = 0
     cpus_per_task: int = 1
@@ -76,9 +75,8 @@ class JobRow:
     het_job_id: int = 0  # 0: not heterogeneous
     het_offset: int = 0
     nice: int = 0
-    merged: bool = (
-        False  # its record was shown with other tasks' in it: `array_task` has no throttle, whether there is one or not
-    )
+    #: its record was shown with other tasks' in it: `array_task` has no throttle, whether there is one or not
+    merged: bool = False
     tres_gpus: int = 0  # on all nodes, as Slurm counts them (AccountingStorageTRES); 0: it does not
 
 

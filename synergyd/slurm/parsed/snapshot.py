@@ -42,12 +42,10 @@ class SubmittedJob:
     continuations: int = 0  # number of times that it began again
     throttle: int = 0  # its array's
     mail: str = ""  # MailType as its user set it, while a resize keeps some of its mails from being sent
-    put_off_s: float | None = (
-        None  # the plugin put off its start, which may come from then on; None: it did not, or no more
-    )
-    second_run: str = (
-        ""  # why its script would not get to its training again, so that it keeps its size; "" where nothing is seen
-    )
+    #: the plugin put off its start, which may come from then on; None: it did not, or no more
+    put_off_s: float | None = None
+    #: why its script would not get to its training again, so that it keeps its size; "" where nothing is seen
+    second_run: str = ""
     uid: int = 0  # its owner's
     leader: int = 0  # leader of the heterogeneous job that it is a component of; 0: it is none
     batches: tuple[int, int] | None = None  # Job.batches as it was last found, of a job with adapt=yes

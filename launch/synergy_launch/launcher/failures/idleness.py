@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 LEAST_S = 300.0
-BUSY = (
-    0.05  # CPU seconds a second: a process that waits for its GPU spins on a core, one that polls a socket takes less
-)
+#: CPU seconds a second: a process that waits for its GPU spins on a core, one that polls a socket takes less
+BUSY = 0.05
 _LOOK_S = 15.0
 _GPU_TIMEOUT_S = 20.0
 # a tool, its arguments, and the utilisation of a GPU in what it prints

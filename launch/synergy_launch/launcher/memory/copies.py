@@ -5,7 +5,7 @@ of the next node and reports to the first node when that one has it. When all pa
 checkpoint to all. After a failure it names the latest one of which the remaining launchers hold all parts, and every launcher fetches
 what it lacks before the next run starts. A run goes on from it only if it is newer than the last good checkpoint on disk.
 
-Between the launchers, as JSON on their connections (launcher_group.py), where NAME is a node, RUN and STEP mean a memory checkpoint:
+Between the launchers, as JSON on their connections (group/launcher_group.py), where NAME is a node, RUN and STEP mean a memory checkpoint:
 
     {"port": PORT}                                                     to the first node: where this one takes parts
     {"next": [NAME, ADDRESS, PORT], "run": RUN}                        where to send the parts of that run
@@ -64,7 +64,7 @@ from synergy_launch.launcher.memory.transfer import PartName, PartServer, fetch_
 VARIABLE = "SYNERGY_MEMORY_COPIES"
 _HELD = "held"
 _AGAIN_S = 2.0
-#: of a record: half of a line between launchers (launcher_group.py), since the next one may come with it. About 400 nodes
+#: of a record: half of a line between launchers (group/launcher_group.py), since the next one may come with it. About 400 nodes
 _MOST_RECORD_BYTES = 32_768
 _MOST_FAILURES = 5  # of sending one part; then memory checkpoints end
 _FETCHES = 4  # at once

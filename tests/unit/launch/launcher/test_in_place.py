@@ -46,6 +46,9 @@ def test_only_a_crash_of_the_same_cause_is_at_the_same_step_again() -> None:
     assert not may_restart(known, Crash(115, NOW_S, "exit")) and may_restart(known, Crash(115, NOW_S, "memory"))
     assert not may_restart((Crash(120, NOW_S - 60),), Crash(115, NOW_S, "memory")), "its cause is not known"
     killed = tuple(Crash(120, NOW_S - 60 * n, "killed") for n in range(CRASHES))
+    assert may_restart((Crash(120, NOW_S - 60, "network"),), Crash(120, NOW_S, "network")), (
+        "it says nothing of the step"
+    )
     assert may_restart(killed[1:], Crash(120, NOW_S, "killed")) and not may_restart(killed, Crash(120, NOW_S, "killed"))
     assert may_restart(killed, Crash(500, NOW_S, "killed")), "it has gained steps since"
 
