@@ -267,7 +267,7 @@ class SlurmCluster:
             if dead or time.monotonic() > end:
                 problem = f"{', '.join(dead)} ended" if dead else "time is up"
                 raise RuntimeError(f"waiting for {what}: {problem}\n{self.log_tail(dead[0] if dead else 'slurmctld')}")
-            time.sleep(max(0.1, 2 * took_s))  # to ask takes a third of a processor at most: the cluster needs them
+            time.sleep(max(0.2, 3 * took_s))  # asking takes a quarter of a processor at most: the cluster needs them
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         path = self.folder / "log" / f"{name}.log"
