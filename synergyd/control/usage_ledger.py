@@ -289,7 +289,10 @@ class UsageLedger:
             now.written_s = until_s
 
     def _count(self, now: _Open, until_s: float, job: Holding) -> None:
-        part = replace(now.part, to_s=max(until_s, now.part.from_s))
+        part = now.part
+        if until_s < part.to_s:  # Slurm says whole seconds of its end, after a look that counted more
+            part = replace(with_end_time(part, until_s), is_open=part.is_open)
+        part = replace(part, to_s=max(until_s, part.from_s))
         starting = now.restarts > 0 and job.has_trained_before and now.training_s is None
         if job.is_idle and not starting:  # what passed before it was seen to be idle stays as it was counted
             since_s = max(now.part.to_s, now.counted_s or 0.0)

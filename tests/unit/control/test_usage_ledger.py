@@ -50,6 +50,19 @@ def test_a_run_is_held_from_slurms_start_to_slurms_end() -> None:
     assert kept(ledger) == []
 
 
+def test_training_ends_with_the_run_when_slurm_says_an_end_before_the_last_look() -> None:
+    """Slurm says whole seconds: a run that ended at 1120.9 did so at 1120."""
+    ledger = UsageLedger(midnight)
+    trains = {"gpus": 4, "training_s": 1060.0, "relative": 1.0}
+    for now_s in (1060.0, 1120.5):
+        ledger.look(now_s, [holding(**trains)])
+    ledger.look(1121.5, [holding(**trains, ended_s=1120.0)])
+    (part,) = [p for p in kept(ledger) if not p.is_open]
+    assert (part.to_s, part.held_s) == (1120.0, 120.0)
+    assert part.trained_s + part.restart_s + part.idle_s <= part.held_s
+    assert part.trained_s == pytest.approx(60.0, abs=0.3)
+
+
 def test_idle_time_is_no_training() -> None:
     """It is seen to be idle at 1660, and works again at 1900; it goes on training on the GPUs that it asked for."""
     ledger = UsageLedger(midnight)
