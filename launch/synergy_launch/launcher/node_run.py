@@ -123,6 +123,7 @@ class _NodeRun:
             restarts.look(status)
             restarts.poll()
             self._note_mending()
+            faults.poll()
             if restarts.can_restart:
                 self._starter.poll(trains=status is not None and status.get("state") == "training")
             if guard.wants_status:

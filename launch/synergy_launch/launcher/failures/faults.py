@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from synergy_launch.node_check.adapters import read_links
 #: what torchrun and PyTorch's data loader say of a process that SIGKILL ended
 _KILLED = re.compile(rb"Signal 9 \(SIGKILL\)|killed by signal: Killed")
 
+#: a link that was lost longer ago, twice as long at the most, did not end the run: NCCL's watchdog waits 600 s for a collective
+LINK_S = 900.0
+
 
 class FaultFinder:
-    """The search for the cause of one run's end on this node; made before the run starts.
+    """The search for the cause of one run's end on this node; made before the run starts. Call `poll` while it lasts.
 
     `run`: its number in this incarnation. `folders`: where the run writes, besides what its agent says.
     """
@@ -37,12 +41,20 @@ class FaultFinder:
         oom_kills: Callable[[], int | None] = read_oom_kills,
         gpus: GpuErrors | None = None,
         links: Callable[[], Mapping[str, bool]] = read_links,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._run, self._run_dir, self._folders = node, run, run_dir, folders
         self._oom_kills = oom_kills
         self._gpus = GpuErrors(os.environ) if gpus is None else gpus
         self._kills_before = oom_kills()
-        self._links, self._links_before = links, links()
+        self._links, self._monotonic = links, monotonic
+        self._links_before = self._links_since = links()
+        self._looked_s = monotonic()
+
+    def poll(self) -> None:
+        """Look at the network adapters now and then."""
+        if (now_s := self._monotonic()) >= self._looked_s + LINK_S:
+            self._links_before, self._links_since, self._looked_s = self._links_since, self._links(), now_s
 
     def find(self, code: int, error_output: bytes) -> Fault | None:
         """Return the cause of the run's end by itself with exit code `code`, or None if nothing is known.

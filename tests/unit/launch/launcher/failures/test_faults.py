@@ -14,7 +14,7 @@ import pytest
 from synergy_core.job_report import Fault, LossSpike
 from synergy_launch.agent import run_folder
 from synergy_launch.agent.full_disk import is_full_disk, read_free_bytes, with_free_space
-from synergy_launch.launcher.failures.faults import FaultFinder, folders_of_run
+from synergy_launch.launcher.failures.faults import LINK_S, FaultFinder, folders_of_run
 from synergy_launch.launcher.gpus.errors import GpuErrors, GpuErrorSource
 from synergy_launch.node_check.adapters import read_links
 
@@ -157,6 +157,21 @@ def test_an_adapter_that_lost_its_link_during_the_run_is_the_cause(tmp_path: Pat
     port(classes, "mlx5_0", "4: ACTIVE")
     found = find()
     assert found is not None and found.describe() == "network adapter eth0 lost its link on n1"
+
+
+def test_an_adapter_that_lost_its_link_long_before_is_not_the_cause(tmp_path: Path) -> None:
+    adapter(tmp_path, "eth0", "up")
+    times = iter((0.0, 60.0, LINK_S, LINK_S + 60.0, 2 * LINK_S))
+    finder = FaultFinder(
+        "n1", 3, tmp_path, oom_kills=lambda: None, links=lambda: read_links(tmp_path), monotonic=lambda: next(times)
+    )
+    adapter(tmp_path, "eth0", "down")
+
+    def polls() -> bool:
+        finder.poll()
+        return finder.find(1, b"") is not None
+
+    assert [polls() for _ in range(4)] == [True, True, True, False]
 
 
 def test_a_run_that_ended_for_a_loss_spike_says_so(tmp_path: Path) -> None:
