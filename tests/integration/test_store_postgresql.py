@@ -76,6 +76,8 @@ def test_crash_after_crash_loses_nothing(server: Postgres, postgres_database: st
     expected: list[StoredEvent] = []
     try:
         while crashes < 8:
+            # as an epoch would, and not as fast as a processor can: the buffer keeps 50,000 events at the most
+            time.sleep(0.002)
             n = len(expected)
             expected.append(StoredEvent(1, float(n), "RUNNING", f"step {n}"))
             buffer.append_events([expected[-1]])
