@@ -521,6 +521,7 @@ class Restarts:
                 ordered = word.order > self.report_part.order
                 self._mends = self._mends or bool(set(word.nodes) - set(group.allocation.nodes))
                 self.report_part = replace(self.report_part, number=word.number, order=word.order)
+                self._begin_run()
                 if ordered and name not in word.nodes:
                     self.leaves, guard.waits, guard.tells = True, False, False
                     return False
@@ -669,6 +670,10 @@ class Restarts:
 
     def _count_new_run(self, report_part: InPlace) -> None:
         self.report_part = replace(report_part, number=report_part.number + 1)
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        """Forget what was known of the run before."""
         self._acknowledged, self._present = self._acknowledged + self._present, 0
         self._state, self.left, self._has_told_hang = None, False, False
 

@@ -649,6 +649,21 @@ def test_a_hang_on_another_node_is_told_once_and_ends_the_run_only_if_there_is_a
     assert first.restarts.is_broken_elsewhere and first.restarts.answer_hang()
 
 
+def test_a_node_that_follows_tells_of_a_hang_in_each_run(job: list[Node]) -> None:
+    first, other, third = job
+    for run in range(3):
+        steps(first, 120 + 20 * run)
+        assert not other.restarts.answer_hang()
+        poll_until(job, lambda: first.restarts.is_broken_elsewhere)
+        other.restarts.left = True  # as its launcher notes when it ends the processes for another node's sake
+        assert first.restarts.begin_next_run(137, first.guard)
+        for node in (other, third):
+            poll_until(job, lambda node=node: node.restarts._word is not None)  # type: ignore[misc]
+            assert node.restarts.begin_next_run(137, node.guard)
+        assert not other.restarts.left, "what ends the next run by itself is looked into"
+    assert first.restarts.report_part.number == other.restarts.report_part.number == 3
+
+
 def test_the_first_node_reports_what_another_node_knows_of_its_end(job: list[Node]) -> None:
     first, other, _ = job
     assert other.restarts.group is not None
