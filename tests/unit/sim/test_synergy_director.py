@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from synergy_core.errors import UsageError
@@ -10,9 +12,13 @@ from synergy_core.records import Cell, Measurement, Plan, Profile, Shape
 from synergy_sim.records import Costs, JobResult, Outage, Scenario, TrainingSpeed, build_cluster, requested_shape
 from synergy_sim.runs import RIGID, policies, simulate
 from synergy_sim.simulated_forecast import LearntForecast, OracleForecast, make_directive, queued_job
+from synergy_sim.simulated_slurm import SimulatedSlurm
 from synergy_sim.synergy_director import SynergyDirector
 from synergy_sim.world import SimulatedJob, World, results_in_order
 
+from synergyd.control.controller import Controller
+from synergyd.control.resize.events import CheckpointTaken, ControlEvent
+from synergyd.control.resize.lifecycle import ResizeState
 from synergyd.daemon.forecast import Forecast
 from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
@@ -241,3 +247,15 @@ def test_daemon_and_simulator_offer_a_job_the_same_cells() -> None:
     for profile, present in ((Profile(), None), (measured, plan)):
         simulated = LearntForecast().cells(live, queued, profile, present, cluster)
         assert simulated.cells and simulated == Forecast(Settings()).cells(queued, profile, present, cluster)
+
+
+def test_a_checkpoint_counts_as_a_new_one_although_reports_name_none() -> None:
+    """The count began anew with a report between two changes without a requeue: the second change waited for ever."""
+    lifecycle = SimpleNamespace(state=ResizeState.CHECKPOINTING, incarnation=0, acks_at_request=1)
+    controller = SimpleNamespace(jobs={7: SimpleNamespace(lifecycle=lifecycle, checkpoints_taken=0)})
+    events: list[ControlEvent] = []
+    slurm = SimulatedSlurm(
+        Costs(), cast(Controller, controller), lambda _, event: events.append(event), cast(Any, None)
+    )
+    slurm._finish_checkpoint(cast(World, SimpleNamespace(jobs={})), 7, 0)
+    assert events == [CheckpointTaken(7, 0, 2)]
