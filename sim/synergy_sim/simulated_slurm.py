@@ -141,9 +141,7 @@ class SimulatedSlurm:
             if live is not None and live.grant and live.pace is None and live.restarts == restarts:
                 world.resume(live)
             return
-        # reports here name no checkpoints, so the count may have begun anew since the request
-        count = 1 + max(tracked.checkpoints_taken, lifecycle.acks_at_request)
-        self._tell(world, CheckpointTaken(job_id, restarts, count))
+        self._tell(world, CheckpointTaken(job_id, restarts, tracked.checkpoint_request))
 
     def _join(self, world: World, order: JoinNodes) -> None:
         """Bring nodes in, at once or not at all; the launchers answer once they are connected."""

@@ -133,10 +133,9 @@ class Watch:
             if state in HOLDS:
                 gpus = int(nodes) * int(gres.rpartition(":")[2])
                 self.gpu_s[name] = self.gpu_s.get(name, 0.0) + gpus * passed_s
-            if beside is not None:
-                continue
-            if state in HOLDS:
-                self._since.setdefault(name, now_s)
+                if beside is None:
+                    self._since.setdefault(name, now_s)
+            if state in HOLDS or beside is not None:
                 continue
             if name in self._since:
                 self.held.setdefault(name, []).append(Held(self._since.pop(name), now_s))
@@ -291,21 +290,17 @@ def measured(
             found["grant"].append(times[0].start_s - before[-1])
         for number, one in enumerate(times):
             mine = [s for s in said[name] if s.restarts == number]
-            begun = [s.time_s for s in mine if s.what == "trains"]
+            begun, saved, ended = ([s.time_s for s in mine if s.what == what] for what in ("trains", "saves", "done"))
             if begun:
                 found["start" if number else "first_start"].append(begun[0] - one.start_s)
             for before_s, now_s in pairwise(begun):
-                found["live"] += [now_s - s.time_s for s in mine if s.what == "saves" and before_s < s.time_s < now_s][
-                    -1:
-                ]
+                found["live"] += [now_s - at_s for at_s in saved if before_s < at_s < now_s][-1:]
             if number:
                 found["requeue"].append(one.start_s - times[number - 1].end_s)
-            ends = [s.time_s for s in mine if s.what == "done"]
-            saves = [s.time_s for s in mine if s.what == "saves" and s.time_s > max(begun, default=0.0)]
-            if ends:
-                found["end"].append(one.end_s - ends[0])
-            elif saves and number + 1 < len(times):
-                found["checkpoint"].append(one.end_s - saves[-1])
+            if ended:
+                found["end"].append(one.end_s - ended[0])
+            elif number + 1 < len(times):
+                found["checkpoint"] += [one.end_s - at_s for at_s in saved if at_s > max(begun, default=0.0)][-1:]
 
     def mean(name: str) -> float:
         return max(0.0, statistics.fmean(found[name])) if found[name] else 0.0

@@ -17,41 +17,39 @@ def read_network_rate(classes: Path = CLASSES) -> float | None:
 
     InfiniBand's ports (RoCE's too) count where there are any active ones, otherwise Ethernet's. `classes` stands for /sys/class.
     """
-    rates = _infiniband_rates(classes / "infiniband") or _ethernet_rates(classes / "net")
+    rates = [float(rate[1]) * _GIGABIT for port in _ports(classes) if _is_active(port) and (rate := _rate(port))]
+    if not rates:
+        # in Mbit/s; -1 without a link
+        speeds = [_read(interface / "speed") for interface in _interfaces(classes) if _is_up(interface)]
+        rates = [int(speed) * _MEGABIT for speed in speeds if speed.isdecimal()]
     return sum(rates) if rates else None
 
 
 def read_links(classes: Path = CLASSES) -> dict[str, bool]:
     """Return whether each physical adapter has a link, by Ethernet's interface (`eth0`) or InfiniBand's port (`mlx5_0 port 1`)."""
-    ports = {
-        f"{path.parents[1].name} port {path.name}": _read(path / "state") == _IB_ACTIVE
-        for path in sorted((classes / "infiniband").glob("*/ports/*"))
-    }
-    interfaces = {
-        path.name: _read(path / "operstate") == "up"
-        for path in sorted((classes / "net").glob("*"))
-        if (path / "device").exists()
-    }
-    return ports | interfaces
+    ports = {f"{port.parents[1].name} port {port.name}": _is_active(port) for port in _ports(classes)}
+    return ports | {interface.name: _is_up(interface) for interface in _interfaces(classes)}
 
 
-def _infiniband_rates(folder: Path) -> list[float]:
-    rates = []
-    for port in sorted(folder.glob("*/ports/*")):
-        rate = _RATE.match(_read(port / "rate"))
-        if rate is not None and _read(port / "state") == _IB_ACTIVE:
-            rates.append(float(rate[1]) * _GIGABIT)
-    return rates
+def _ports(classes: Path) -> list[Path]:
+    return sorted((classes / "infiniband").glob("*/ports/*"))
 
 
-def _ethernet_rates(folder: Path) -> list[float]:
-    rates = []
-    for adapter in sorted(folder.glob("*")):
-        speed = _read(adapter / "speed")  # in Mbit/s; -1 without a link
-        # a bridge, a container's end of a link and the loopback have no device of their own
-        if speed.isdecimal() and _read(adapter / "operstate") == "up" and (adapter / "device").exists():
-            rates.append(int(speed) * _MEGABIT)
-    return rates
+def _interfaces(classes: Path) -> list[Path]:
+    # a bridge, a container's end of a link and the loopback have no device of their own
+    return [path for path in sorted((classes / "net").glob("*")) if (path / "device").exists()]
+
+
+def _is_active(port: Path) -> bool:
+    return _read(port / "state") == _IB_ACTIVE
+
+
+def _rate(port: Path) -> re.Match[str] | None:
+    return _RATE.match(_read(port / "rate"))
+
+
+def _is_up(interface: Path) -> bool:
+    return _read(interface / "operstate") == "up"
 
 
 def _read(path: Path) -> str:

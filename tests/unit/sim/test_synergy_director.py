@@ -18,7 +18,8 @@ from synergy_sim.world import SimulatedJob, World, results_in_order
 
 from synergyd.control.controller import Controller
 from synergyd.control.resize.events import CheckpointTaken, ControlEvent
-from synergyd.control.resize.lifecycle import ResizeState
+from synergyd.control.resize.lifecycle import JobLifecycle, ResizeState
+from synergyd.control.tracked import TrackedJob
 from synergyd.daemon.forecast import Forecast
 from synergyd.scheduler.policies import load_policy
 from synergyd.settings import Settings
@@ -251,8 +252,9 @@ def test_daemon_and_simulator_offer_a_job_the_same_cells() -> None:
 
 def test_a_checkpoint_counts_as_a_new_one_although_reports_name_none() -> None:
     """The count began anew with a report between two changes without a requeue: the second change waited for ever."""
-    lifecycle = SimpleNamespace(state=ResizeState.CHECKPOINTING, incarnation=0, acks_at_request=1)
-    controller = SimpleNamespace(jobs={7: SimpleNamespace(lifecycle=lifecycle, checkpoints_taken=0)})
+    tracked = TrackedJob(lifecycle=JobLifecycle(7, 0.0, state=ResizeState.CHECKPOINTING, acks_at_request=1))
+    assert tracked.checkpoints_taken == 0
+    controller = SimpleNamespace(jobs={7: tracked})
     events: list[ControlEvent] = []
     slurm = SimulatedSlurm(
         Costs(), cast(Controller, controller), lambda _, event: events.append(event), cast(Any, None)
