@@ -25,6 +25,9 @@ from synergyd.jobmodel.plan_limits import PlanLimits, divisors
 # Largest over smallest micro-batch of a line: with 3 % of noise a step (throughput.NOISE), the slope of a step that is all computation is
 # then known to 6 %
 _SPAN = 2.0
+# Micro-batches of a free batch are multiples of 8, smaller ones powers of two. Tensor cores' kernels take dimensions that are multiples of
+# 8 at half precision and pad others (NVIDIA, "Tensor Core DL Performance Guide", GTC 2019, S9926). The formula does not know that.
+_ALIGNED_BITS = 3
 # ((GPUs, nodes, replicas, micro-batch, passes), log(predicted / measured)) of a step that was measured
 _Residual = tuple[tuple[int, int, int, int, int], float]
 
@@ -188,7 +191,8 @@ def _all_splits(replicas: int, most: int, limits: PlanLimits) -> tuple[tuple[int
 def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:
     """Return the (micro-batch, passes) whose batch is in the range and next to `batch`, in as few passes as `most` samples at once allow.
 
-    A fixed batch or micro-batch is kept exactly, and so is the unit of a batch.
+    A fixed batch or micro-batch is kept exactly, and so is the unit of a batch. Other micro-batches are those of which kernels
+    are made, or `most`.
     """
     if limits.batch_unit > 1 and limits.batch_unit % replicas:
         return []
@@ -201,8 +205,9 @@ def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[
         return [(micro, whole // (replicas * micro))]
     passes = max(1, -(-round(batch) // (replicas * most)))
     share = batch / (replicas * passes)
+    unit = 2 ** min(_ALIGNED_BITS, int(math.log2(max(share, 1.0))))
     return [
         (micro, passes)
-        for micro in {math.floor(share), math.ceil(share)}
+        for micro in {math.floor(share / unit) * unit, min(most, math.ceil(share / unit) * unit)}
         if 1 <= micro <= most and limits.low <= replicas * micro * passes <= limits.high
     ]
