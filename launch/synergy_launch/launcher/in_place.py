@@ -54,6 +54,9 @@ _CAUSE_S = 1.0  # seconds in which nodes that failed together say why
 _CREW_S = 10.0
 _POLL_S = 0.1
 _HURRY_S = 0.02  # while a run stands still for the next one
+# For the end of a Slurm step's task after that of its launcher: more than 0.3 s with a load of 3.5 on two processors. Slurm kills what
+# still runs on a node that it takes back, and srun, and so the job, ends with that task's code 137.
+_STEP_END_S = 2.0
 _FROM_OUTSIDE = ("killed", "hang", "oom", "gpu", "network")  # causes that say nothing of the step
 _USAGE = 2  # a user's mistake, as in Synergy's own commands and argparse: another try says the same
 
@@ -140,6 +143,7 @@ class Restarts:
         self.leaves = False  # this node has left the run for good, by an order
         self._gone: set[int] = set()  # nodes whose loss has been answered, and those that left by an order
         self._leaving: set[int] = set()  # those that left by an order
+        self._leaving_at_s = float("-inf")  # when the launcher of one was there last, by `monotonic`
         self._order_before = 0  # the order that was followed before the one at which they left
         self.message = ""
         self.fault: Fault | None = None  # of the latest end, where it is known
@@ -156,13 +160,12 @@ class Restarts:
     def report(self) -> InPlace | None:
         """Return what reports say of the restarts; None where this launcher can't restart anything.
 
-        An order that nodes leave at counts as followed when their launchers are gone: then Slurm may have the nodes. The first node alone
-        follows orders: another one that reports because it is not connected promises none.
+        An order that nodes leave at counts as followed when their launchers are gone, and their tasks of the Slurm step: then Slurm may
+        have the nodes. The first node alone follows orders: another one that reports because it is not connected promises none.
         """
         if not self.can_restart or (self._is_follower and not self.report_part.order):
             return None
-        group = self.group
-        here = group is not None and any(peer.rank in self._leaving for peer in group.peers)
+        here = self._monotonic() < self._leaving_at_s + _STEP_END_S
         answered = self._growth if self._growth is not None and self._growth.is_answered else None
         return replace(
             self.report_part,
@@ -280,6 +283,8 @@ class Restarts:
         if self.memory is not None:
             self.memory.poll(self.group)
         self._watch_growth(self.group)
+        if any(peer.rank in self._leaving for peer in self.group.peers):
+            self._leaving_at_s = self._monotonic()
         if self._proposal is not None:
             proposal, self._proposal = self._proposal, None
             self.group.propose_batch(proposal)
@@ -561,7 +566,7 @@ class Restarts:
         other_ranks = set(range(len(group.members))) - remaining_ranks
         self._leaving = (self._leaving | (other_ranks - self._gone)) - remaining_ranks
         self._gone = (self._gone | other_ranks) - remaining_ranks
-        self._order_before = self.report_part.order
+        self._order_before, self._leaving_at_s = self.report_part.order, self._monotonic()
         group.lost_ranks = (group.lost_ranks | other_ranks) - remaining_ranks
         group.expected_ranks = remaining_ranks - {0}
         if (growth := self._growth) is not None and set(growth.names) & set(nodes):

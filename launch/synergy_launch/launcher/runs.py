@@ -6,10 +6,12 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 from synergy_core.records import Plan
@@ -158,11 +160,20 @@ def run_to_end(
     output.close()
     restarts.close(0.0 if guard.ending else LEAVE_S)
     alone = restarts.is_alone
+    if restarts.leaves:
+        _end_process(code)
     if restarts.group is not None:
         restarts.group.close()  # last: the first node takes it as the end of this one
     if alone:
         more_nodes.release(os.environ)
     return code
+
+
+def _end_process(code: int) -> NoReturn:
+    """End this process now. The kernel closes its connections then: the first node may not give this node back before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _make_restarts(

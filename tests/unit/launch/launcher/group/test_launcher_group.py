@@ -373,12 +373,16 @@ def test_nodes_leave_by_an_order_and_the_others_go_on(nodes: list[LauncherGroup]
     assert not leaver.guard.waits
     assert leaver.restarts.group is not None
     leaver.restarts.group.close()
+    assert first.restarts.report is not None and first.restarts.report.order == 0, (
+        "its task may still run: Slurm would kill it"
+    )
     for node in (first, third):
         assert (node.guard.plan, node.restarts.allocation.nodes) == (Plan(dp=4, global_batch=24), ("n1", "n3"))
     for _ in range(20):
         poll_until([first, third], lambda: True)
         assert not first.restarts.is_broken_elsewhere and not first.restarts.has_lost_node, "nobody is missed"
     assert first.restarts.can_restart and third.restarts.allocation.node_rank == 1
+    poll_until([first, third], lambda: first.restarts.report is not None and first.restarts.report.order == 1)
     first.restarts.hear(ReportAnswer(Plan(dp=2, global_batch=24), 2, nodes=("n1",)))
     poll_until([first, third], lambda: third.restarts.is_decided and first.restarts.is_decided)
     assert [node.restarts.begin_next_run(0, node.guard) for node in (first, third)] == [True, False]
