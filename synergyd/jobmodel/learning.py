@@ -28,8 +28,8 @@ from synergyd.jobmodel.model.step_time import step_time
 
 _CLIP = 20.0  # beyond this factor either the measurement or the prediction is broken
 _MIN_WEIGHT = 0.2
-_NOISE_WEIGHT = 0.2
-_NOISE_STEP = math.log(4)
+# most that one report changes the noise scale, a factor
+_NOISE_STEP = 4.0
 _KEPT = 16  # measured plans that a profile remembers
 _MOST_WEIGHT = 8  # reports of one plan that count, beside other plans
 _GRID = 0.02
@@ -54,9 +54,10 @@ def update_profile(
     time, memory = measured / predicted peak: each ratio is clipped to [1/20, 20] and its logarithm averaged, weight 1/(n+1) down
     to 0.2. The first measurement counts in full. After n of them the step is at most 3/n (at least 0.5) before weighting, so
     after six one odd report moves a correction by at most a tenth. Values that are missing, not finite or not positive are passed
-    over. Model, batches, resharding, rebatching and accepts are taken as reported, except for the parts of accepts that a single
-    GPU can't tell. What was measured with other kernels is forgotten. With the `shape` that it ran on, the plan and its step time
-    are remembered for `refine_figures`.
+    over. The noise scale is taken as reported, within a factor: the agent averages it over a hundred steps
+    (synergy_launch.batch.noise_scale), and it may double within a minute. Model, batches, resharding, rebatching and accepts are
+    taken as reported, except for the parts of accepts that a single GPU can't tell. What was measured with other kernels is
+    forgotten. With the `shape` that it ran on, the plan and its step time are remembered for `refine_figures`.
     """
     if is_changed(
         profile.kernels or UNKNOWN, report.kernels or UNKNOWN
@@ -76,8 +77,7 @@ def update_profile(
         if noise is None or not _positive(noise):
             noise = report.noise_scale
         else:
-            change = math.log(report.noise_scale) - math.log(noise)
-            noise *= math.exp(_NOISE_WEIGHT * max(-_NOISE_STEP, min(_NOISE_STEP, change)))
+            noise = max(noise / _NOISE_STEP, min(noise * _NOISE_STEP, report.noise_scale))
     batch = report.plan.global_batch if report.plan is not None and report.plan.global_batch > 0 else None
     return replace(
         profile,

@@ -188,3 +188,15 @@ def test_what_was_measured_with_other_kernels_is_forgotten() -> None:
     other = after(local, fused, 1.0)
     assert (other.kernels, other.samples, other.speed) == (fused, 1, 1.0)
     assert [m.step_s for m in other.measured] == [1.0]
+
+
+def test_the_noise_scale_is_that_of_the_latest_report_within_a_factor() -> None:
+    """Averaged once more it lags behind one that grows, and batch and size stay too small for minutes."""
+    report = Report(1, 0, 10, noise_scale=100.0)
+    profile = update_profile(Profile(), report, None, None)
+    for noise in (150.0, 250.0, 200.0):
+        profile = update_profile(profile, replace(report, noise_scale=noise), None, None)
+        assert profile.noise_scale == noise
+    odd = update_profile(profile, replace(report, noise_scale=1e9), None, None)
+    assert odd.noise_scale == 800.0, "one odd report is no rule"
+    assert update_profile(odd, replace(report, noise_scale=0.0), None, None).noise_scale == 800.0
