@@ -142,12 +142,13 @@ def rank(
     samples: int = 0,
     cells_only: bool = False,
     option: Exchange = EXACT,
+    present_batch: int | None = None,
 ) -> RankedPlans:
     """Return every fitting plan of `model` on `shapes` of GPU type `gpu`, with its goodput (sequences/s) at the best batch of the range.
 
     `speed` is a Profile's correction, `memory` what it says of peaks. With `cells_only`, plans that are not the best of their
     shape and pp may be left out, which saves time where the batch has a range. `option` is what the replicas exchange; its effect
-    on what an example is worth is not counted.
+    on what an example is worth is not counted. `present_batch`: at which the job has `noise_scale` (efficiency.noise_scale_at).
     """
     candidates = enumerate_plans(model, gpu, shapes, limits, memory)
     if option != EXACT:
@@ -164,7 +165,7 @@ def rank(
         times = made_of.step(candidates.plans)
     step_s = times.total / speed
     throughput = candidates.plans.global_batch / step_s
-    good, share = goodput(throughput, candidates.plans.global_batch, noise_scale, least)
+    good, share = goodput(throughput, candidates.plans.global_batch, noise_scale, least, present_batch)
     sigma = uncertainty(gpu.uncertainty, samples)
     return RankedPlans(
         shapes=tuple(shapes),

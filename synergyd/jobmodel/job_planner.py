@@ -322,7 +322,8 @@ class JobPlanner:
                 option=option,
             )
         memory = self._memory(gpu_type)
-        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), memory, option)
+        present = None if noise is None else self._batch()
+        best = _best_cells(model, gpu, tuple(shapes), limits, noise, self._smallest_batch(), memory, option, present)
         on_type = any(m.shape.gpu_type == gpu_type for m in profile.measured)
         if samples and not on_type:  # reports of which no plan is known
             sigmas = (uncertainty(gpu.uncertainty, samples),) * len(best)
@@ -386,6 +387,7 @@ def _best_cells(
     smallest_batch: int,
     memory: MemoryBelief,
     option: Exchange,
+    present_batch: int | None,
 ) -> tuple[Cell, ...]:
     """Return the best Cell of every shape and pipeline degree, all replicas exchanging by `option`, at speed 1.
 
@@ -404,6 +406,7 @@ def _best_cells(
             memory=memory,
             cells_only=True,
             option=option,
+            present_batch=present_batch,
         )
         result += ranked.best_cells()
     return tuple(result)

@@ -72,7 +72,7 @@ def cells(
     sync_s = np.minimum(fit.model.sync_s(gpu, counts[1:], option) / speed, step_s)
     batch = counts[3] * counts[4] * counts[5]
     rate = batch / step_s
-    good, share = goodput(rate, batch, noise_scale, smallest_batch)
+    good, share = goodput(rate, batch, noise_scale, smallest_batch, present_batch)
     best: dict[int, int] = {}
     for row, index in enumerate(counts[0].tolist()):
         if index not in best or good[row] > good[best[index]]:

@@ -10,6 +10,8 @@ from synergy_core.rates import equivalent_sequences
 from synergy_core.recompute import keeps_as_much
 from synergy_core.records import Cell, Job, JobState, Plan
 
+from synergyd.jobmodel.model.efficiency import efficiency_at
+
 GAIN = 1.05  # predicted over measured goodput from which a change is worth its trouble
 
 
@@ -48,7 +50,6 @@ def better_batch(job: Job, report: Report | None, cells: Iterable[Cell], noise_s
     if beyond:
         return best.plan if limits[0] <= best.plan.global_batch <= limits[1] else None
     now = equivalent_sequences(limits[0], plan.global_batch, noise_scale) / report.step_s if report.step_s else 0.0
-    if plan.exchange != "exact":  # the worth of an example is the same at both batches
-        batch = best.plan.global_batch
-        now *= best.efficiency * batch / equivalent_sequences(limits[0], batch, noise_scale)
+    if plan.exchange != "exact" and noise_scale:  # the worth of an example is the same at both batches
+        now *= best.efficiency / efficiency_at(best.plan.global_batch, noise_scale, plan.global_batch, limits[0])
     return None if best.goodput < GAIN * now else best.plan
