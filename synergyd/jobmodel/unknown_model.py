@@ -191,8 +191,8 @@ def _all_splits(replicas: int, most: int, limits: PlanLimits) -> tuple[tuple[int
 def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[tuple[int, int]]:
     """Return the (micro-batch, passes) whose batch is in the range and next to `batch`, in as few passes as `most` samples at once allow.
 
-    A fixed batch or micro-batch is kept exactly, and so is the unit of a batch. Other micro-batches are those of which kernels
-    are made, or `most`.
+    A fixed batch or micro-batch is kept exactly, and so is the unit of a batch. Other micro-batches are those that kernels are
+    made for, or `most`, unless the range has none.
     """
     if limits.batch_unit > 1 and limits.batch_unit % replicas:
         return []
@@ -205,9 +205,9 @@ def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[
         return [(micro, whole // (replicas * micro))]
     passes = max(1, -(-round(batch) // (replicas * most)))
     share = batch / (replicas * passes)
-    unit = 2 ** min(_ALIGNED_BITS, int(math.log2(max(share, 1.0))))
-    return [
-        (micro, passes)
-        for micro in {math.floor(share / unit) * unit, min(most, math.ceil(share / unit) * unit)}
-        if 1 <= micro <= most and limits.low <= replicas * micro * passes <= limits.high
-    ]
+    for unit in (2 ** min(_ALIGNED_BITS, int(math.log2(max(share, 1.0)))), 1):
+        micros = {math.floor(share / unit) * unit, min(most, math.ceil(share / unit) * unit)}
+        splits = [(m, passes) for m in micros if m and limits.low <= replicas * m * passes <= limits.high]
+        if splits:
+            return splits
+    return []

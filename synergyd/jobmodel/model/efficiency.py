@@ -25,11 +25,11 @@ def efficiency(batch: Ints | Floats, noise_scale: float | Floats, smallest: floa
 def noise_scale_at(batch: Ints | Floats, noise_scale: float, present: float, smallest: float) -> Floats:
     """Return the noise scale, in sequences, that a job is expected to have at each `batch`: at its `present` one it has `noise_scale`.
 
-    The noise scale is inverse to the temperature of SGD, rate / batch (McCandlish et al. 2018, section 2.2 and appendix C). The rate
-    grows with AdaScale's gain M/M0 EFF(M) (synergy_core.rates), which is less than the batch does, so phi(M) EFF(M) is one number c:
-    phi^2 + (M0 - c) phi - c M = 0. Without that, a job that runs at a small batch finds large ones less useful than they are, and stays
-    there. Error of EFF at larger batches of Pollux's five applications, RMS, with one phi and with this: imagenet 0.155, 0.124; cifar10
-    0.181, 0.108; bert 0.154, 0.117; deepspeech2 0.161, 0.081; yolov3 0.069, 0.117.
+    The noise scale is inverse to the temperature of SGD, rate / batch (McCandlish et al. 2018, appendix C). The rate grows with
+    AdaScale's gain M/M0 EFF(M) (synergy_core.rates), which is less than the batch does, so phi(M) EFF(M) is one number c:
+    phi^2 + (M0 - c) phi - c M = 0. Without that, a job that runs at a small batch finds large ones less useful than they are, and
+    stays there. Error of EFF at larger batches of Pollux's five applications, RMS, with one phi and with this: imagenet 0.155, 0.124;
+    cifar10 0.181, 0.108; bert 0.154, 0.117; deepspeech2 0.161, 0.081; yolov3 0.069, 0.117 (benchmark noise_at_batches).
     """
     constant = noise_scale * float(efficiency(np.asarray(present), noise_scale, smallest))
     half, product = (constant - smallest) / 2, constant * np.asarray(batch, dtype=np.float64)

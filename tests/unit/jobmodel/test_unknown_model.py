@@ -100,3 +100,12 @@ def test_micro_batches_of_a_free_batch_are_those_of_which_kernels_are_made(most:
         seen |= {cell.plan.micro_batch for cell in JobPlanner(job, profile, None, {}).cells(cluster)}
     assert seen
     assert all(micro in (1, 2, 4, most) or micro % 8 == 0 for micro in seen), sorted(seen)
+
+
+def test_a_narrow_range_is_used_whatever_kernels_are_made_for() -> None:
+    job = replace(made(1, 1), directive=Directive(global_batch=(20, 22), max_micro_batch=64), asked=Shape("a40", 1, 1))
+    cluster = Cluster((Node("n1", "a40", 2),))
+    for noise in (None, 500.0):
+        cells = JobPlanner(job, Profile(noise_scale=noise, global_batch=20), None, {}).cells(cluster)
+        assert {cell.shape.gpus for cell in cells} == {1, 2}
+        assert all(20 <= cell.plan.global_batch <= 22 for cell in cells)
