@@ -27,7 +27,7 @@ from synergyd.jobmodel.plan_limits import PlanLimits, divisors
 _SPAN = 2.0
 # Micro-batches of a free batch are multiples of 8, smaller ones powers of two. Tensor cores' kernels take dimensions that are multiples of
 # 8 at half precision and pad others (NVIDIA, "Tensor Core DL Performance Guide", GTC 2019, S9926). The formula does not know that.
-_ALIGNED_BITS = 3
+_ALIGNED = 8
 # ((GPUs, nodes, replicas, micro-batch, passes), log(predicted / measured)) of a step that was measured
 _Residual = tuple[tuple[int, int, int, int, int], float]
 
@@ -205,7 +205,7 @@ def _splits(batch: float, replicas: int, most: int, limits: PlanLimits) -> list[
         return [(micro, whole // (replicas * micro))]
     passes = max(1, -(-round(batch) // (replicas * most)))
     share = batch / (replicas * passes)
-    for unit in (2 ** min(_ALIGNED_BITS, int(math.log2(max(share, 1.0)))), 1):
+    for unit in (largest_divisor(_ALIGNED, max(1, int(share))), 1):
         micros = {math.floor(share / unit) * unit, min(most, math.ceil(share / unit) * unit)}
         splits = [(m, passes) for m in micros if m and limits.low <= replicas * m * passes <= limits.high]
         if splits:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from synergy_core.records import (
 from synergyd.jobmodel.job_planner import JobPlanner
 from synergyd.jobmodel.learning import update_profile
 from synergyd.jobmodel.model.arrays import from_plans
-from synergyd.jobmodel.model.efficiency import efficiency_at
 from synergyd.jobmodel.model.hardware import figures, with_kernels
 from synergyd.jobmodel.model.memory import peak_memory
 from synergyd.jobmodel.model.spec import load_model
@@ -176,7 +176,9 @@ def test_the_batch_moves_only_with_a_noise_scale_and_inside_the_range() -> None:
     assert len({c.plan.global_batch for c in moved}) > 1
     for cell in moved:
         assert 32 <= cell.plan.global_batch <= 512
-        assert cell.efficiency == pytest.approx(efficiency_at(cell.plan.global_batch, 5000.0, 32, 32))
+        # phi (phi + 32) / (phi + M) is 5000 at all batches, as at 32
+        phi = max(np.roots([1, 32 - 5000, -5000 * cell.plan.global_batch]))
+        assert cell.efficiency == pytest.approx((phi + 32) / (phi + cell.plan.global_batch))
     fixed = task(replace(job(), directive=Directive()), Profile(noise_scale=5000.0, global_batch=48)).cells(MIXED)
     assert {c.plan.global_batch for c in fixed} == {48} and {c.efficiency for c in fixed} == {1.0}
 

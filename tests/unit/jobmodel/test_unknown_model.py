@@ -88,8 +88,8 @@ def test_an_exchange_that_was_not_measured_is_off_by_as_much_as_the_exact_one() 
     )
 
 
-@pytest.mark.parametrize("most", [8, 12, 200])
-def test_micro_batches_of_a_free_batch_are_those_of_which_kernels_are_made(most: int) -> None:
+@pytest.mark.parametrize(("most", "some"), [(8, {8}), (12, {8, 12}), (200, {8, 16, 64})])
+def test_micro_batches_of_a_free_batch_are_those_of_which_kernels_are_made(most: int, some: set[int]) -> None:
     """Seven samples take longer than eight on many GPUs, and the formula finds seven as good: a job would stay there."""
     directive = Directive(global_batch=(8, 512), max_micro_batch=most)
     job = replace(made(1, 4), directive=directive, shape=Shape("a40", 1, 4), asked=Shape("a40", 1, 4))
@@ -98,7 +98,7 @@ def test_micro_batches_of_a_free_batch_are_those_of_which_kernels_are_made(most:
     for noise in (1.0, 30.0, 130.0, 300.0, 1000.0, 1e5):
         profile = Profile(noise_scale=noise, global_batch=8)
         seen |= {cell.plan.micro_batch for cell in JobPlanner(job, profile, None, {}).cells(cluster)}
-    assert seen
+    assert some <= seen
     assert all(micro in (1, 2, 4, most) or micro % 8 == 0 for micro in seen), sorted(seen)
 
 
